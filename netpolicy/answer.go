@@ -107,7 +107,8 @@ func (x *exchange) upgrade(resp *http.Response) error {
 	outside, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || !x.socket || !isWebSocket(resp.Header) {
 		resp.Body.Close()
-		return unreached("request to "+x.f.decision.Host, errors.New("the server switched to a protocol that the client did not request"))
+		return unreached("request to "+x.f.decision.Host,
+			errors.New("the server switched to a protocol that the client did not request"))
 	}
 	header := endToEnd(resp.Header)
 	x.mask.header(header)

@@ -31,7 +31,8 @@ func BenchmarkLatency(b *testing.B) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") }))
 	defer s.Close()
 	port, tcp := portOf(b, s), echo(b)
-	w := newWorld(b, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{port}}, Rule{Host: "a.test", Protocol: TCP, Ports: []int{tcp}})
+	w := newWorld(b, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{port}},
+		Rule{Host: "a.test", Protocol: TCP, Ports: []int{tcp}})
 	get := func(c *http.Client, url string) {
 		resp, err := c.Get(url)
 		if err != nil {

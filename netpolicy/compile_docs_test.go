@@ -30,7 +30,8 @@ func TestDocs(t *testing.T) {
 		all.Within(none, parseWants("CONNECT example.com|443")).Reason,
 		(&Guard{}).Check("db.internal", netip.MustParseAddr("10.1.2.3")).Error(),
 	}
-	for _, want := range []string{"CONNECT example.com|443", "CONNECT 8.8.8.8|53", "POST api.example.com|80 /v1/x", "CONNECT api.example.com|443", "CONNECT upload.pypi.org|443", "CONNECT 127.1|443"} {
+	for _, want := range []string{"CONNECT example.com|443", "CONNECT 8.8.8.8|53", "POST api.example.com|80 /v1/x",
+		"CONNECT api.example.com|443", "CONNECT upload.pypi.org|443", "CONNECT 127.1|443"} {
 		said = append(said, r.Decide(parseWants(want)).Reason)
 	}
 	for _, line := range said {

@@ -34,7 +34,8 @@ func TestCompileNamesTheField(t *testing.T) {
 		{Rule{Host: "a.com", Ports: make([]int, MaxPorts+1)}, "ports", "the maximum"},
 		{Rule{Host: "a.com", Paths: []string{"/x"}}, "paths", "cannot be checked inside TLS: use protocol http or https"},
 		{Rule{Host: "a.com", Paths: []string{"/x"}, Deny: true}, "paths", "use protocol http or https"},
-		{Rule{Host: "a.com", Methods: []string{"GET"}, Protocol: TCP, Ports: []int{1}}, "methods", "use protocol http or https"},
+		{Rule{Host: "a.com", Methods: []string{"GET"}, Protocol: TCP, Ports: []int{1}}, "methods",
+			"use protocol http or https"},
 		{Rule{Host: "a.com", Methods: []string{"GE T"}, Protocol: HTTP}, "methods", "such as GET"},
 		{Rule{Host: "a.com", Methods: []string{"connect"}, Protocol: HTTP}, "methods", "tunnel"},
 		{Rule{Host: "a.com", Methods: many(MaxMethods + 1), Protocol: HTTP}, "methods", "the maximum"},
@@ -54,10 +55,12 @@ func TestCompileNamesTheField(t *testing.T) {
 			t.Errorf("%+v: %v, not %s ... %s", c.rule, err, c.field, c.says)
 		}
 	}
-	if _, err := Compile(make([]Rule, MaxRules+1)); err == nil || !strings.HasPrefix(err.Error(), "egress.rules has 257 rules") {
+	if _, err := Compile(make([]Rule, MaxRules+1)); err == nil ||
+		!strings.HasPrefix(err.Error(), "egress.rules has 257 rules") {
 		t.Error(err)
 	}
-	long := Rule{Host: "a.com", Protocol: HTTP, Paths: slices.Repeat([]string{"/" + strings.Repeat("a", MaxPath-1)}, MaxPaths)}
+	long := Rule{Host: "a.com", Protocol: HTTP,
+		Paths: slices.Repeat([]string{"/" + strings.Repeat("a", MaxPath-1)}, MaxPaths)}
 	if _, err := Compile([]Rule{long}); err == nil || !strings.HasPrefix(err.Error(), "egress.rules has 131077 bytes") {
 		t.Error(err)
 	}

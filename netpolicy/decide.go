@@ -337,13 +337,15 @@ func (a *query) refusal(r *Rules, v verdict, by ruleSource) Decision {
 func (a *query) nearMissReason(where string, v verdict, one *rule) string {
 	switch {
 	case a.tunnel && one.protocols == viaHTTPS:
-		return fmt.Sprintf("no rule allows a tunnel to %s: %s, so use http://%s/ without TLS, or add a rule with tls", where, one.summary, a.host)
+		return fmt.Sprintf("no rule allows a tunnel to %s: %s, so use http://%s/ without TLS, or add a rule with tls", where,
+			one.summary, a.host)
 	case a.tunnel || one.protocols&(viaHTTP|viaHTTPS) == 0:
 		return fmt.Sprintf("no rule allows %s%s: %s only", where, v.withProtocol(), one.summary)
 	case a.pathErr != nil && len(one.paths) > 0:
 		return fmt.Sprintf("no rule allows the path %s at %s: %v", quoted(a.raw), where, a.pathErr)
 	case one.protocols == v.wantProtocol || v.wantProtocol == viaHTTP:
-		return fmt.Sprintf("no rule allows %s of %s at %s: %s for other methods or paths", a.method, quoted(a.raw), where, one.summary)
+		return fmt.Sprintf("no rule allows %s of %s at %s: %s for other methods or paths", a.method, quoted(a.raw), where,
+			one.summary)
 	}
 	return fmt.Sprintf("no rule allows %s%s: %s only", where, v.withProtocol(), one.summary)
 }

@@ -50,7 +50,8 @@ func (c *choices) rules() []Rule {
 }
 
 func (c *choices) want() Want {
-	w := Want{Host: c.pick("a.com", "b.a.com", "c.b.a.com", "8.8.8.8", "x.org", "a.com@b.com"), Port: []int{443, 80, 8443}[c.of(3)]}
+	w := Want{Host: c.pick("a.com", "b.a.com", "c.b.a.com", "8.8.8.8", "x.org", "a.com@b.com"),
+		Port: []int{443, 80, 8443}[c.of(3)]}
 	if w.Tunnel = c.of(2) == 0; !w.Tunnel {
 		w.Method = c.pick("GET", "POST", "get")
 		w.Path = c.pick("/x", "/v1/a", "/", "/v1/../x", "/X/")
@@ -112,7 +113,8 @@ func checkRules(t *testing.T, r *Rules, d Decision, w Want) {
 		switch {
 		case i == d.Rule && (one.deny || !matches || !slices.Contains(one.ports, uint16(d.Port))):
 			t.Fatal(at)
-		case one.deny && matches && carried && !one.hasRequestFilter() && (len(one.ports) == 0 || slices.Contains(one.ports, uint16(d.Port))):
+		case one.deny && matches && carried && !one.hasRequestFilter() &&
+			(len(one.ports) == 0 || slices.Contains(one.ports, uint16(d.Port))):
 			t.Fatal(at + " and should be denied")
 		}
 	}
@@ -123,7 +125,8 @@ func BenchmarkDecide(b *testing.B) {
 	for i := range MaxRules - 4 {
 		rules = append(rules, Rule{Host: fmt.Sprintf("host%d.example.com", i)})
 	}
-	rules = append(rules, parseRules(b, "http *.api.example.org GET,POST /v1/* /v2/*\ndeny *.evil.org\ndeny 198.51.100.0/24\n*")...)
+	rules = append(rules, parseRules(b,
+		"http *.api.example.org GET,POST /v1/* /v2/*\ndeny *.evil.org\ndeny 198.51.100.0/24\n*")...)
 	r, err := Compile(rules)
 	if err != nil {
 		b.Fatal(err)

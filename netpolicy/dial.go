@@ -19,7 +19,8 @@ func (g *Gateway) checkAddress(host string, a netip.Addr) error {
 		return err
 	}
 	if g.isOwn(a) && !g.guard.hasException(host, a, false) {
-		return fmt.Errorf("%s is at %s, an address of this machine: an operator can allow it in egress.private with the host and a range", host, a)
+		return fmt.Errorf("%s is at %s, an address of this machine: an operator can allow it in egress.private with the "+
+			"host and a range", host, a)
 	}
 	return nil
 }

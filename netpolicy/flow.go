@@ -207,7 +207,8 @@ func (f *flow) end(err error) {
 	d := f.decision
 	c := Connection{
 		Time: f.begun, Duration: time.Since(f.begun), Session: f.s.name,
-		Host: truncate(d.Host), Port: f.want.Port, Protocol: d.Protocol, Method: truncate(f.want.Method), Path: truncate(f.want.Path),
+		Host: truncate(d.Host), Port: f.want.Port, Protocol: d.Protocol, Method: truncate(f.want.Method),
+		Path:    truncate(f.want.Path),
 		Allowed: d.Allowed, Reason: d.Reason, Sent: f.sent.Load(), Received: f.received.Load(),
 	}
 	if c.Host == "" {

@@ -44,7 +44,8 @@ func NewGuard(private []Private) (*Guard, error) {
 			case err != nil:
 				return nil, invalid(fmt.Sprintf("%s.hosts[%d]", field, j), "%v", err)
 			case one.kind == anyName:
-				return nil, invalid(fmt.Sprintf("%s.hosts[%d]", field, j), "is \"*\": name the hosts, because any domain owner could point a name at the range")
+				return nil, invalid(fmt.Sprintf("%s.hosts[%d]", field, j),
+					"is \"*\": name the hosts, because any domain owner could point a name at the range")
 			}
 			e.hosts = append(e.hosts, one)
 		}
@@ -72,9 +73,11 @@ func (g *Guard) Check(host string, a netip.Addr) error {
 		return nil
 	}
 	if metadata {
-		return fmt.Errorf("%s is at %s, %s: an operator can allow it in egress.private with the host and exactly the range %s/%d", host, a, why, a, a.BitLen())
+		return fmt.Errorf("%s is at %s, %s: an operator can allow it in egress.private with the host and exactly the "+
+			"range %s/%d", host, a, why, a, a.BitLen())
 	}
-	return fmt.Errorf("%s is at %s, %s: an operator can allow it in egress.private with the host and a range", host, a, why)
+	return fmt.Errorf("%s is at %s, %s: an operator can allow it in egress.private with the host and a range", host, a,
+		why)
 }
 
 // hasException reports whether an exception covers a host and an address. For an address that

@@ -52,10 +52,14 @@ func TestGuardExceptions(t *testing.T) {
 		host, addr string
 		ok         bool
 	}{
-		{"db.internal", "10.1.2.3", true}, {"db.internal", "::ffff:10.1.2.3", true}, {"a.b.svc", "10.1.2.3", true}, {"db.internal", "::1", true}, {"db.internal", "169.254.1.1", true},
-		{"db.internal", "10.2.0.1", false}, {"svc", "10.1.2.3", false}, {"other", "10.1.2.3", false}, {"db.internal", "169.254.169.254", false}, {"db.internal", "127.0.0.1", false},
-		{"meta.internal", "169.254.169.254", true}, {"meta.internal", "169.254.169.253", false}, {"meta.internal", "64:ff9b::a9fe:a9fe", false},
-		{"v6only.net", "64:ff9b::8.8.8.8", true}, {"v6only.net", "64:ff9b::10.2.0.1", true}, {"v6only.net", "64:ff9b::10.3.0.1", false}, {"v6only.net", "64:ff9b::a9fe:a9fe", false},
+		{"db.internal", "10.1.2.3", true}, {"db.internal", "::ffff:10.1.2.3", true}, {"a.b.svc", "10.1.2.3", true},
+		{"db.internal", "::1", true}, {"db.internal", "169.254.1.1", true},
+		{"db.internal", "10.2.0.1", false}, {"svc", "10.1.2.3", false}, {"other", "10.1.2.3", false},
+		{"db.internal", "169.254.169.254", false}, {"db.internal", "127.0.0.1", false},
+		{"meta.internal", "169.254.169.254", true}, {"meta.internal", "169.254.169.253", false},
+		{"meta.internal", "64:ff9b::a9fe:a9fe", false},
+		{"v6only.net", "64:ff9b::8.8.8.8", true}, {"v6only.net", "64:ff9b::10.2.0.1", true},
+		{"v6only.net", "64:ff9b::10.3.0.1", false}, {"v6only.net", "64:ff9b::a9fe:a9fe", false},
 		{"10.3.0.1", "10.3.0.1", true}, {"10.3.0.2", "10.3.0.2", false},
 	} {
 		if err := g.Check(c.host, netip.MustParseAddr(c.addr)); (err == nil) != c.ok {

@@ -56,7 +56,8 @@ func name(s string) []byte { return append([]byte{0}, vector(2, []byte(s))...) }
 
 // madeHello returns a minimal ClientHello with these extensions.
 func madeHello(extensions ...[]byte) []byte {
-	body := slices.Concat([]byte{3, 3}, make([]byte, 32), []byte{0}, vector(2, []byte{0x13, 1}), []byte{1, 0}, vector(2, extensions...))
+	body := slices.Concat([]byte{3, 3}, make([]byte, 32), []byte{0}, vector(2, []byte{0x13, 1}), []byte{1, 0},
+		vector(2, extensions...))
 	message := append([]byte{1}, vector(3, body)...)
 	return append([]byte{22, 3, 1}, vector(2, message)...)
 }
@@ -75,7 +76,8 @@ func feed(b []byte) (name string, ech bool, read int, err error) {
 
 func TestParseHello(t *testing.T) {
 	whole := realHello(t, "Example.COM")
-	for _, b := range [][]byte{whole, split(whole, 1), split(whole, 3), split(whole, 100), append(slices.Clip(whole), "more"...), realHello(t, "example.com"), madeHello(names(name("example.com")))} {
+	for _, b := range [][]byte{whole, split(whole, 1), split(whole, 3), split(whole, 100),
+		append(slices.Clip(whole), "more"...), realHello(t, "example.com"), madeHello(names(name("example.com")))} {
 		got, ech, need, err := ParseHello(b)
 		if got != "example.com" || ech || need != 0 || err != nil {
 			t.Errorf("%q %v %d %v", got, ech, need, err)
@@ -134,7 +136,8 @@ func TestParseHelloRefuses(t *testing.T) {
 		"nothing but the header": {[]byte{22, 3, 1, 0, 4, 1, 0, 0, 0}, "malformed", nil},
 	} {
 		_, ech, need, err := ParseHello(c.b)
-		if err == nil || need != 0 || !strings.Contains(err.Error(), c.says) || c.is != nil && !errors.Is(err, c.is) || ech != errors.Is(err, ErrECH) {
+		if err == nil || need != 0 || !strings.Contains(err.Error(), c.says) || c.is != nil && !errors.Is(err, c.is) ||
+			ech != errors.Is(err, ErrECH) {
 			t.Errorf("%s: %v, %d more, %v", about, ech, need, err)
 		}
 	}
@@ -165,7 +168,8 @@ func FuzzHello(f *testing.F) {
 			t.Fatalf("at once %q %v %v; piece by piece %q %v %v", name, ech, err, slow, slowECH, slowErr)
 		}
 		size, bad := recordSize(b)
-		if need > 0 || err != nil || bad != nil || n == 0 || len(b) != recordHeader+size || size/int(n)*(int(n)+recordHeader) > MaxHello-1000 {
+		if need > 0 || err != nil || bad != nil || n == 0 || len(b) != recordHeader+size ||
+			size/int(n)*(int(n)+recordHeader) > MaxHello-1000 {
 			return
 		}
 		if again, _, _, err := ParseHello(split(b, int(n))); again != name || err != nil {

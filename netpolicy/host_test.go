@@ -37,7 +37,8 @@ func TestCanonicalHost(t *testing.T) {
 		"256.1.1.1": "!", "example.123": "!", "a.0xff": "!", "01.2.3.4": "!", "1.2.3.4..": "!",
 		"[example.com]": "!", "[127.0.0.1]": "!", "[::1": "!", "::1]": "!", "[::1]:80": "!", "[[::1]]": "!", ":": "!",
 		"-a.com": "!", "a-.com": "!", label + "a.com": "!", strings.Repeat("a.", 128): "!", strings.Repeat("a", 5000): "!",
-		"a*b.com": "!", "*": "!", "a,b": "!", "xn--a.com": "!", "xn--.com": "!", "℀.com": "!", "a\xff.com": "!", "a\u200bb\u2028.com": "!",
+		"a*b.com": "!", "*": "!", "a,b": "!", "xn--a.com": "!", "xn--.com": "!", "℀.com": "!", "a\xff.com": "!",
+		"a\u200bb\u2028.com":            "!",
 		strings.Repeat("a.", 126) + "a": strings.Repeat("a.", 126) + "a",
 	} {
 		got, addr, err := CanonicalHost(in)
@@ -59,7 +60,8 @@ func TestCanonicalHost(t *testing.T) {
 // FuzzHost checks that each valid host has one form, and that text that netip parses as an address
 // is that address or invalid.
 func FuzzHost(f *testing.F) {
-	for _, s := range []string{"example.com", "Bücher.example.", "127.0.0.1", "::ffff:1.2.3.4", "[::1]", "0x7f.1", "a_b.c", "xn--bcher-kva", "１２７.1"} {
+	for _, s := range []string{"example.com", "Bücher.example.", "127.0.0.1", "::ffff:1.2.3.4", "[::1]", "0x7f.1", "a_b.c",
+		"xn--bcher-kva", "１２７.1"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

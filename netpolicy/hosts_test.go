@@ -20,7 +20,8 @@ func (noNames) LookupNetIP(context.Context, string, string) ([]netip.Addr, error
 
 func TestHostsFileHasPriority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
-	text := "# 192.0.2.1 commented.test\n192.0.2.2\tone.test One-Alias.test. # a comment\n2001:db8::2 one.test\nfe80::1%eth0 zone.test\nnonsense broken.test\n192.0.2.3\n"
+	text := "# 192.0.2.1 commented.test\n192.0.2.2\tone.test One-Alias.test. # a comment\n2001:db8::2 " +
+		"one.test\nfe80::1%eth0 zone.test\nnonsense broken.test\n192.0.2.3\n"
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,8 @@ func TestManyTunnelsCostLittle(t *testing.T) {
 	const many = 500
 	port := echo(t)
 	// The machine may be slow, and this test is not about the time of a connect.
-	w := newWorld(t, Options{Limits: Limits{HeaderTime: 6 * soon, DialTime: 6 * soon}}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
+	w := newWorld(t, Options{Limits: Limits{HeaderTime: 6 * soon, DialTime: 6 * soon}}, SessionOptions{},
+		Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
 	heap := func() (int64, int) {
 		runtime.GC()
 		runtime.GC()
@@ -51,7 +52,8 @@ func TestManyTunnelsCostLittle(t *testing.T) {
 		return
 	}
 	during, each := heap()
-	t.Logf("%d tunnels: %d KiB and %.1f goroutines each, the test's own among them", many, (during-before)/many>>10, float64(each-routines)/many)
+	t.Logf("%d tunnels: %d KiB and %.1f goroutines each, the test's own among them", many, (during-before)/many>>10,
+		float64(each-routines)/many)
 	if during-before > many*128<<10 {
 		t.Errorf("%d tunnels take %d MiB", many, (during-before)>>20)
 	}
@@ -94,7 +96,8 @@ func TestConnectionsToServersAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stalled.Close()
-	w := newWorld(t, Options{Resolver: everywhere{}, Roots: roots, Limits: Limits{DialTime: time.Minute}}, SessionOptions{},
+	w := newWorld(t, Options{Resolver: everywhere{}, Roots: roots, Limits: Limits{DialTime: time.Minute}},
+		SessionOptions{},
 		Rule{Host: "*.test", Protocol: HTTPS, Ports: []int{portOf(t, srv)}},
 		Rule{Host: "stalled.test", Protocol: HTTPS, Ports: []int{stalled.Addr().(*net.TCPAddr).Port}})
 	nc := w.dial()

@@ -49,7 +49,8 @@ func TestMaskHidesCredentialsInWholeAnswer(t *testing.T) {
 			}
 			port := hostileEcho(t, answers)
 			secret := Secret{Name: "api", Hosts: []string{"secret.test"}, Header: "Authorization", Value: "Bearer " + token}
-			w := newWorld(t, Options{}, SessionOptions{Secrets: []Secret{secret}}, Rule{Host: "*", Protocol: HTTP, Ports: []int{port}})
+			w := newWorld(t, Options{}, SessionOptions{Secrets: []Secret{secret}},
+				Rule{Host: "*", Protocol: HTTP, Ports: []int{port}})
 			n := 0
 			for path := range answers {
 				more := "Connection: close\r\n"
@@ -81,10 +82,13 @@ func holds(text, token string) bool {
 }
 
 func TestMaskKeepsOtherTrailers(t *testing.T) {
-	port := hostileEcho(t, map[string]string{"/": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-TOKEN, X-Sum\r\n\r\n5\r\nhello\r\n0\r\nX-TOKEN: TOKEN\r\nX-Sum: 7\r\nOrchestrator-Refusal: denied\r\n\r\n"})
+	port := hostileEcho(t, map[string]string{"/": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-TOKEN, " +
+		"X-Sum\r\n\r\n5\r\nhello\r\n0\r\nX-TOKEN: TOKEN\r\nX-Sum: 7\r\nOrchestrator-Refusal: denied\r\n\r\n"})
 	secret := Secret{Name: "api", Hosts: []string{"secret.test"}, Header: "Authorization", Value: "Bearer s3cr3t-t0ken"}
-	w := newWorld(t, Options{}, SessionOptions{Secrets: []Secret{secret}}, Rule{Host: "*", Protocol: HTTP, Ports: []int{port}})
-	got := w.say(fmt.Sprintf("GET http://secret.test:%d/ HTTP/1.1\r\nHost: secret.test\r\nConnection: close\r\n\r\n", port))
+	w := newWorld(t, Options{}, SessionOptions{Secrets: []Secret{secret}},
+		Rule{Host: "*", Protocol: HTTP, Ports: []int{port}})
+	got := w.say(fmt.Sprintf("GET http://secret.test:%d/ HTTP/1.1\r\nHost: secret.test\r\nConnection: close\r\n\r\n",
+		port))
 	res, err := http.ReadResponse(bufio.NewReader(strings.NewReader(got)), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +98,8 @@ func TestMaskKeepsOtherTrailers(t *testing.T) {
 		t.Fatal(err)
 	}
 	stars := strings.Repeat("*", len("s3cr3t-t0ken"))
-	if body.String() != "hello" || res.Trailer.Get("X-Sum") != "7" || res.Trailer.Get("X-"+stars) != stars || res.Trailer.Get(RefusalHeader) != "" {
+	if body.String() != "hello" || res.Trailer.Get("X-Sum") != "7" || res.Trailer.Get("X-"+stars) != stars ||
+		res.Trailer.Get(RefusalHeader) != "" {
 		t.Errorf("answer %q, trailer %v", got, res.Trailer)
 	}
 }

@@ -65,7 +65,9 @@ func newServer(g *Gateway) *http.Server {
 				c.idle.Store(true)
 			case http.StateClosed:
 				if c.pendingBytes.Load() {
-					c.s.recordInvalid(c.begun, fmt.Sprintf("invalid request: not HTTP, more than %d bytes of header, or not complete within %s", maxHeader, l.HeaderTime))
+					c.s.recordInvalid(c.begun,
+						fmt.Sprintf("invalid request: not HTTP, more than %d bytes of header, or not complete within %s", maxHeader,
+							l.HeaderTime))
 				}
 				close(c.closed) // the server's last action
 			}
@@ -104,7 +106,8 @@ func (c *client) refuse(w http.ResponseWriter, r *http.Request, no *refusal) {
 	method := r.Method
 	c.afterServer <- func() {
 		body := no.reason + "\n"
-		head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n%s: %s\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
+		head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n%s: "+
+			"%s\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
 			no.status, no.reason, len(body), RefusalHeader, no.kind())
 		if method == http.MethodHead {
 			body = ""

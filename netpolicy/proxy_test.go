@@ -23,7 +23,9 @@ func (w *world) refuses(t *testing.T, n int, c attempt) {
 	if !strings.HasPrefix(got, c.begins) || c.begins == "" && got != "" {
 		t.Errorf("%s: answered %.100q, want %q", what, got, c.begins)
 	}
-	if line.Allowed && !strings.HasPrefix(c.begins, "HTTP/1.1 50") && c.begins != "\x05\x00\x05\x04" && c.begins != "\x05\x00\x05\x05" || line.Reason == "" || strings.ContainsAny(line.Reason+line.Host+line.Path, "\r\n\x00") {
+	if line.Allowed && !strings.HasPrefix(c.begins, "HTTP/1.1 50") && c.begins != "\x05\x00\x05\x04" &&
+		c.begins != "\x05\x00\x05\x05" || line.Reason == "" ||
+		strings.ContainsAny(line.Reason+line.Host+line.Path, "\r\n\x00") {
 		t.Errorf("%s: audited %+v", what, line)
 	}
 	wantText(t, what+" in the audit", line.Reason, c.reason)
@@ -37,13 +39,16 @@ func (w *world) refuses(t *testing.T, n int, c attempt) {
 func TestProxyRefusesWithReason(t *testing.T) {
 	o := Options{
 		Resolver: answers{
-			"a.test": loopback, "inner.example": {netip.MustParseAddr("10.1.2.3")}, "meta.test": {netip.MustParseAddr("169.254.169.254")},
+			"a.test": loopback, "inner.example": {netip.MustParseAddr("10.1.2.3")},
+			"meta.test":   {netip.MustParseAddr("169.254.169.254")},
 			"own.example": loopback, "nat64.example": {netip.MustParseAddr("64:ff9b::7f00:1")},
 		},
 	}
 	closed := closedPort(t)
-	w := newWorld(t, o, SessionOptions{Ceiling: compiled(t, Rule{Host: "*", Protocol: TCP, Ports: []int{80, 443, 8080, closed}}, Rule{Host: "over.example", Deny: true})},
-		Rule{Host: "*.example"}, Rule{Host: "*.test", Protocol: HTTP}, Rule{Host: "a.test", Protocol: TCP, Ports: []int{closed}},
+	w := newWorld(t, o, SessionOptions{Ceiling: compiled(t,
+		Rule{Host: "*", Protocol: TCP, Ports: []int{80, 443, 8080, closed}}, Rule{Host: "over.example", Deny: true})},
+		Rule{Host: "*.example"}, Rule{Host: "*.test", Protocol: HTTP},
+		Rule{Host: "a.test", Protocol: TCP, Ports: []int{closed}},
 		Rule{Host: "a.test", Protocol: HTTP, Ports: []int{8080}, Methods: []string{"GET"}, Paths: []string{"/open/*"}})
 	long := strings.Repeat("x", 40<<10)
 	cases := []attempt{
@@ -76,7 +81,8 @@ func TestProxyRefusesWithReason(t *testing.T) {
 		{"GET http://a.test:8080/open/%2e%2e/shut HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 403 ", ""},
 		{"GET http://a.test:8080/open/%2f..%5cshut HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 403 ", ""},
 		{"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nX: a\rb\r\n\r\n", "HTTP/1.1 400 ", ""},
-		{"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "HTTP/1.1 400 ", ""},
+		{"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "HTTP/1.1 400 ",
+			""},
 		{"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked, identity\r\n\r\n", "HTTP/1.1 501 ", ""},
 		{"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nHost: b.test\r\n\r\n", "HTTP/1.1 400 ", ""},
 		{"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nX: " + long + "\r\n\r\n", "HTTP/1.1 431 ", ""},
@@ -87,9 +93,11 @@ func TestProxyRefusesWithReason(t *testing.T) {
 		{"\x05\x01\x00\x05\x01\x00\x03\x08evil.org\x01\xbb", "\x05\x00\x05\x02", "no rule allows"},
 		{"\x05\x01\x00\x05\x01\x00\x03\x0dinner.example\x01\xbb", "\x05\x00\x05\x02", "private"},
 		{"\x05\x01\x00\x05\x01\x00\x03\x0cgone.example\x01\xbb", "\x05\x00\x05\x04", "has no address"},
-		{"\x05\x01\x00\x05\x01\x00\x03\x06a.test" + string([]byte{byte(closed >> 8), byte(closed)}), "\x05\x00\x05\x05", "refused"},
+		{"\x05\x01\x00\x05\x01\x00\x03\x06a.test" + string([]byte{byte(closed >> 8), byte(closed)}), "\x05\x00\x05\x05",
+			"refused"},
 		{"\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x01\xbb", "\x05\x00\x05\x02", "127.0.0.1"},
-		{"\x05\x01\x00\x05\x01\x00\x04" + string(netip.MustParseAddr("::ffff:127.0.0.1").AsSlice()) + "\x01\xbb", "\x05\x00\x05\x02", "127.0.0.1"},
+		{"\x05\x01\x00\x05\x01\x00\x04" + string(netip.MustParseAddr("::ffff:127.0.0.1").AsSlice()) + "\x01\xbb",
+			"\x05\x00\x05\x02", "127.0.0.1"},
 		{"\x05\x01\x00\x05\x01\x00\x03\x06a\x00\r\nbc\x01\xbb", "\x05\x00\x05\x02", "invalid host "},
 		{"\x05\x01\x00\x05\x02\x00\x03\x06a.test\x01\xbb", "\x05\x00\x05\x07", "use CONNECT"},
 		{"\x05\x01\x00\x05\x01\x00\x09\x06a.test\x01\xbb", "\x05\x00\x05\x08", "address type 9"},

@@ -74,7 +74,8 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		nc.Close()
 	case r.URL.Path == "/socket":
 		nc, rw, _ := rc.Hijack()
-		rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + r.Header.Get("Upgrade") + "\r\n\r\n")
+		rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + r.Header.Get("Upgrade") +
+			"\r\n\r\n")
 		rw.Flush()
 		io.Copy(nc, rw.Reader)
 		nc.Close()
@@ -94,7 +95,8 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 	c := w.client()
 	base := fmt.Sprintf("http://a.test:%d", s.port)
 
-	req, _ := http.NewRequest(http.MethodPost, base+"/x%2Fy?q=%20;a", io.MultiReader(strings.NewReader("some "), strings.NewReader("body")))
+	req, _ := http.NewRequest(http.MethodPost, base+"/x%2Fy?q=%20;a",
+		io.MultiReader(strings.NewReader("some "), strings.NewReader("body")))
 	req.Header.Set("Proxy-Authorization", "Basic eDp5")
 	req.Header.Set("Connection", "x-mine")
 	req.Header.Set("X-Mine", "1")
@@ -111,7 +113,8 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 		t.Errorf("answer %q", body)
 	}
 	got := <-s.asked
-	if got.Host != fmt.Sprintf("a.test:%d", s.port) || got.Header.Get("X-Yours") != "2" || got.Header.Get("User-Agent") != "test" || got.Trailer.Get("X-End") != "t" {
+	if got.Host != fmt.Sprintf("a.test:%d", s.port) || got.Header.Get("X-Yours") != "2" ||
+		got.Header.Get("User-Agent") != "test" || got.Trailer.Get("X-End") != "t" {
 		t.Errorf("the server was asked %v %v %v", got.Host, got.Header, got.Trailer)
 	}
 	for _, field := range []string{"Proxy-Authorization", "X-Mine", "X-Forwarded-For", "Proxy-Connection", "Connection"} {
@@ -120,11 +123,13 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 		}
 	}
 	line := w.audited(1)
-	if !line.Allowed || line.Method != "POST" || line.Path != "/x%2Fy" || line.Sent != 9 || line.Received != int64(len(body)) || line.Address != target("127.0.0.1", s.port) || line.Protocol != HTTP {
+	if !line.Allowed || line.Method != "POST" || line.Path != "/x%2Fy" || line.Sent != 9 ||
+		line.Received != int64(len(body)) || line.Address != target("127.0.0.1", s.port) || line.Protocol != HTTP {
 		t.Errorf("audited %+v", line)
 	}
 
-	if resp, err = c.Get(base + "/moved"); err != nil || resp.StatusCode != http.StatusFound || resp.Header.Get("Location") != "http://169.254.169.254/" {
+	if resp, err = c.Get(base + "/moved"); err != nil || resp.StatusCode != http.StatusFound ||
+		resp.Header.Get("Location") != "http://169.254.169.254/" {
 		t.Errorf("a redirect: %v, %v", resp, err)
 	}
 	resp.Body.Close()
@@ -199,7 +204,8 @@ func TestEarlyAnswerEndsConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusRequestEntityTooLarge || !resp.Close || string(body) != "no" {
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusRequestEntityTooLarge || !resp.Close ||
+		string(body) != "no" {
 		t.Errorf("%s %v %q", resp.Status, resp.Close, body)
 	}
 	w.audited(1)
@@ -260,7 +266,8 @@ func TestOnlyWebSocketUpgradesAreAllowed(t *testing.T) {
 	// A WebSocket request with a body is refused: the body would still be read during the takeover.
 	for to, status := range map[string]string{"websocket": "101", "h2c": "502", "websocket\r\nContent-Length: 6": "502"} {
 		nc := w.dial()
-		fmt.Fprintf(nc, "GET http://a.test:%d/socket HTTP/1.1\r\nHost: a.test\r\nConnection: keep-alive, Upgrade\r\nUpgrade: %s\r\n\r\nearly ", s.port, to)
+		fmt.Fprintf(nc, "GET http://a.test:%d/socket HTTP/1.1\r\nHost: a.test\r\nConnection: keep-alive, "+
+			"Upgrade\r\nUpgrade: %s\r\n\r\nearly ", s.port, to)
 		in := bufio.NewReader(nc)
 		resp, err := http.ReadResponse(in, nil)
 		if err != nil {
@@ -289,7 +296,8 @@ func TestSecretsNeverEnterSandbox(t *testing.T) {
 	secret := Secret{Name: "api", Hosts: []string{"secret.test"}, Header: "Authorization", Value: value}
 	ports := []int{s.port}
 	w := newWorld(t, Options{Roots: roots}, SessionOptions{Secrets: []Secret{secret}},
-		Rule{Host: "*", Protocol: HTTP, Ports: ports}, Rule{Host: "secret.test", Protocol: HTTPS, Ports: []int{portOf(t, other)}})
+		Rule{Host: "*", Protocol: HTTP, Ports: ports},
+		Rule{Host: "secret.test", Protocol: HTTPS, Ports: []int{portOf(t, other)}})
 	c := w.client()
 	ask := func(url string) (string, *http.Request) {
 		t.Helper()
@@ -334,7 +342,8 @@ func TestSecretsNeverEnterSandbox(t *testing.T) {
 	w.audited(4)
 	// A tunnel ends with its credential.
 	nc := w.dial()
-	fmt.Fprintf(nc, "GET http://secret.test:%d/socket HTTP/1.1\r\nHost: secret.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", s.port)
+	fmt.Fprintf(nc, "GET http://secret.test:%d/socket HTTP/1.1\r\nHost: secret.test\r\nConnection: Upgrade\r\nUpgrade: "+
+		"websocket\r\n\r\n", s.port)
 	in := bufio.NewReader(nc)
 	if resp, err := http.ReadResponse(in, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatal(resp, err)

@@ -37,7 +37,8 @@ func NewResolver(servers []string) (Resolver, error) {
 			}
 		}
 		if err != nil || at.Port() == 0 {
-			return nil, invalid(fmt.Sprintf("egress.resolver[%d]", i), "must be a name server's address, such as 192.0.2.53 or 192.0.2.53:53")
+			return nil, invalid(fmt.Sprintf("egress.resolver[%d]", i),
+				"must be a name server's address, such as 192.0.2.53 or 192.0.2.53:53")
 		}
 		all.list = append(all.list, serverResolver(at))
 	}
@@ -128,13 +129,15 @@ func (g *Gateway) lookup(ctx context.Context, host string) ([]netip.Addr, error)
 	var no *net.DNSError
 	switch {
 	case errors.As(err, &no) && no.IsNotFound, err == nil && len(answers) == 0:
-		return nil, &refusal{http.StatusBadGateway, socksUnreachable, oneLine(host + " has no address according to the name servers")}
+		return nil, &refusal{http.StatusBadGateway, socksUnreachable,
+			oneLine(host + " has no address according to the name servers")}
 	case err != nil && isTimeout(err):
 		return nil, unreached("resolve "+host, context.DeadlineExceeded)
 	case err != nil:
 		// Do not return the error: it contains the name servers' addresses.
 		g.log.DebugContext(ctx, "failed to resolve", "host", host, "error", err)
-		return nil, &refusal{http.StatusBadGateway, socksUnreachable, oneLine("resolve " + host + ": no usable answer from the name servers")}
+		return nil, &refusal{http.StatusBadGateway, socksUnreachable,
+			oneLine("resolve " + host + ": no usable answer from the name servers")}
 	}
 	found := make([]netip.Addr, 0, min(len(answers), maxAddresses))
 	for _, a := range answers[:min(len(answers), maxAddresses)] {

@@ -93,7 +93,8 @@ func TestEachConnectionIsResolvedAndChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
-	w := newWorld(t, Options{Resolver: resolver, Private: []Private{{Hosts: []string{"*.test"}, Ranges: one}}}, SessionOptions{},
+	w := newWorld(t, Options{Resolver: resolver, Private: []Private{{Hosts: []string{"*.test"}, Ranges: one}}},
+		SessionOptions{},
 		Rule{Host: "*.test", Protocol: TCP, Ports: []int{port}})
 	for i, c := range []struct{ host, says string }{
 		{"rebind.test", ""},
@@ -123,7 +124,8 @@ func TestEachConnectionIsResolvedAndChecked(t *testing.T) {
 // TestOwnAddressesAreRefused checks that sandboxes cannot reach this machine's public addresses,
 // which a firewall may hide from others. The machine may have none, so the test sets the list.
 func TestOwnAddressesAreRefused(t *testing.T) {
-	w := newWorld(t, Options{Resolver: answers{"me.example": {netip.MustParseAddr("8.8.4.4")}}}, SessionOptions{}, Rule{Host: "me.example"})
+	w := newWorld(t, Options{Resolver: answers{"me.example": {netip.MustParseAddr("8.8.4.4")}}}, SessionOptions{},
+		Rule{Host: "me.example"})
 	if err := w.g.checkAddress("a.test", loopback[0]); err != nil {
 		t.Fatal(err) // the list is filled now
 	}

@@ -92,7 +92,8 @@ func checkSecret(field string, s *Secret) error {
 		}
 	}
 	if !isToken(s.Header) || !isSettableHeader(s.Header) {
-		return invalid(field+".header", "is %s: use a header field that does not control the connection, such as Authorization", quoted(s.Header))
+		return invalid(field+".header",
+			"is %s: use a header field that does not control the connection, such as Authorization", quoted(s.Header))
 	}
 	return checkValue(field+".value", s.Value)
 }
@@ -114,7 +115,8 @@ func secretHost(s string) (pattern, error) {
 // length, destination and the connection are reserved for the gateway.
 func isSettableHeader(header string) bool {
 	switch h := textproto.CanonicalMIMEHeaderKey(header); h {
-	case "Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Te", "Trailer", "Upgrade", "Expect", "Http2-Settings":
+	case "Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Te", "Trailer", "Upgrade", "Expect",
+		"Http2-Settings":
 		return false
 	default:
 		return !strings.HasPrefix(h, "Proxy-")

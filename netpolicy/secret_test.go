@@ -10,7 +10,8 @@ import (
 )
 
 func TestCheckSecrets(t *testing.T) {
-	good := Secret{Name: "api-key_1", Hosts: []string{"api.example.com", "*.corp.example"}, Header: "authorization", Value: "Bearer hunter2"}
+	good := Secret{Name: "api-key_1", Hosts: []string{"api.example.com", "*.corp.example"}, Header: "authorization",
+		Value: "Bearer hunter2"}
 	if err := CheckSecrets([]Secret{good}); err != nil {
 		t.Fatal(err)
 	}
@@ -45,14 +46,16 @@ func TestCheckSecrets(t *testing.T) {
 		first := good
 		first.Name = "first"
 		err := CheckSecrets([]Secret{first, bad})
-		if err == nil || !strings.HasPrefix(err.Error(), "egress.secrets[1]."+c.field+" ") || strings.Contains(err.Error(), "hunter2") {
+		if err == nil || !strings.HasPrefix(err.Error(), "egress.secrets[1]."+c.field+" ") ||
+			strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v", c.field, err)
 		}
 		if c.field != "name" && bad.For("api.example.com") {
 			t.Errorf("%s: For = true for an invalid secret", c.field)
 		}
 	}
-	for host, want := range map[string]bool{"api.example.com": true, "x.corp.example": true, "corp.example": false, "example.com": false, "evil-api.example.com": false, "8.8.8.8": false} {
+	for host, want := range map[string]bool{"api.example.com": true, "x.corp.example": true, "corp.example": false,
+		"example.com": false, "evil-api.example.com": false, "8.8.8.8": false} {
 		if good.For(host) != want {
 			t.Errorf("For(%s) = %v, want %v", host, !want, want)
 		}
@@ -62,7 +65,8 @@ func TestCheckSecrets(t *testing.T) {
 func TestSecretOutputOmitsValue(t *testing.T) {
 	s := Secret{Name: "key", Hosts: []string{"a.com"}, Header: "X-Key", Value: "hunter2"}
 	var out bytes.Buffer
-	for _, v := range []any{s, &s, []Secret{s}, map[string]Secret{"a": s}, struct{ S Secret }{s}, struct{ S *Secret }{&s}} {
+	for _, v := range []any{s, &s, []Secret{s}, map[string]Secret{"a": s}, struct{ S Secret }{s},
+		struct{ S *Secret }{&s}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%t", "%T"} {
 			_, _ = fmt.Fprintf(&out, verb+"\n", v)
 		}
@@ -80,7 +84,8 @@ func TestSecretOutputOmitsValue(t *testing.T) {
 		}
 	}
 	var back Secret
-	if err := json.Unmarshal([]byte(`{"name":"key","hosts":["a.com"],"header":"X-Key","value":"hunter2"}`), &back); err != nil || back.Value != "hunter2" {
+	if err := json.Unmarshal([]byte(`{"name":"key","hosts":["a.com"],"header":"X-Key","value":"hunter2"}`),
+		&back); err != nil || back.Value != "hunter2" {
 		t.Errorf("%v %v", back.Value, err)
 	}
 }

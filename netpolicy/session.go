@@ -94,7 +94,8 @@ func (s *Session) Serve(ctx context.Context, accept func(context.Context) (net.C
 	return nil
 }
 
-func (s *Session) acceptAll(ctx context.Context, accept func(context.Context) (net.Conn, error), handlers *sync.WaitGroup) {
+func (s *Session) acceptAll(ctx context.Context, accept func(context.Context) (net.Conn, error),
+	handlers *sync.WaitGroup) {
 	wait := acceptMin
 	for ctx.Err() == nil {
 		nc, err := accept(ctx)
@@ -214,7 +215,8 @@ func (s *Session) admit() (over error, ok bool) {
 	case s.open > most:
 		over = overLimit("this sandbox has reached its limit of %d open connections: close one", most)
 	case all > s.g.maxOpen && s.open > freeShare:
-		over = overLimit("all sandboxes together have reached the service's limit of open connections: close one, or try again")
+		over = overLimit("all sandboxes together have reached the service's limit of open connections: close one, or try " +
+			"again")
 		most = freeShare
 	}
 	return over, s.open <= most+maxRefused

@@ -67,7 +67,8 @@ func TestTimeLimits(t *testing.T) {
 		"half a handshake of SOCKS5": {header, requests, func(t *testing.T, w *world) {
 			w.refuses(t, 1, attempt{"\x05\x01\x00\x05\x01", "\x05\x00", "timed out"})
 		}},
-		"half a ClientHello":  {header, secure, func(t *testing.T, w *world) { w.noHello(t, 1, port, "\x16\x03\x01\x02\x00\x01", "timed out") }},
+		"half a ClientHello": {header, secure,
+			func(t *testing.T, w *world) { w.noHello(t, 1, port, "\x16\x03\x01\x02\x00\x01", "timed out") }},
 		"no ClientHello":      {header, secure, func(t *testing.T, w *world) { w.noHello(t, 1, port, "", "timed out") }},
 		"a tunnel that rests": {Limits{IdleTime: brief}, tunnels, rests},
 		"a tunnel for long":   {Limits{MaxTime: brief}, tunnels, rests},

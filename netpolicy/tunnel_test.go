@@ -59,7 +59,8 @@ func TestTunnelRelaysBothDirections(t *testing.T) {
 		}
 		line := w.audited(i + 1)
 		if !line.Allowed || line.Sent != 1<<20 || line.Received != 1<<20 || line.Method != "CONNECT" ||
-			line.Host != "a.test" || line.Port != port || line.Protocol != TCP || line.Address != target("127.0.0.1", port) || line.Session != "lease-1" {
+			line.Host != "a.test" || line.Port != port || line.Protocol != TCP || line.Address != target("127.0.0.1", port) ||
+			line.Session != "lease-1" {
 			t.Errorf("audited: %+v", line)
 		}
 	}
@@ -122,9 +123,11 @@ func (s inPieces) Write(p []byte) (int, error) {
 }
 
 func TestTLSTunnelRequiresServerName(t *testing.T) {
-	srv, roots := secureServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") }))
+	srv, roots := secureServer(t,
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") }))
 	port := portOf(t, srv)
-	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}}, Rule{Host: "127.0.0.1", Ports: []int{port}})
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}},
+		Rule{Host: "127.0.0.1", Ports: []int{port}})
 	n := 0
 	try := func(what, host, name string, wrap func(net.Conn) net.Conn, change func(*tls.Config)) (error, Connection) {
 		t.Helper()
@@ -148,7 +151,8 @@ func TestTLSTunnelRequiresServerName(t *testing.T) {
 	if err, line := try("right name", "a.test", "a.test", nil, nil); err != nil || !line.Allowed || line.Protocol != TLS {
 		t.Errorf("right name: %v, %+v", err, line)
 	}
-	if err, line := try("in pieces", "a.test", "a.test", func(c net.Conn) net.Conn { return inPieces{c} }, nil); err != nil || !line.Allowed {
+	if err, line := try("in pieces", "a.test", "a.test", func(c net.Conn) net.Conn { return inPieces{c} },
+		nil); err != nil || !line.Allowed {
 		t.Errorf("in pieces: %v, %+v", err, line)
 	}
 	refused := func(what string, err error, line Connection, reason string) {
@@ -163,7 +167,8 @@ func TestTLSTunnelRequiresServerName(t *testing.T) {
 	refused("other name", err, line, "the ClientHello is for b.test")
 	err, line = try("no name", "a.test", "", nil, func(o *tls.Config) { o.InsecureSkipVerify = true })
 	refused("no name", err, line, "has no server name")
-	err, line = try("ech", "a.test", "a.test", nil, func(o *tls.Config) { o.EncryptedClientHelloConfigList = echConfig(t) })
+	err, line = try("ech", "a.test", "a.test", nil,
+		func(o *tls.Config) { o.EncryptedClientHelloConfigList = echConfig(t) })
 	refused("ech", err, line, "ECH")
 
 	n++

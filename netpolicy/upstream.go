@@ -71,7 +71,8 @@ func (s *Session) dialSecure(ctx context.Context, protocols ...string) (net.Conn
 	if err != nil {
 		return nil, err
 	}
-	tc := tls.Client(nc, &tls.Config{RootCAs: s.g.o.Roots, MinVersion: tls.VersionTLS12, ServerName: f.decision.Host, NextProtos: protocols})
+	tc := tls.Client(nc, &tls.Config{RootCAs: s.g.o.Roots, MinVersion: tls.VersionTLS12, ServerName: f.decision.Host,
+		NextProtos: protocols})
 	ctx, cancel := context.WithTimeout(f.ctx, s.g.o.Limits.DialTime)
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {

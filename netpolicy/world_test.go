@@ -176,7 +176,8 @@ func (w *world) client() *http.Client {
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return w.dial(), nil },
 	}
 	w.t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 3 * soon, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{Transport: tr, Timeout: 3 * soon,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 // audited waits for the n-th audit record, counted from one, and returns it.

@@ -24,7 +24,8 @@ func (s served) share() float64 { return float64(s.warm) / float64(max(1, s.warm
 // play lets callers come at random, as often as the trace says, each with one
 // for hold. look is called every second. It counts those that came after the
 // first minute.
-func play(t *testing.T, r rig, seed int64, tr trace, long, hold time.Duration, look func(at time.Duration, s pool.Stats)) (got served) {
+func play(t *testing.T, r rig, seed int64, tr trace, long, hold time.Duration,
+	look func(at time.Duration, s pool.Stats)) (got served) {
 	t.Helper()
 	rnd := rand.New(rand.NewSource(seed))
 	var mu sync.Mutex
@@ -144,17 +145,18 @@ func TestADayIsFollowed(t *testing.T) {
 			return max(0, 10*math.Sin(2*math.Pi*at.Minutes()/30))
 		}
 		noon, night := 0, 99
-		got := play(t, start(t, adaptive(2, 9)), 7, day, time.Hour, 100*time.Millisecond, func(at time.Duration, s pool.Stats) {
-			if s.Target < 2 || s.Target > 9 || s.Warm+s.Creating+s.Leased > 9 {
-				t.Errorf("after %s: %+v", at, s)
-			}
-			switch m := at.Minutes(); {
-			case m > 6 && m < 9:
-				noon = max(noon, s.Target)
-			case m > 28 && m < 30:
-				night = min(night, s.Target)
-			}
-		})
+		got := play(t, start(t, adaptive(2, 9)), 7, day, time.Hour, 100*time.Millisecond,
+			func(at time.Duration, s pool.Stats) {
+				if s.Target < 2 || s.Target > 9 || s.Warm+s.Creating+s.Leased > 9 {
+					t.Errorf("after %s: %+v", at, s)
+				}
+				switch m := at.Minutes(); {
+				case m > 6 && m < 9:
+					noon = max(noon, s.Target)
+				case m > 28 && m < 30:
+					night = min(night, s.Target)
+				}
+			})
 		if noon < 4 || night != 2 || got.share() < 0.97 {
 			t.Errorf("%d at noon, %d at night, %.2f %% warm", noon, night, 100*got.share())
 		}

@@ -201,7 +201,8 @@ func (p *Pool[T]) noteFailure(ctx context.Context, gen int, err error) int {
 
 // permanent reports whether trying again cannot help.
 func permanent(err error) bool {
-	return errdefs.IsInvalidArgument(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsNotFound(err) || errdefs.IsNotImplemented(err)
+	return errdefs.IsInvalidArgument(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsNotFound(err) ||
+		errdefs.IsNotImplemented(err)
 }
 
 // failWaiters returns err to every waiting caller. The caller holds mu.

@@ -82,11 +82,13 @@ type step struct {
 func drawSteps(t *rapid.T) []step {
 	one := rapid.Custom(func(t *rapid.T) step {
 		return step{
-			Do:     rapid.SampledFrom([]string{"take", "take", "take", "take", "done", "done", "done", "wait", "wait", "fail", "heal", "kill", "replace", "resize", "remove"}).Draw(t, "do"),
+			Do: rapid.SampledFrom([]string{"take", "take", "take", "take", "done", "done", "done", "wait", "wait", "fail",
+				"heal", "kill", "replace", "resize", "remove"}).Draw(t, "do"),
 			Caller: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "caller"),
 			Mode:   rapid.SampledFrom([]pool.Mode{pool.Wait, pool.Cold, pool.Refuse}).Draw(t, "mode"),
-			Time:   time.Duration(rapid.SampledFrom([]int{0, 1, 50, 99, 100, 101, 500, 3000, 60_000, 4_000_000}).Draw(t, "ms")) * time.Millisecond,
-			N:      rapid.IntRange(0, 5).Draw(t, "n"),
+			Time: time.Duration(rapid.SampledFrom([]int{0, 1, 50, 99, 100, 101, 500, 3000, 60_000, 4_000_000}).Draw(t,
+				"ms")) * time.Millisecond,
+			N: rapid.IntRange(0, 5).Draw(t, "n"),
 		}
 	})
 	return rapid.SliceOfN(one, 1, 40).Draw(t, "steps")
@@ -154,7 +156,8 @@ func (p *player) takeOne(s step) {
 		p.mu.Lock()
 		p.mine = append(p.mine, id)
 		p.mu.Unlock()
-	case errors.As(err, &empty) && s.Mode != pool.Wait, errors.Is(err, errCreate), errors.Is(err, errGone), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	case errors.As(err, &empty) && s.Mode != pool.Wait, errors.Is(err, errCreate), errors.Is(err, errGone),
+		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 	default:
 		p.blame("take: %v", err)
 	}
@@ -222,7 +225,8 @@ func (p *player) settled() {
 
 func TestPoolKeepsItsPromisesWhateverHappens(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		s := pool.Settings{Min: rapid.IntRange(0, 4).Draw(rt, "min"), Rate: rapid.SampledFrom([]float64{0.1, 1, 50}).Draw(rt, "rate"),
+		s := pool.Settings{Min: rapid.IntRange(0, 4).Draw(rt, "min"),
+			Rate:     rapid.SampledFrom([]float64{0.1, 1, 50}).Draw(rt, "rate"),
 			Parallel: rapid.IntRange(1, 3).Draw(rt, "parallel"), MaxAge: time.Minute}
 		s.Max = max(1, s.Min+rapid.IntRange(0, 3).Draw(rt, "room"))
 		steps := drawSteps(rt)
@@ -248,12 +252,13 @@ func TestNothingIsLostBetweenServingAndGivingUp(t *testing.T) {
 		var mu sync.Mutex
 		var leave context.CancelFunc
 		create := h.create("")
-		p := pool.New(pool.Options[int]{Name: "a", Settings: pool.Settings{Max: 1}, Probe: h.probe, Destroy: h.destroy, Create: func(ctx context.Context) (int, error) {
-			mu.Lock()
-			defer mu.Unlock()
-			leave()
-			return create(ctx)
-		}})
+		p := pool.New(pool.Options[int]{Name: "a", Settings: pool.Settings{Max: 1}, Probe: h.probe, Destroy: h.destroy,
+			Create: func(ctx context.Context) (int, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				leave()
+				return create(ctx)
+			}})
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() {

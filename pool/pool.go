@@ -99,7 +99,8 @@ type EmptyError struct {
 
 // Error implements error.
 func (e *EmptyError) Error() string {
-	return fmt.Sprintf("no sandbox of template %s is free: try again in %s", e.Template, e.RetryAfter.Round(time.Millisecond))
+	return fmt.Sprintf("no sandbox of template %s is free: try again in %s", e.Template,
+		e.RetryAfter.Round(time.Millisecond))
 }
 
 // Unwrap returns the errdefs class.
@@ -178,7 +179,8 @@ func New[T comparable](o Options[T]) *Pool[T] {
 		o.Order = &FairOrder{}
 	}
 	o.Settings = o.Settings.withDefaults()
-	return &Pool[T]{opts: o, wait: queue[T]{order: o.Order}, log: o.Log, wake: make(chan struct{}, 1), taken: map[T]struct{}{}, tokens: 1, filled: time.Now()}
+	return &Pool[T]{opts: o, wait: queue[T]{order: o.Order}, log: o.Log, wake: make(chan struct{}, 1),
+		taken: map[T]struct{}{}, tokens: 1, filled: time.Now()}
 }
 
 // Run keeps the pool filled until ctx ends, and then waits for creations and removals under way. It

@@ -77,7 +77,8 @@ func TestEmptyPoolAnswersByMode(t *testing.T) {
 		r := start(t, pool.Settings{Min: 0, Max: 1, Rate: 2, Parallel: 1, MaxAge: time.Hour})
 		_, _, err := r.take(t.Context(), "a", pool.Refuse)
 		var empty *pool.EmptyError
-		if !errors.As(err, &empty) || !errdefs.IsResourceExhausted(err) || empty.RetryAfter <= 0 || empty.Template != "python" {
+		if !errors.As(err, &empty) || !errdefs.IsResourceExhausted(err) || empty.RetryAfter <= 0 ||
+			empty.Template != "python" {
 			t.Errorf("refuse: %v", err)
 		}
 		began := time.Now()
@@ -301,7 +302,8 @@ func TestARestartGoesOnWithWhatThereWas(t *testing.T) {
 		if len(warm) != 2 || len(r.Rest()) != 0 {
 			t.Fatalf("rest: %v", warm)
 		}
-		next := pool.New(pool.Options[int]{Name: "python", Settings: settings, Create: r.host.create("new"), Probe: r.host.probe, Destroy: r.host.destroy})
+		next := pool.New(pool.Options[int]{Name: "python", Settings: settings, Create: r.host.create("new"),
+			Probe: r.host.probe, Destroy: r.host.destroy})
 		next.AdoptTaken(taken)
 		for _, id := range warm {
 			if !next.Adopt(id, time.Now()) {
@@ -337,7 +339,8 @@ func TestARestartGoesOnWithWhatThereWas(t *testing.T) {
 
 func TestAdoptionStopsAtMax(t *testing.T) {
 	h := newHost(0)
-	p := pool.New(pool.Options[int]{Name: "a", Settings: settings, Create: h.create(""), Probe: h.probe, Destroy: h.destroy})
+	p := pool.New(pool.Options[int]{Name: "a", Settings: settings, Create: h.create(""), Probe: h.probe,
+		Destroy: h.destroy})
 	for i := range 8 {
 		p.AdoptTaken(i)
 	}

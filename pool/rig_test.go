@@ -122,7 +122,8 @@ var settings = pool.Settings{Min: 2, Max: 5, Rate: 1, Parallel: 2, MaxAge: time.
 func start(t *testing.T, s pool.Settings) rig {
 	t.Helper()
 	h := newHost(100 * time.Millisecond)
-	p := pool.New(pool.Options[int]{Name: "python", Settings: s, Create: h.create("old"), Probe: h.probe, Destroy: h.destroy})
+	p := pool.New(pool.Options[int]{Name: "python", Settings: s, Create: h.create("old"), Probe: h.probe,
+		Destroy: h.destroy})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {

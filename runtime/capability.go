@@ -10,17 +10,18 @@ import (
 type Capability string
 
 const (
-	CapNetworkNone   Capability = "network-none"   // no interface but loopback; no address family that leaves the sandbox
-	CapMemory        Capability = "memory"         // memory cap, no swap
-	CapCPU           Capability = "cpu"            // CPU quota
-	CapPids          Capability = "pids"           // cap on processes and threads
-	CapReadOnlyRoot  Capability = "read-only-root" // nothing outside tmpfs and /workspace can be written
-	CapCapabilities  Capability = "capabilities"   // commands have no capabilities and cannot gain any
-	CapNoNewPrivs    Capability = "no-new-privs"   // setuid programs gain nothing
-	CapSeccomp       Capability = "seccomp"        // our filter is in force for the guest and the commands
-	CapNonRoot       Capability = "non-root"       // commands run as a user that is not 0
-	CapTmpfs         Capability = "tmpfs"          // sizes of /tmp, /home/user and scratch /workspace hold
-	CapNeutralConfig Capability = "neutral-config" // the image's VOLUME, HEALTHCHECK, USER, ENTRYPOINT and ENV have no effect
+	CapNetworkNone  Capability = "network-none"   // no interface but loopback; no address family that leaves the sandbox
+	CapMemory       Capability = "memory"         // memory cap, no swap
+	CapCPU          Capability = "cpu"            // CPU quota
+	CapPids         Capability = "pids"           // cap on processes and threads
+	CapReadOnlyRoot Capability = "read-only-root" // nothing outside tmpfs and /workspace can be written
+	CapCapabilities Capability = "capabilities"   // commands have no capabilities and cannot gain any
+	CapNoNewPrivs   Capability = "no-new-privs"   // setuid programs gain nothing
+	CapSeccomp      Capability = "seccomp"        // our filter is in force for the guest and the commands
+	CapNonRoot      Capability = "non-root"       // commands run as a user that is not 0
+	CapTmpfs        Capability = "tmpfs"          // sizes of /tmp, /home/user and scratch /workspace hold
+	// the image's VOLUME, HEALTHCHECK, USER, ENTRYPOINT and ENV have no effect
+	CapNeutralConfig Capability = "neutral-config"
 	CapKill          Capability = "kill"           // no process of a command outlives its ending
 	CapCommandCgroup Capability = "command-cgroup" // the guest is outside the commands' caps
 	CapUsage         Capability = "usage"          // CPU time, memory and pids per command
@@ -39,8 +40,10 @@ const (
 // AllCapabilities lists every capability in the order of the committed table.
 func AllCapabilities() []Capability {
 	return []Capability{
-		CapNetworkNone, CapMemory, CapCPU, CapPids, CapReadOnlyRoot, CapCapabilities, CapNoNewPrivs, CapSeccomp, CapNonRoot, CapTmpfs,
-		CapNeutralConfig, CapKill, CapCommandCgroup, CapUsage, CapEndingOOM, CapEndingPids, CapEndingDisk, CapLateBind, CapLateBindRO, CapQuota,
+		CapNetworkNone, CapMemory, CapCPU, CapPids, CapReadOnlyRoot, CapCapabilities, CapNoNewPrivs, CapSeccomp, CapNonRoot,
+		CapTmpfs,
+		CapNeutralConfig, CapKill, CapCommandCgroup, CapUsage, CapEndingOOM, CapEndingPids, CapEndingDisk, CapLateBind,
+		CapLateBindRO, CapQuota,
 		CapFiles, CapAdopt, CapDeadMan, CapNothingLeft,
 	}
 }

@@ -29,7 +29,8 @@ func ParseClass(name string) (Class, error) {
 		for _, k := range AllClasses() {
 			known = append(known, string(k))
 		}
-		return "", fmt.Errorf("isolation class %q is not known: use %s: %w", name, strings.Join(known, ", "), errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("isolation class %q is not known: use %s: %w", name, strings.Join(known, ", "),
+			errdefs.ErrInvalidArgument)
 	}
 	return c, nil
 }

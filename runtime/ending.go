@@ -37,7 +37,8 @@ const (
 
 // Endings returns all endings in the order of the documentation.
 func Endings() []Ending {
-	return []Ending{Exited, Signalled, Timeout, Cancelled, OOM, Pids, Disk, OutputLimit, PolicyDenied, ApprovalDenied, SandboxLost}
+	return []Ending{Exited, Signalled, Timeout, Cancelled, OOM, Pids, Disk, OutputLimit, PolicyDenied, ApprovalDenied,
+		SandboxLost}
 }
 
 // Result is the outcome of one command.

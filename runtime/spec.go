@@ -207,7 +207,8 @@ func UlimitNames() []string { return []string{"as", "cpu", "data", "fsize", "rss
 func ValidateUlimits(limits map[string]int64) error {
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		if !slices.Contains(UlimitNames(), name) {
-			return fmt.Errorf("ulimits.%s cannot be set: use %s; open files are limits.open_files, processes limits.pids: %w", name, strings.Join(UlimitNames(), ", "), errdefs.ErrInvalidArgument)
+			return fmt.Errorf("ulimits.%s cannot be set: use %s; open files are limits.open_files, processes limits.pids: %w",
+				name, strings.Join(UlimitNames(), ", "), errdefs.ErrInvalidArgument)
 		}
 		if limits[name] < 1 {
 			return fmt.Errorf("ulimits.%s is %d: must be at least 1: %w", name, limits[name], errdefs.ErrInvalidArgument)

@@ -29,7 +29,8 @@ func changes(t *testing.T, m *Manager, id string, paths ...string) map[string]Ch
 
 func TestDiffReportsEachKindOfChange(t *testing.T) {
 	m := world(t, Options{}, map[string]string{
-		"text": "one\ntwo\n", "touched": "same", "mode": "same", "gone": "bye\n", "dir/f": "f\n", "was": "file\n", "binary": "a\x00b", "latin": "caf\xe9\n",
+		"text": "one\ntwo\n", "touched": "same", "mode": "same", "gone": "bye\n", "dir/f": "f\n", "was": "file\n",
+		"binary": "a\x00b", "latin": "caf\xe9\n",
 	})
 	h := hold(t, m, "o", Overlaid)
 	dir := h.Binding().Source
@@ -53,22 +54,27 @@ func TestDiffReportsEachKindOfChange(t *testing.T) {
 		}
 		got := changes(t, m, "o")
 		for p, want := range map[string]Change{
-			"text":           {Kind: Changed, Type: "file", TypeBefore: "file", Text: "--- a/text\n+++ b/text\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
-			"mode":           {Kind: Changed, Type: "file", TypeBefore: "file"},
-			"gone":           {Kind: Removed, TypeBefore: "file", Text: "--- a/gone\n+++ /dev/null\n@@ -1 +0,0 @@\n-bye\n"},
-			"dir":            {Kind: Removed, TypeBefore: "dir"},
-			"dir/f":          {Kind: Removed, TypeBefore: "file", Text: "--- a/dir/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-f\n"},
-			"was":            {Kind: Changed, Type: "dir", TypeBefore: "file", Text: "--- a/was\n+++ b/was\n@@ -1 +0,0 @@\n-file\n"},
-			"was/now":        {Kind: Added, Type: "file", Text: "--- /dev/null\n+++ b/was/now\n@@ -0,0 +1 @@\n+folder\n"},
-			"binary":         {Kind: Changed, Type: "file", TypeBefore: "file", Binary: true},
-			"latin":          {Kind: Changed, Type: "file", TypeBefore: "file", Text: "--- a/latin\n+++ b/latin\n@@ -1 +1 @@\n-caf\uFFFD\n+th\uFFFD\n"},
-			"new\nline \xff": {Kind: Added, Type: "file", Text: "--- /dev/null\n+++ \"b/new\\nline \\xff\"\n@@ -0,0 +1 @@\n+odd\n"},
-			"large":          {Kind: Added, Type: "file", Cut: true},
-			"link":           {Kind: Added, Type: "symlink", Text: "--- /dev/null\n+++ b/link\n@@ -0,0 +1 @@\n+/etc/shadow\n"},
-			"fifo":           {Kind: Added, Type: "other", Dropped: true},
+			"text": {Kind: Changed, Type: "file", TypeBefore: "file",
+				Text: "--- a/text\n+++ b/text\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
+			"mode":  {Kind: Changed, Type: "file", TypeBefore: "file"},
+			"gone":  {Kind: Removed, TypeBefore: "file", Text: "--- a/gone\n+++ /dev/null\n@@ -1 +0,0 @@\n-bye\n"},
+			"dir":   {Kind: Removed, TypeBefore: "dir"},
+			"dir/f": {Kind: Removed, TypeBefore: "file", Text: "--- a/dir/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-f\n"},
+			"was": {Kind: Changed, Type: "dir", TypeBefore: "file",
+				Text: "--- a/was\n+++ b/was\n@@ -1 +0,0 @@\n-file\n"},
+			"was/now": {Kind: Added, Type: "file", Text: "--- /dev/null\n+++ b/was/now\n@@ -0,0 +1 @@\n+folder\n"},
+			"binary":  {Kind: Changed, Type: "file", TypeBefore: "file", Binary: true},
+			"latin": {Kind: Changed, Type: "file", TypeBefore: "file",
+				Text: "--- a/latin\n+++ b/latin\n@@ -1 +1 @@\n-caf\uFFFD\n+th\uFFFD\n"},
+			"new\nline \xff": {Kind: Added, Type: "file",
+				Text: "--- /dev/null\n+++ \"b/new\\nline \\xff\"\n@@ -0,0 +1 @@\n+odd\n"},
+			"large": {Kind: Added, Type: "file", Cut: true},
+			"link":  {Kind: Added, Type: "symlink", Text: "--- /dev/null\n+++ b/link\n@@ -0,0 +1 @@\n+/etc/shadow\n"},
+			"fifo":  {Kind: Added, Type: "other", Dropped: true},
 		} {
 			c, ok := got[p]
-			if !ok || c.Kind != want.Kind || c.Type != want.Type || c.TypeBefore != want.TypeBefore || c.Text != want.Text || c.Binary != want.Binary || c.Cut != want.Cut || c.Dropped != want.Dropped || c.Conflict != nil {
+			if !ok || c.Kind != want.Kind || c.Type != want.Type || c.TypeBefore != want.TypeBefore || c.Text != want.Text ||
+				c.Binary != want.Binary || c.Cut != want.Cut || c.Dropped != want.Dropped || c.Conflict != nil {
 				t.Errorf("live %v: %q is %+v", live, p, c)
 			}
 			delete(got, p)

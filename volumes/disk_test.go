@@ -20,7 +20,8 @@ import (
 // The quota includes overlays and commits. A full workspace can still be read, and written again
 // after a discard.
 func TestQuotaIncludesOverlays(t *testing.T) {
-	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20, MaxQuota: 32 << 20, Snapshots: 4}, map[string]string{"a": "base"})
+	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20, MaxQuota: 32 << 20, Snapshots: 4},
+		map[string]string{"a": "base"})
 	if mechanism, why := m.Mechanism(); mechanism == quotadir.None {
 		t.Fatalf("Mechanism() = none, want a quota: %s", why)
 	}
@@ -114,7 +115,8 @@ func TestDownWaitsForMountClone(t *testing.T) {
 func TestSnapshotRestoreRoundTrip(t *testing.T) {
 	for _, mechanism := range []string{"", Auto} {
 		t.Run("mechanism "+mechanism, func(t *testing.T) {
-			m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20, Snapshots: 2}, map[string]string{"a": "old", "d/b": "old"})
+			m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20, Snapshots: 2},
+				map[string]string{"a": "old", "d/b": "old"})
 			overlaid(t, m, "o", map[string]string{"a": "old2"})
 			commit(t, m, "o") // so that the current generation is not the first
 			s, err := m.Snapshot(t.Context(), "w", "before")
@@ -187,7 +189,8 @@ func TestEarlierVersionWorkspaceIsUsable(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(dir, id), 0o700))
 	must(t, makeData(filepath.Join(dir, id, dataDir)))
 	must(t, os.WriteFile(filepath.Join(dir, id, dataDir, "a"), []byte("old"), 0o644))
-	must(t, os.WriteFile(filepath.Join(dir, id, metaFile), []byte(`{"version":1,"id":"`+id+`","name":"w","created_at":"2026-01-01T00:00:00Z","shared":false}`+"\n"), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, id, metaFile),
+		[]byte(`{"version":1,"id":"`+id+`","name":"w","created_at":"2026-01-01T00:00:00Z","shared":false}`+"\n"), 0o600))
 	m := start(t, dir, Options{Mechanism: Auto, Quota: 8 << 20, Snapshots: 2})
 	if w, err := m.Get("w"); err != nil || w.QuotaBytes != 0 || w.Mechanism != quotadir.None {
 		t.Errorf("Get(w) = %+v, %v; want no quota", w, err)

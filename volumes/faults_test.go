@@ -24,7 +24,8 @@ func init() {
 		return
 	}
 	ctx := context.Background()
-	m, err := Open(os.Getenv("VOLUMES_DIR"), Options{Mechanism: os.Getenv("VOLUMES_MECHANISM"), Quota: 8 << 20, Snapshots: 4})
+	m, err := Open(os.Getenv("VOLUMES_DIR"),
+		Options{Mechanism: os.Getenv("VOLUMES_MECHANISM"), Quota: 8 << 20, Snapshots: 4})
 	if err == nil && what != "overlay" {
 		err = m.Sweep(ctx)
 	}
@@ -57,7 +58,8 @@ func kill(t *testing.T, m *Manager, what, point string) {
 	t.Helper()
 	must(t, m.Close())
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "VOLUMES_CHILD="+what, "VOLUMES_DIR="+m.dir, "VOLUMES_MECHANISM="+m.opts.Mechanism, failpoint.Env+"="+point)
+	cmd.Env = append(os.Environ(), "VOLUMES_CHILD="+what, "VOLUMES_DIR="+m.dir, "VOLUMES_MECHANISM="+m.opts.Mechanism,
+		failpoint.Env+"="+point)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
@@ -71,13 +73,15 @@ func TestCommitKilledIsAtomic(t *testing.T) {
 	for _, mechanism := range []string{"", Auto} {
 		for _, what := range []string{"commit", "part"} {
 			for point, done := range map[string]bool{
-				"volumes.commit.built": false, "volumes.generation.made": false, "volumes.generation.current": true, "volumes.commit.done": true, "volumes.overlay.removed": true,
+				"volumes.commit.built": false, "volumes.generation.made": false, "volumes.generation.current": true,
+				"volumes.commit.done": true, "volumes.overlay.removed": true,
 			} {
 				if what == "part" && point == "volumes.overlay.removed" {
 					continue
 				}
 				t.Run(strings.Join([]string{mechanism, what, point}, " "), func(t *testing.T) {
-					m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20}, map[string]string{"a": "base", "b": "base", "gone": "base"})
+					m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20},
+						map[string]string{"a": "base", "b": "base", "gone": "base"})
 					o := hold(t, m, "o", Overlaid)
 					write(t, o, "a", "mine")
 					write(t, o, "n", "mine")
@@ -102,7 +106,8 @@ func TestCommitKilledIsAtomic(t *testing.T) {
 					} else if !done || what == "part" {
 						t.Errorf("FindOverlay(o): %v, want it to exist", err)
 					}
-					if got := []string{now(t, m, "a"), now(t, m, "n"), now(t, m, "b")}; !slices.Equal(got, []string{"mine", "mine", "base"}) {
+					if got := []string{now(t, m, "a"), now(t, m, "n"), now(t, m, "b")}; !slices.Equal(got,
+						[]string{"mine", "mine", "base"}) {
 						t.Errorf("done again: %v", got)
 					}
 					oneGeneration(t, m)
@@ -113,7 +118,8 @@ func TestCommitKilledIsAtomic(t *testing.T) {
 }
 
 func TestOverlayKilledIsRecovered(t *testing.T) {
-	for _, point := range []string{"volumes.overlay.noted", "volumes.overlay.made", "volumes.overlay.mounted", "volumes.overlay.unmounted", "volumes.overlay.kept"} {
+	for _, point := range []string{"volumes.overlay.noted", "volumes.overlay.made", "volumes.overlay.mounted",
+		"volumes.overlay.unmounted", "volumes.overlay.kept"} {
 		t.Run(point, func(t *testing.T) {
 			m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, map[string]string{"a": "base"})
 			kill(t, m, "overlay", point)
@@ -136,7 +142,8 @@ func TestOverlayKilledIsRecovered(t *testing.T) {
 
 func TestRestoreKilledIsAtomic(t *testing.T) {
 	for _, mechanism := range []string{"", Auto} {
-		for what, points := range map[string][]string{"restore": {"volumes.restore.copied", "volumes.restore.swapped"}, "snapshot": {"volumes.snapshot.copied"}, "discard": {"volumes.overlay.removed"}} {
+		for what, points := range map[string][]string{"restore": {"volumes.restore.copied", "volumes.restore.swapped"},
+			"snapshot": {"volumes.snapshot.copied"}, "discard": {"volumes.overlay.removed"}} {
 			for _, point := range points {
 				t.Run(mechanism+" "+point, func(t *testing.T) {
 					m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20, Snapshots: 4}, map[string]string{"a": "old"})

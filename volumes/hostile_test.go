@@ -50,7 +50,8 @@ func TestOverlayLongPathsAreBounded(t *testing.T) {
 	}
 	must(t, unix.Close(at))
 	h.Release()
-	if _, err := m.Diff(t.Context(), "o", DiffOptions{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "discard it") {
+	if _, err := m.Diff(t.Context(), "o", DiffOptions{}); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "discard it") {
 		t.Errorf("diff: %v", err)
 	}
 	fi, err := os.Stat(m.overlayFile(m.byName["w"].meta, "o", baseExt))
@@ -139,7 +140,8 @@ func TestDiffLongLinesIsBounded(t *testing.T) {
 		}
 	}
 	if len(d.Changes) != files+1 || told > maxDiffText {
-		t.Errorf("Diff: %d changes with %d bytes of text, want %d with at most %d", len(d.Changes), told, files+1, maxDiffText)
+		t.Errorf("Diff: %d changes with %d bytes of text, want %d with at most %d", len(d.Changes), told, files+1,
+			maxDiffText)
 	}
 }
 
@@ -296,7 +298,8 @@ func TestLastChangesFindsNearestPath(t *testing.T) {
 		s.addChange(change{Generation: i, Paths: [][]byte{[]byte(p)}})
 	}
 	blame := s.lastChanges()
-	for p, want := range map[string]int{"a": 0, "a/x": 0, "a/b": 1, "a/b/c": 1, "a/b/c/d/e": 4, "c": 5, "c/x": 5, "a-b": 3, "b": -1, "": -1} {
+	for p, want := range map[string]int{"a": 0, "a/x": 0, "a/b": 1, "a/b/c": 1, "a/b/c/d/e": 4, "c": 5, "c/x": 5, "a-b": 3,
+		"b": -1, "": -1} {
 		by, found := blame(p)
 		if !found {
 			by.Generation = -1
@@ -309,7 +312,8 @@ func TestLastChangesFindsNearestPath(t *testing.T) {
 
 // A path selects itself and everything below it, but not names with the same prefix.
 func TestSelectDeltasIncludesPathsBelow(t *testing.T) {
-	all := []string{"a", "a b", "a!", "a-b", "a-b/c", "a/b", "a/b/c", "a/b0", "a0", "a0/b", "a\xff", "b", "\xff", "\xff/\xff"}
+	all := []string{"a", "a b", "a!", "a-b", "a-b/c", "a/b", "a/b/c", "a/b0", "a0", "a0/b", "a\xff", "b", "\xff",
+		"\xff/\xff"}
 	slices.Sort(all)
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 500 {

@@ -114,7 +114,8 @@ func paths(d Diff) []string {
 func TestSnapshotCancelledLeavesNothing(t *testing.T) {
 	const size = 16 << 20
 	for _, mechanism := range []string{"", Auto} {
-		m := world(t, Options{Mechanism: mechanism, Quota: 2 * size, Snapshots: 2}, map[string]string{"a": strings.Repeat("x", size)})
+		m := world(t, Options{Mechanism: mechanism, Quota: 2 * size, Snapshots: 2},
+			map[string]string{"a": strings.Repeat("x", size)})
 		dir := filepath.Join(m.workspacePath(m.byName["w"].meta), snapshotsDir)
 		steps := 0
 		for ; ; steps++ {

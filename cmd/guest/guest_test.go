@@ -94,7 +94,8 @@ func dropCapabilities() error {
 	}
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	data := [2]unix.CapUserData{{Effective: keep, Permitted: keep}}
-	if _, _, errno := syscall.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data)), 0); errno != 0 {
+	if _, _, errno := syscall.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data)),
+		0); errno != 0 {
 		return errno
 	}
 	return nil
@@ -204,11 +205,13 @@ func TestGuestServesWithThreeCapabilities(t *testing.T) {
 	if pong.Version != wire.Version || pong.Kill != "tag" {
 		t.Errorf("got %+v", pong)
 	}
-	r, out := s.sh("id -u; grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ 2>&1; env")
+	r, out := s.sh("id -u; " +
+		"grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ 2>&1; env")
 	if r.Ending != runtime.Exited || len(out) < 5 || out[:5] != "1000\n" {
 		t.Errorf("got %+v, %q", r, out)
 	}
-	if strings.Contains(out, "SECRET") || !strings.Contains(out, "CapPrm:\t0000000000000000") || !strings.Contains(out, "NoNewPrivs:\t1") {
+	if strings.Contains(out, "SECRET") || !strings.Contains(out, "CapPrm:\t0000000000000000") ||
+		!strings.Contains(out, "NoNewPrivs:\t1") {
 		t.Errorf("got %q", out)
 	}
 	ask[struct{}](t, s.open(), wire.OpEnd, nil)
@@ -272,7 +275,8 @@ func TestGuestEndsWithoutHost(t *testing.T) {
 func TestGuestReconnectsToNewHost(t *testing.T) {
 	t.Parallel()
 	s := startGuest(t)
-	start, _ := ask[wire.Shell](t, s.open(), wire.OpStart, wire.Command{ID: "on", Argv: []string{"sleep", "1000"}, Cwd: "/"})
+	start, _ := ask[wire.Shell](t, s.open(), wire.OpStart,
+		wire.Command{ID: "on", Argv: []string{"sleep", "1000"}, Cwd: "/"})
 	s.l.Close()
 	l, err := guestconn.Listen(filepath.Join(s.dir, "host.sock"))
 	if err != nil {
@@ -336,7 +340,8 @@ func TestBridgeReachesGuest(t *testing.T) {
 	if pong, _ := ask[wire.Pong](t, open(), wire.OpPing, nil); pong.Version != wire.Version {
 		t.Errorf("got %+v", pong)
 	}
-	r, text := ask[runtime.Result](t, open(), wire.OpExec, wire.Command{Argv: []string{"sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"}, Cwd: "/"})
+	r, text := ask[runtime.Result](t, open(), wire.OpExec,
+		wire.Command{Argv: []string{"sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"}, Cwd: "/"})
 	if r.Ending != runtime.Exited || len(text) != 3_000_000 {
 		t.Errorf("got %+v and %d bytes", r, len(text))
 	}
@@ -347,7 +352,8 @@ func TestBridgeReachesGuest(t *testing.T) {
 func TestParseInitArguments(t *testing.T) {
 	t.Parallel()
 	log := slog.New(slog.DiscardHandler)
-	for _, args := range [][]string{nil, {"x"}, {"init", "x"}, {"init", "--alone", "-1s"}, {"init", "--alone", "x"}, {"bridge", "x"}, {"version", "x"}} {
+	for _, args := range [][]string{nil, {"x"}, {"init", "x"}, {"init", "--alone", "-1s"}, {"init", "--alone", "x"},
+		{"bridge", "x"}, {"version", "x"}} {
 		var bad usageError
 		if err := run(t.Context(), args, log); !errors.As(err, &bad) {
 			t.Errorf("%v: got %v", args, err)

@@ -163,7 +163,8 @@ func (g *guest) makeServer() (*server.Server, error) {
 	for _, name := range wire.Programs() {
 		programs[name] = wire.ProgramPath(wire.GuestPath, name)
 	}
-	s, err := server.New(server.Options{Tree: tree, Files: files.New(files.Options{}), Programs: programs, Ulimits: g.ulimits, Log: g.log})
+	s, err := server.New(server.Options{Tree: tree, Files: files.New(files.Options{}), Programs: programs,
+		Ulimits: g.ulimits, Log: g.log})
 	if err != nil {
 		return nil, err
 	}

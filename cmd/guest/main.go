@@ -48,7 +48,8 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-const usage = usageError("usage: guest init [--alone DURATION] [--ulimit NAME=N]... [--shared PATH]... [--stdio] | guest bridge | guest version")
+const usage = usageError("usage: guest init [--alone DURATION] [--ulimit NAME=N]... [--shared PATH]... [--stdio] | " +
+	"guest bridge | guest version")
 
 func run(ctx context.Context, args []string, log *slog.Logger) error {
 	if len(args) == 0 {
@@ -86,7 +87,8 @@ func parseInit(args []string) (initOptions, error) {
 	var o initOptions
 	f := flag.NewFlagSet("init", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // the returned error has the text
-	f.DurationVar(&o.alone, "alone", runtime.DefaultOrphanTimeout, "end the sandbox after this time without a host; 0: never")
+	f.DurationVar(&o.alone, "alone", runtime.DefaultOrphanTimeout,
+		"end the sandbox after this time without a host; 0: never")
 	f.Func("ulimit", "NAME=N, a limit of every command's processes", func(text string) error {
 		name, number, _ := strings.Cut(text, "=")
 		n, err := strconv.ParseInt(number, 10, 64)

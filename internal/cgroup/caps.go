@@ -154,7 +154,8 @@ func enableHierarchy(name string) error {
 		return err
 	}
 	if err := d.write(file, "1"); err != nil {
-		return fmt.Errorf("%w: memory cgroup %s does not count its children; write 1 to %s of the cgroups above it before containers start: %w",
+		return fmt.Errorf("%w: memory cgroup %s does not count its children; write 1 to %s of the cgroups above it before "+
+			"containers start: %w",
 			ErrUnsupported, name, file, err)
 	}
 	return nil

@@ -62,7 +62,8 @@ func (h Host) check(s Share) error {
 }
 
 func (h Host) unavailableError(controller string) error {
-	fix := "mount it (mount -t cgroup -o " + controller + " cgroup /sys/fs/cgroup/" + controller + ") or boot without cgroup_disable=" + controller
+	fix := "mount it (mount -t cgroup -o " + controller + " cgroup /sys/fs/cgroup/" + controller +
+		") or boot without cgroup_disable=" + controller
 	m, mounted := h.mounts[controller]
 	switch {
 	case h.Mode == ModeV2 && !writable(h.Unified):
@@ -152,7 +153,8 @@ func (h Host) delegate(name, base string, init process, s Share) (string, error)
 		parent = base
 	} else if name == Unified && h.movesForbidden(init) {
 		if h.Mode == ModeV2 {
-			return "", fmt.Errorf("%w: the sandbox has a cgroup namespace but no cgroup of its own, and nsdelegate forbids it to use another; "+
+			return "", fmt.Errorf("%w: the sandbox has a cgroup namespace but no cgroup of its own, and nsdelegate forbids "+
+				"it to use another; "+
 				"let the runtime make a cgroup per container", ErrUnsupported)
 		}
 		return "", nil
@@ -268,7 +270,8 @@ func (h Host) prepareV2(top, parent string, own bool, s Share) error {
 	if err := enableControllers(parent, need); err != nil {
 		return err
 	}
-	return enableControllers(path.Join(parent, commands), slices.DeleteFunc(slices.Clone(need), func(c string) bool { return c == CPU }))
+	return enableControllers(path.Join(parent, commands),
+		slices.DeleteFunc(slices.Clone(need), func(c string) bool { return c == CPU }))
 }
 
 // moveProcesses moves every process of a cgroup to a child. The next round catches processes forked
@@ -322,7 +325,8 @@ func enableControllers(name string, controllers []string) error {
 			continue
 		}
 		if !slices.Contains(strings.Fields(have), c) {
-			return fmt.Errorf("%w: cgroup %s has no %s controller; write +%s to cgroup.subtree_control of every cgroup above it, or let the runtime "+
+			return fmt.Errorf("%w: cgroup %s has no %s controller; write +%s to cgroup.subtree_control of every cgroup above "+
+				"it, or let the runtime "+
 				"set a %s cap on the container, which does that", ErrUnsupported, name, c, c, c)
 		}
 		if err := d.write("cgroup.subtree_control", "+"+c); err != nil {

@@ -36,8 +36,9 @@ func TestUsageIsReadFromWhateverHasIt(t *testing.T) {
 		want  Usage
 	}{
 		"v1": {map[string]string{
-			"memory/cgroup.procs": "", "memory/memory.max_usage_in_bytes": "4096\n", "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
-			"pids/cgroup.procs": "", "pids/pids.events": "max 5\n", "pids/pids.peak": "9\n",
+			"memory/cgroup.procs": "", "memory/memory.max_usage_in_bytes": "4096\n",
+			"memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+			"pids/cgroup.procs":         "", "pids/pids.events": "max 5\n", "pids/pids.peak": "9\n",
 			"cpu/cgroup.procs": "", "cpu/cpuacct.usage_user": "2000\n", "cpu/cpuacct.usage_sys": "1000\n",
 		}, Usage{CPUUser: 2000, CPUSystem: 1000, MemoryPeak: 4096, PidsPeak: 9, OOMKills: 3, PidsDenied: 5}},
 		"hybrid": {map[string]string{
@@ -49,8 +50,10 @@ func TestUsageIsReadFromWhateverHasIt(t *testing.T) {
 			"unified/cgroup.procs": "", "unified/cpu.stat": "usage_usec 30\nuser_usec 20\nsystem_usec 10\n",
 			"unified/memory.peak": "8192\n", "unified/memory.events": "low 0\noom 2\noom_kill 2\noom_group_kill 1\n",
 			"unified/pids.max": "20\n", "unified/pids.peak": "20\n", "unified/pids.events": "max 7\n",
-		}, Usage{CPUUser: 20 * time.Microsecond, CPUSystem: 10 * time.Microsecond, MemoryPeak: 8192, PidsPeak: 20, OOMKills: 2, PidsDenied: 7}},
-		"an old kernel": {map[string]string{"memory/cgroup.procs": "", "memory/memory.oom_control": "under_oom 0\n"}, Usage{}},
+		}, Usage{CPUUser: 20 * time.Microsecond, CPUSystem: 10 * time.Microsecond, MemoryPeak: 8192, PidsPeak: 20,
+			OOMKills: 2, PidsDenied: 7}},
+		"an old kernel": {map[string]string{"memory/cgroup.procs": "", "memory/memory.oom_control": "under_oom 0\n"},
+			Usage{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := fakeTree(t, tt.files).Usage()
@@ -144,7 +147,8 @@ func TestASharesCapThatCannotBeEnforcedIsRefused(t *testing.T) {
 	none := Host{Mode: ModeHybrid}
 	for name, s := range map[string]Share{Memory: {MemoryBytes: 1 << 20}, Pids: {Pids: 1}, CPU: {CPU: 0.5}} {
 		err := none.check(s)
-		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), name+" controller") || !strings.Contains(err.Error(), "mount") {
+		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), name+" controller") ||
+			!strings.Contains(err.Error(), "mount") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

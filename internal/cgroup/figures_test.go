@@ -21,18 +21,22 @@ func TestFiguresAreThoseOfTheSandboxAndNotOfItsCommandsAlone(t *testing.T) {
 			"cpu/cgroup.procs": "", "cpu/cpuacct.usage": "3000\n",
 		}, Figures{CPU: 3000, Memory: 8000, MemoryLimit: 65536, Pids: 4, PidsLimit: 20}},
 		"a stand-in, whose commands have the caps": {map[string]string{
-			"memory/cgroup.procs": "", "memory/memory.usage_in_bytes": "9000\n", "memory/memory.limit_in_bytes": "9223372036854771712\n",
+			"memory/cgroup.procs": "", "memory/memory.usage_in_bytes": "9000\n",
+			"memory/memory.limit_in_bytes":      "9223372036854771712\n",
 			"memory/cmds/memory.limit_in_bytes": "4096\n",
-			"pids/cgroup.procs":                 "", "pids/pids.current": "4\n", "pids/pids.max": "max\n", "pids/cmds/pids.max": "7\n",
+			"pids/cgroup.procs":                 "", "pids/pids.current": "4\n", "pids/pids.max": "max\n",
+			"pids/cmds/pids.max":   "7\n",
 			"unified/cgroup.procs": "", "unified/cpu.stat": "usage_usec 30\nuser_usec 20\nsystem_usec 10\n",
 		}, Figures{CPU: 30 * time.Microsecond, Memory: 9000, MemoryLimit: 4096, Pids: 4, PidsLimit: 7}},
 		"v2": {map[string]string{
-			"unified/cgroup.procs": "", "unified/cpu.stat": "usage_usec 30\n", "unified/memory.current": "9000\n", "unified/memory.stat": "inactive_file 500\n",
-			"unified/memory.max": "65536\n", "unified/pids.current": "3\n", "unified/pids.max": "20\n",
+			"unified/cgroup.procs": "", "unified/cpu.stat": "usage_usec 30\n", "unified/memory.current": "9000\n",
+			"unified/memory.stat": "inactive_file 500\n",
+			"unified/memory.max":  "65536\n", "unified/pids.current": "3\n", "unified/pids.max": "20\n",
 		}, Figures{CPU: 30 * time.Microsecond, Memory: 8500, MemoryLimit: 65536, Pids: 3, PidsLimit: 20}},
 		"no caps at all": {map[string]string{
-			"memory/cgroup.procs": "", "memory/memory.usage_in_bytes": "1\n", "memory/memory.limit_in_bytes": "9223372036854771712\n",
-			"memory/memory.stat": "total_inactive_file 5\n",
+			"memory/cgroup.procs": "", "memory/memory.usage_in_bytes": "1\n",
+			"memory/memory.limit_in_bytes": "9223372036854771712\n",
+			"memory/memory.stat":           "total_inactive_file 5\n",
 		}, Figures{}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -49,21 +49,25 @@ func TestAGroupIsLimitedAlone(t *testing.T) {
 	for name, tt := range map[string]struct{ files, want map[string]string }{
 		"v1": {
 			map[string]string{
-				"memory/g/memory.limit_in_bytes": "", "memory/g/memory.memsw.limit_in_bytes": "", "memory/g/memory.kmem.tcp.limit_in_bytes": "999999999999",
-				"cpu/g/cpu.cfs_period_us": "", "cpu/g/cpu.cfs_quota_us": "",
+				"memory/g/memory.limit_in_bytes": "", "memory/g/memory.memsw.limit_in_bytes": "",
+				"memory/g/memory.kmem.tcp.limit_in_bytes": "999999999999",
+				"cpu/g/cpu.cfs_period_us":                 "", "cpu/g/cpu.cfs_quota_us": "",
 			},
 			map[string]string{
-				"memory/g/memory.limit_in_bytes": "67108864", "memory/g/memory.memsw.limit_in_bytes": "67108864", "memory/g/memory.kmem.tcp.limit_in_bytes": "16777216",
-				"cpu/g/cpu.cfs_period_us": "100000", "cpu/g/cpu.cfs_quota_us": "50000",
+				"memory/g/memory.limit_in_bytes": "67108864", "memory/g/memory.memsw.limit_in_bytes": "67108864",
+				"memory/g/memory.kmem.tcp.limit_in_bytes": "16777216",
+				"cpu/g/cpu.cfs_period_us":                 "100000", "cpu/g/cpu.cfs_quota_us": "50000",
 			},
 		},
 		"v1 without accounting of swap": {
-			map[string]string{"memory/g/memory.limit_in_bytes": "", "memory/g/memory.swappiness": "60", "cpu/g/cpu.cfs_period_us": "", "cpu/g/cpu.cfs_quota_us": ""},
+			map[string]string{"memory/g/memory.limit_in_bytes": "", "memory/g/memory.swappiness": "60",
+				"cpu/g/cpu.cfs_period_us": "", "cpu/g/cpu.cfs_quota_us": ""},
 			map[string]string{"memory/g/memory.limit_in_bytes": "67108864", "memory/g/memory.swappiness": "0"},
 		},
 		"v2": {
 			map[string]string{"unified/g/memory.max": "", "unified/g/memory.swap.max": "", "unified/g/cpu.max": ""},
-			map[string]string{"unified/g/memory.max": "67108864", "unified/g/memory.swap.max": "0", "unified/g/cpu.max": "50000 100000"},
+			map[string]string{"unified/g/memory.max": "67108864", "unified/g/memory.swap.max": "0",
+				"unified/g/cpu.max": "50000 100000"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +84,8 @@ func TestAGroupIsLimitedAlone(t *testing.T) {
 
 func TestTheCPUControllerIsHandedDownWhenItIsWanted(t *testing.T) {
 	g, read := limited(t, map[string]string{
-		"unified/cgroup.controllers": "cpuset cpu memory pids\n", "unified/cgroup.subtree_control": "", "unified/g/memory.max": "",
+		"unified/cgroup.controllers": "cpuset cpu memory pids\n", "unified/cgroup.subtree_control": "",
+		"unified/g/memory.max": "",
 	})
 	// The kernel would create the file now.
 	if err := g.Limit(0, 0.5); err == nil {

@@ -30,7 +30,8 @@ func TestMakeCapsBeforeAnybodyIsIn(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"memory.limit_in_bytes": "67108864", "memory.max": "67108864", "pids.max": "50", "cpu.cfs_quota_us": "50000", "cpu.max": "50000 100000",
+		"memory.limit_in_bytes": "67108864", "memory.max": "67108864", "pids.max": "50", "cpu.cfs_quota_us": "50000",
+		"cpu.max": "50000 100000",
 	}
 	seen := 0
 	for _, dir := range dirs {

@@ -32,13 +32,16 @@ func TestLayoutNamesTheModeAndTheMounts(t *testing.T) {
 		points map[string]string
 	}{
 		"hybrid": {hybridMounts, ModeHybrid, map[string]string{
-			Memory: "/sys/fs/cgroup/memory", Pids: "/sys/fs/cgroup/pids", CPU: "/sys/fs/cgroup/cpu,cpuacct", Unified: "/sys/fs/cgroup/unified"}},
-		"v2":              {v2Mounts, ModeV2, map[string]string{Unified: "/sys/fs/cgroup"}},
-		"v1":              {v1Mounts, ModeV1, map[string]string{Memory: "/sys/fs/cgroup/memory", Pids: "/sys/fs/cgroup/pids"}},
+			Memory: "/sys/fs/cgroup/memory", Pids: "/sys/fs/cgroup/pids", CPU: "/sys/fs/cgroup/cpu,cpuacct",
+			Unified: "/sys/fs/cgroup/unified"}},
+		"v2": {v2Mounts, ModeV2, map[string]string{Unified: "/sys/fs/cgroup"}},
+		"v1": {v1Mounts, ModeV1,
+			map[string]string{Memory: "/sys/fs/cgroup/memory", Pids: "/sys/fs/cgroup/pids"}},
 		"v2 with net_cls": {v2WithNetCls, ModeV2, map[string]string{Unified: "/sys/fs/cgroup"}},
 		"the widest mount wins": {"1 1 0:1 /docker/x /in rw - cgroup2 c rw\n2 1 0:1 / /all rw - cgroup2 c rw\n", ModeV2,
 			map[string]string{Unified: "/all"}},
-		"blank in a path": {`1 1 0:1 / /my\040cgroups rw - cgroup2 c rw` + "\n", ModeV2, map[string]string{Unified: "/my cgroups"}},
+		"blank in a path": {`1 1 0:1 / /my\040cgroups rw - cgroup2 c rw` + "\n", ModeV2,
+			map[string]string{Unified: "/my cgroups"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := detectLayout(parseMounts(tt.text))
@@ -133,7 +136,8 @@ func TestStandInNameReadsBack(t *testing.T) {
 	if got, ok := parseStandIn(p.standInName()); !ok || got != p {
 		t.Errorf("%s read as %+v, %v", p.standInName(), got, ok)
 	}
-	for _, bad := range []string{"orchestrator", "orchestrator-1-2", "orchestrator-1-02-3", "orchestrator-1-2-3-4", "x-1-2-3", "orchestrator-1-2-99999999999999999999"} {
+	for _, bad := range []string{"orchestrator", "orchestrator-1-2", "orchestrator-1-02-3", "orchestrator-1-2-3-4",
+		"x-1-2-3", "orchestrator-1-2-99999999999999999999"} {
 		if p, ok := parseStandIn(bad); ok {
 			t.Errorf("%s read as %+v", bad, p)
 		}

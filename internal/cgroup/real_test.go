@@ -82,8 +82,11 @@ func capsAre(t *testing.T, d *Delegated, s Share) {
 	tree := treeOf(t, d)
 	for _, x := range tree.dirs {
 		want := map[string]string{
-			"memory.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.memsw.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.max": fmt.Sprint(s.MemoryBytes),
-			"memory.kmem.tcp.limit_in_bytes": fmt.Sprint(s.MemoryBytes / socketDivisor), "memory.swap.max": "0", "pids.max": fmt.Sprint(s.Pids), "cpu.cfs_quota_us": fmt.Sprint(quota(s.CPU)), "cpu.max": fmt.Sprintf("%d %d", quota(s.CPU), cpuPeriod),
+			"memory.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.memsw.limit_in_bytes": fmt.Sprint(s.MemoryBytes),
+			"memory.max":                     fmt.Sprint(s.MemoryBytes),
+			"memory.kmem.tcp.limit_in_bytes": fmt.Sprint(s.MemoryBytes / socketDivisor), "memory.swap.max": "0",
+			"pids.max": fmt.Sprint(s.Pids), "cpu.cfs_quota_us": fmt.Sprint(quota(s.CPU)),
+			"cpu.max": fmt.Sprintf("%d %d", quota(s.CPU), cpuPeriod),
 		}
 		for file, value := range want {
 			if got, err := x.read(file); err == nil && strings.TrimSpace(got) != value {

@@ -18,7 +18,8 @@ const DefaultBrowserTemplate = "browser"
 
 func defaultBrowser() Browser {
 	return Browser{Template: DefaultBrowserTemplate, Open: WebReach{
-		Allow: []string{"*"}, HTTP: []string{"*"}, Ports: []int{443}, HTTPPorts: []int{80}, Deny: []string{}, Methods: []string{},
+		Allow: []string{"*"}, HTTP: []string{"*"}, Ports: []int{443}, HTTPPorts: []int{80}, Deny: []string{},
+		Methods: []string{},
 	}}
 }
 

@@ -32,7 +32,8 @@ func TestCommentedFileEqualsDefault(t *testing.T) {
 		t.Fatalf("default.yaml is not the default (-code +file):\n%s", d)
 	}
 	for _, key := range []string{"listen", "ttl", "max_output", "queue", "orphan_timeout", "open_files", "max_age",
-		"calls", "max_waiting", "max_pending", "dir", "webhook", "secret_file", "expiry", "patterns", "enabled", "workspaces"} {
+		"calls", "max_waiting", "max_pending", "dir", "webhook", "secret_file", "expiry", "patterns", "enabled",
+		"workspaces"} {
 		if !strings.Contains(b.String(), key+":") {
 			t.Errorf("default.yaml does not show %s", key)
 		}
@@ -42,9 +43,11 @@ func TestCommentedFileEqualsDefault(t *testing.T) {
 func TestParseErrorsNameTheKey(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"unknown key", "lisen: x", `unknown key lisen; did you mean "listen"?`},
-		{"unknown nested key", "templates: {a: {limits: {memroy: 1g}}}", `unknown key templates.a.limits.memroy; did you mean "memory"?`},
+		{"unknown nested key", "templates: {a: {limits: {memroy: 1g}}}",
+			`unknown key templates.a.limits.memroy; did you mean "memory"?`},
 		{"renamed key", "guest: {alone: 1m}", `key guest.alone was renamed: use "orphan_timeout"`},
-		{"renamed key of a template", "templates: {a: {pool: {settle: 1s}}}", `key templates.a.pool.settle was renamed: use "refill_delay"`},
+		{"renamed key of a template", "templates: {a: {pool: {settle: 1s}}}",
+			`key templates.a.pool.settle was renamed: use "refill_delay"`},
 		{"far from all", "zzzzzzzz: 1", "unknown key zzzzzzzz:"},
 		{"duplicate", "runtime: oci\nruntime: docker", "already set"},
 		{"bad duration", "leases: {ttl: soon}", `"soon" is not a duration`},
@@ -121,7 +124,8 @@ func TestValidateNamesTheKey(t *testing.T) {
 		{"egress: {secrets: [{name: a, hosts: [a.example], header: Host, value_file: /x}]}", "egress.secrets[0].header"},
 		{"egress: {secrets: [{name: a, hosts: [a.example], header: X, value_file: x}]}", "egress.secrets[0].value_file"},
 		{"egress: {secrets: [{name: a, hosts: [a.example], header: X, value_file: /x, env: 1A}]}", "egress.secrets[0].env"},
-		{"egress: {secrets: [{name: a, hosts: [a.example], header: X, value_file: /x, callers: [A]}]}", "egress.secrets[0].callers"},
+		{"egress: {secrets: [{name: a, hosts: [a.example], header: X, value_file: /x, callers: [A]}]}",
+			"egress.secrets[0].callers"},
 		{"egress: {ca_file: x}", "egress.ca_file"},
 		{"egress: {limits: {connections: 0}}", "egress.limits.connections"},
 		{"egress: {limits: {bytes: -1}}", "egress.limits.bytes"},
@@ -147,7 +151,8 @@ func TestValidateNamesTheKey(t *testing.T) {
 }
 
 func TestEgressAllowanceParsesRuleAndCallers(t *testing.T) {
-	c, err := Parse([]byte("egress: {allow: [{host: a.example, protocol: tcp, ports: [22], callers: [ann], profiles: [universal]}]}"))
+	c, err := Parse([]byte("egress: {allow: [{host: a.example, protocol: tcp, ports: [22], callers: [ann], profiles: " +
+		"[universal]}]}"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +162,8 @@ func TestEgressAllowanceParsesRuleAndCallers(t *testing.T) {
 	if a := c.Egress.Allow[0]; a.Host != "a.example" || len(a.Ports) != 1 || len(a.Callers) != 1 || len(a.Profiles) != 1 {
 		t.Errorf("%+v", a)
 	}
-	if _, err := Parse([]byte("egress: {allow: [{hots: a.example}]}")); err == nil || !strings.Contains(err.Error(), `unknown key egress.allow[0].hots; did you mean "host"?`) {
+	if _, err := Parse([]byte("egress: {allow: [{hots: a.example}]}")); err == nil ||
+		!strings.Contains(err.Error(), `unknown key egress.allow[0].hots; did you mean "host"?`) {
 		t.Errorf("Parse with an unknown key = %v, want an error with a suggestion", err)
 	}
 }

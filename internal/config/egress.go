@@ -89,10 +89,12 @@ type EgressLimits struct {
 
 func defaultEgress() Egress {
 	return Egress{
-		Enabled: true, Resolver: []string{}, Private: []EgressPrivate{}, Allow: []EgressAllowance{}, Secrets: []EgressSecret{},
+		Enabled: true, Resolver: []string{}, Private: []EgressPrivate{}, Allow: []EgressAllowance{},
+		Secrets: []EgressSecret{},
 		Limits: EgressLimits{
-			Connections: netpolicy.DefaultConnections, Connect: Duration(netpolicy.DefaultDialTime), Header: Duration(netpolicy.DefaultHeaderTime),
-			Idle: Duration(netpolicy.DefaultIdleTime), MaxTime: Duration(netpolicy.DefaultMaxTime),
+			Connections: netpolicy.DefaultConnections, Connect: Duration(netpolicy.DefaultDialTime),
+			Header: Duration(netpolicy.DefaultHeaderTime),
+			Idle:   Duration(netpolicy.DefaultIdleTime), MaxTime: Duration(netpolicy.DefaultMaxTime),
 		},
 	}
 }
@@ -114,7 +116,8 @@ func (e Egress) Exceptions() ([]netpolicy.Private, error) {
 		for j, text := range p.Ranges {
 			r, err := netip.ParsePrefix(text)
 			if err != nil {
-				return nil, bad(fmt.Sprintf("egress.private[%d].ranges[%d]", i, j), quoted(text), `must be an address range, such as "10.1.0.0/16"`)
+				return nil, bad(fmt.Sprintf("egress.private[%d].ranges[%d]", i, j), quoted(text),
+					`must be an address range, such as "10.1.0.0/16"`)
 			}
 			one.Ranges = append(one.Ranges, r)
 		}
@@ -165,7 +168,8 @@ func (e Egress) validate() error {
 // rephrased rewords a gateway error in terms of the file.
 func rephrased(err error) error {
 	if e, ok := errors.AsType[*netpolicy.InvalidError](err); ok {
-		return fmt.Errorf("configuration: %s %s: %w", strings.Replace(e.Field, "egress.rules", "egress.allow", 1), e.Message, e.Unwrap())
+		return fmt.Errorf("configuration: %s %s: %w", strings.Replace(e.Field, "egress.rules", "egress.allow", 1), e.Message,
+			e.Unwrap())
 	}
 	return fmt.Errorf("configuration: %w: %w", err, errdefs.ErrInvalidArgument)
 }
@@ -208,7 +212,8 @@ func (l EgressLimits) Gateway() netpolicy.Limits {
 func (l EgressLimits) validate() error {
 	switch {
 	case l.Connections < 1 || l.Connections > netpolicy.DefaultConnections:
-		return bad("egress.limits.connections", l.Connections, "must be from 1 to "+strconv.Itoa(netpolicy.DefaultConnections))
+		return bad("egress.limits.connections", l.Connections,
+			"must be from 1 to "+strconv.Itoa(netpolicy.DefaultConnections))
 	case l.Bytes < 0:
 		return bad("egress.limits.bytes", l.Bytes, "must not be negative; 0 is unlimited")
 	case l.Connect < Duration(time.Millisecond) || l.Connect > Duration(time.Minute):

@@ -122,9 +122,11 @@ func (c Callers) validate() error {
 	case c.MaxPending < 0:
 		return bad("callers.max_pending", c.MaxPending, "must not be negative; 0 is limited only by approvals.max_pending")
 	case c.MaxRequests < 0:
-		return bad("callers.max_requests", c.MaxRequests, "must not be negative; 0 is limited only by a share of the connections")
+		return bad("callers.max_requests", c.MaxRequests,
+			"must not be negative; 0 is limited only by a share of the connections")
 	case c.MaxStreams < 0:
-		return bad("callers.max_streams", c.MaxStreams, "must not be negative; 0 is limited only by a share of the connections")
+		return bad("callers.max_streams", c.MaxStreams,
+			"must not be negative; 0 is limited only by a share of the connections")
 	}
 	return nil
 }

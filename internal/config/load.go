@@ -116,7 +116,8 @@ func wrongType(at string, err *json.UnmarshalTypeError) error {
 	if err.Type.Kind() == reflect.String && (strings.HasPrefix(got, "number") || got == "bool") {
 		hint = ": put it in quotes"
 	}
-	return fmt.Errorf("%s is a %s, which cannot be %s%s: %w", displayPath(at), got, kindOf(err.Type), hint, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("%s is a %s, which cannot be %s%s: %w", displayPath(at), got, kindOf(err.Type), hint,
+		errdefs.ErrInvalidArgument)
 }
 
 // kindOf describes a type to the author of a file.

@@ -68,7 +68,8 @@ func defaultWorkspaces() Workspaces {
 }
 
 func defaultImages() Images {
-	return Images{Allow: []string{}, Insecure: []string{}, Signatures: Signatures{Keys: []string{}, For: []string{}}, Prepull: true}
+	return Images{Allow: []string{}, Insecure: []string{}, Signatures: Signatures{Keys: []string{}, For: []string{}},
+		Prepull: true}
 }
 
 // MinQuota is the minimum size of a workspace, in bytes: a file system and a few files.
@@ -102,7 +103,8 @@ func (i Images) validate() error {
 		for _, text := range patterns {
 			p, err := ref.ParsePattern(text)
 			if err != nil {
-				return bad(key, quoted(text), "must be a pattern of image references: "+strings.TrimSuffix(err.Error(), ": "+errdefs.ErrInvalidArgument.Error()))
+				return bad(key, quoted(text),
+					"must be a pattern of image references: "+strings.TrimSuffix(err.Error(), ": "+errdefs.ErrInvalidArgument.Error()))
 			}
 			// A pattern for a digest would not apply to a request by tag.
 			if key == "images.signatures.for" && !p.MatchesRepository() {

@@ -65,7 +65,8 @@ func (c Config) Sources(file string) ([]Source, error) {
 }
 
 func definedTwice(name, a, b string) error {
-	return fmt.Errorf("template %s is defined in %s and in %s: remove one of them: %w", name, a, b, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("template %s is defined in %s and in %s: remove one of them: %w", name, a, b,
+		errdefs.ErrInvalidArgument)
 }
 
 // WithTemplatesDir returns the configuration with the directory's templates added. It returns the
@@ -224,7 +225,8 @@ func (h Hook) validate(key string) error {
 	case slices.ContainsFunc(h.Argv, func(a string) bool { return strings.ContainsRune(a, 0) }):
 		return bad(key+".argv", "invalid", "must not contain NUL bytes")
 	case h.Timeout < 0 || h.Timeout > MaxHookTimeout:
-		return bad(key+".timeout", h.Timeout, "must be from 0 (which is "+DefaultHookTimeout.String()+") to "+MaxHookTimeout.String())
+		return bad(key+".timeout", h.Timeout,
+			"must be from 0 (which is "+DefaultHookTimeout.String()+") to "+MaxHookTimeout.String())
 	case h.Background && h.Timeout != 0:
 		return bad(key+".timeout", h.Timeout, "must not be set with background: such a command runs as long as the sandbox")
 	}

@@ -36,7 +36,8 @@ func sourcesOf(t *testing.T, c Config, file string) map[string]Source {
 
 func TestSourcesReadsTemplatesDir(t *testing.T) {
 	dir := templatesDir(t, map[string]string{
-		"py.yaml":      "image: python:3\npool: {min: 1, adaptive: true}\nwarmup: [{argv: [python3, -c, 'import json'], timeout: 5s}]",
+		"py.yaml": "image: python:3\npool: {min: 1, adaptive: true}\nwarmup: [{argv: [python3, -c, 'import json'], " +
+			"timeout: 5s}]",
 		"node.json":    `{"image": "node:22", "user": "1001:1001", "env": {"A": "b"}}`,
 		"bad.yaml":     "image: x\npool: {mn: 1}",
 		"worse.yaml":   "image: x\nwarmup: [{argv: [a], timout: 5s}]",
@@ -59,7 +60,8 @@ func TestSourcesReadsTemplatesDir(t *testing.T) {
 		t.Errorf("%d templates: %v", len(got), got)
 	}
 	py := got["py"]
-	if py.Err != nil || py.Template.Image != "python:3" || !py.Template.Pool.Adaptive || py.Template.Pool.Max != defaultTemplate().Pool.Max || py.Template.Entrypoint != nil {
+	if py.Err != nil || py.Template.Image != "python:3" || !py.Template.Pool.Adaptive ||
+		py.Template.Pool.Max != defaultTemplate().Pool.Max || py.Template.Entrypoint != nil {
 		t.Errorf("py: %+v", py)
 	}
 	if d := got["default"]; d.Err != nil || d.Template.Image != "mine:1" || len(d.Template.Entrypoint) != 1 {
@@ -74,7 +76,8 @@ func TestSourcesReadsTemplatesDir(t *testing.T) {
 		"cfg":   "is defined in /etc/o.yaml and in " + dir + "/cfg.yaml",
 		"UPPER": "is not a valid template name",
 	} {
-		if err := got[name].Err; err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errdefs.ErrInvalidArgument) {
+		if err := got[name].Err; err == nil || !strings.Contains(err.Error(), want) ||
+			!errors.Is(err, errdefs.ErrInvalidArgument) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
@@ -140,12 +143,14 @@ func TestParseTemplateErrorNamesField(t *testing.T) {
 	} {
 		for range 3 { // it is always the same one
 			_, err := ParseTemplate("a", []byte(text))
-			if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errdefs.ErrInvalidArgument) || len(err.Error()) > 300 {
+			if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errdefs.ErrInvalidArgument) ||
+				len(err.Error()) > 300 {
 				t.Errorf("%q: %v, want %q", text, err, want)
 			}
 		}
 	}
-	for _, text := range []string{"---\nimage: x\n", "%YAML 1.1\n---\nimage: x\n...\n# end\n", "image: |\n  a\n  ---\n  b\n", "{\"image\":\n\"x\"}", "image: x\nuser: '4294967294:1'", "image: x\nuser: node"} {
+	for _, text := range []string{"---\nimage: x\n", "%YAML 1.1\n---\nimage: x\n...\n# end\n",
+		"image: |\n  a\n  ---\n  b\n", "{\"image\":\n\"x\"}", "image: x\nuser: '4294967294:1'", "image: x\nuser: node"} {
 		if _, err := ParseTemplate("a", []byte(text)); err != nil {
 			t.Errorf("%q: %v", text, err)
 		}

@@ -94,20 +94,23 @@ func (s WebSearch) Options(key string) search.Options {
 
 // Options returns the model's options with its key.
 func (x WebExtract) Options(key string) llmextract.Options {
-	return llmextract.Options{Kind: x.Kind, URL: x.URL, Model: x.Model, Key: key, MaxTokens: x.MaxTokens, Timeout: x.Timeout.Std()}
+	return llmextract.Options{Kind: x.Kind, URL: x.URL, Model: x.Model, Key: key, MaxTokens: x.MaxTokens,
+		Timeout: x.Timeout.Std()}
 }
 
 func (w Web) validate(c Config) error {
 	if _, known := c.Templates[cmp.Or(w.Template, DefaultTemplate)]; !known && c.TemplatesDir == "" {
 		return bad("web.template", quoted(w.Template), "must be one of templates")
 	}
-	for key, path := range map[string]string{"ca_file": w.CAFile, "search.key_file": w.Search.KeyFile, "extract.key_file": w.Extract.KeyFile} {
+	for key, path := range map[string]string{"ca_file": w.CAFile, "search.key_file": w.Search.KeyFile,
+		"extract.key_file": w.Extract.KeyFile} {
 		if path != "" && !filepath.IsAbs(path) {
 			return bad("web."+key, quoted(path), "must be an absolute path")
 		}
 	}
 	if len(w.Fetch.Methods) > 0 {
-		return bad("web.fetch.methods", w.Fetch.Methods, "must be empty: pages are fetched with GET (use web.request.methods)")
+		return bad("web.fetch.methods", w.Fetch.Methods,
+			"must be empty: pages are fetched with GET (use web.request.methods)")
 	}
 	for key, r := range map[string]WebReach{"fetch": w.Fetch, "request": w.Request} {
 		if _, err := tool.Reach(r).Compile(); err != nil {

@@ -68,9 +68,11 @@ func calls(ctx context.Context, c *Client) map[string]func() error {
 
 func TestInvalidAnswerIsLost(t *testing.T) {
 	for name, bytes := range map[string][]byte{
-		"nothing": {}, "half a header": {'R', 0}, "garbage": []byte("garbage, and more of it"), "a huge reply": {'R', 255, 255, 255, 255},
-		"no JSON": frame(wire.KindReply, "{"), "no object": frame(wire.KindReply, `"x"`), "a number": frame(wire.KindReply, `7`),
-		"stdin": frame(wire.KindStdin, "x"), "half a failure": frame(wire.KindFailure, `{"code":`),
+		"nothing": {}, "half a header": {'R', 0}, "garbage": []byte("garbage, and more of it"),
+		"a huge reply": {'R', 255, 255, 255, 255},
+		"no JSON":      frame(wire.KindReply, "{"), "no object": frame(wire.KindReply, `"x"`),
+		"a number": frame(wire.KindReply, `7`),
+		"stdin":    frame(wire.KindStdin, "x"), "half a failure": frame(wire.KindFailure, `{"code":`),
 	} {
 		c := New(sayer{t, bytes})
 		for op, call := range calls(soon(t), c) {
@@ -113,32 +115,38 @@ func TestAnswersAreValidated(t *testing.T) {
 		op    string
 		bytes []byte
 	}{
-		"a name with a slash":       {"stat", file(func(i *wire.FileInfo) { i.Name = "../f" })},
-		"a name that leads up":      {"stat", file(func(i *wire.FileInfo) { i.Name = ".." })},
-		"no name":                   {"mkdir", file(func(i *wire.FileInfo) { i.Name = "" })},
-		"an absolute path":          {"move", file(func(i *wire.FileInfo) { i.Path = "/etc/passwd" })},
-		"a path that leads out":     {"write", file(func(i *wire.FileInfo) { i.Path = "a/../../b" })},
-		"a negative size":           {"stat", file(func(i *wire.FileInfo) { i.Size = -1 })},
-		"an unknown type":           {"stat", file(func(i *wire.FileInfo) { i.Type = "door" })},
-		"a mode with a type":        {"stat", file(func(i *wire.FileInfo) { i.Mode = 0o100644 })},
-		"a bad entry in a list":     {"list", frame(wire.KindReply, `{"items":[{}]}`)},
-		"too long a list":           {"list", frame(wire.KindReply, `{"items":[`+strings.Repeat(`{"name":"a","path":"a","type":"dir"},`, wire.MaxEntries)+`{}]}`)},
-		"a path beside /tmp":        {"stat", file(func(i *wire.FileInfo) { i.Path = "/tmpfile" })},
-		"a path out of /tmp":        {"stat", file(func(i *wire.FileInfo) { i.Path = "/tmp/../etc" })},
-		"an edit of nothing":        {"edit", reply(wire.EditReply{Info: fileX})},
-		"a bad file edited":         {"edit", frame(wire.KindReply, `{"count":1,"line":1}`)},
-		"a bad name found":          {"glob", frame(wire.KindReply, `{"items":[{}]}`)},
-		"too many names found":      {"glob", frame(wire.KindReply, `{"items":[`+strings.Repeat(`{"name":"a","path":"a","type":"dir"},`, wire.MaxMatches)+`{}]}`)},
-		"a match without a line":    {"search", frame(wire.KindReply, `{"matches":[{"path":"a","column":1}]}`)},
-		"a match in another place":  {"search", frame(wire.KindReply, `{"matches":[{"path":"../a","line":1,"column":1}]}`)},
-		"a match of a long line":    {"search", reply(wire.SearchReply{Matches: []wire.Match{{Path: "a", Line: 1, Column: 1, Text: strings.Repeat("x", 4*wire.MaxLineBytes)}}})},
-		"a match among many lines":  {"search", reply(wire.SearchReply{Matches: []wire.Match{{Path: "a", Line: 1, Column: 1, After: make([]string, 11)}}})},
+		"a name with a slash":   {"stat", file(func(i *wire.FileInfo) { i.Name = "../f" })},
+		"a name that leads up":  {"stat", file(func(i *wire.FileInfo) { i.Name = ".." })},
+		"no name":               {"mkdir", file(func(i *wire.FileInfo) { i.Name = "" })},
+		"an absolute path":      {"move", file(func(i *wire.FileInfo) { i.Path = "/etc/passwd" })},
+		"a path that leads out": {"write", file(func(i *wire.FileInfo) { i.Path = "a/../../b" })},
+		"a negative size":       {"stat", file(func(i *wire.FileInfo) { i.Size = -1 })},
+		"an unknown type":       {"stat", file(func(i *wire.FileInfo) { i.Type = "door" })},
+		"a mode with a type":    {"stat", file(func(i *wire.FileInfo) { i.Mode = 0o100644 })},
+		"a bad entry in a list": {"list", frame(wire.KindReply, `{"items":[{}]}`)},
+		"too long a list": {"list",
+			frame(wire.KindReply, `{"items":[`+strings.Repeat(`{"name":"a","path":"a","type":"dir"},`, wire.MaxEntries)+`{}]}`)},
+		"a path beside /tmp": {"stat", file(func(i *wire.FileInfo) { i.Path = "/tmpfile" })},
+		"a path out of /tmp": {"stat", file(func(i *wire.FileInfo) { i.Path = "/tmp/../etc" })},
+		"an edit of nothing": {"edit", reply(wire.EditReply{Info: fileX})},
+		"a bad file edited":  {"edit", frame(wire.KindReply, `{"count":1,"line":1}`)},
+		"a bad name found":   {"glob", frame(wire.KindReply, `{"items":[{}]}`)},
+		"too many names found": {"glob",
+			frame(wire.KindReply, `{"items":[`+strings.Repeat(`{"name":"a","path":"a","type":"dir"},`, wire.MaxMatches)+`{}]}`)},
+		"a match without a line":   {"search", frame(wire.KindReply, `{"matches":[{"path":"a","column":1}]}`)},
+		"a match in another place": {"search", frame(wire.KindReply, `{"matches":[{"path":"../a","line":1,"column":1}]}`)},
+		"a match of a long line": {"search",
+			reply(wire.SearchReply{Matches: []wire.Match{{Path: "a", Line: 1, Column: 1,
+				Text: strings.Repeat("x", 4*wire.MaxLineBytes)}}})},
+		"a match among many lines": {"search",
+			reply(wire.SearchReply{Matches: []wire.Match{{Path: "a", Line: 1, Column: 1, After: make([]string, 11)}}})},
 		"a negative count of files": {"search", frame(wire.KindReply, `{"files":-1}`)},
 		"another shell":             {"shell", shell(func(s *wire.Shell) { s.ID = "y" })},
 		"another shell started":     {"start", shell(func(s *wire.Shell) { s.ID = "y" })},
 		"output before its start":   {"kill", shell(func(s *wire.Shell) { s.Stdout = wire.Span{Start: 2, End: 1} })},
 		"an odd ending of a shell":  {"shell", shell(func(s *wire.Shell) { s.Result = &runtime.Result{Ending: "x"} })},
-		"too many shells":           {"shells", frame(wire.KindReply, "["+strings.Repeat(`{"id":"a"},`, wire.MaxShells)+`{"id":"a"}]`)},
+		"too many shells": {"shells",
+			frame(wire.KindReply, "["+strings.Repeat(`{"id":"a"},`, wire.MaxShells)+`{"id":"a"}]`)},
 		"a list that is none":       {"shells", frame(wire.KindReply, `{}`)},
 		"data without a chunk":      {"output", data},
 		"two chunks":                {"output", append(chunk(0), chunk(0)...)},
@@ -168,7 +176,8 @@ func TestReadFileTruncatedIsAnError(t *testing.T) {
 	}{
 		"shorter":  {hold(opened, frame(wire.KindData, "da"), jsonFrame(wire.KindReply, fileX)), errdefs.ErrUnavailable},
 		"hangs up": {say(opened, frame(wire.KindData, "da")), ErrLost},
-		"fails":    {hold(opened, frame(wire.KindData, "da"), jsonFrame(wire.KindFailure, wire.Failure{Code: wire.Internal})), errdefs.ErrInternal},
+		"fails": {hold(opened, frame(wire.KindData, "da"), jsonFrame(wire.KindFailure, wire.Failure{Code: wire.Internal})),
+			errdefs.ErrInternal},
 	} {
 		r, _, err := talk(t, &peer{script: c.script}).ReadFile(soon(t), wire.FileRequest{Path: "f"})
 		must(t, err)
@@ -269,7 +278,8 @@ func TestOutputOffsetsNeverDecrease(t *testing.T) {
 func TestOutputEndsWithFailedSink(t *testing.T) {
 	c := talk(t, &peer{script: hold(jsonFrame(wire.KindChunk, wire.Chunk{}), frame(wire.KindData, "x"))})
 	full := errors.New("full")
-	if _, err := c.Output(soon(t), wire.Output{ID: "x", Follow: true}, func(int64, []byte) error { return full }); !errors.Is(err, full) {
+	if _, err := c.Output(soon(t), wire.Output{ID: "x", Follow: true},
+		func(int64, []byte) error { return full }); !errors.Is(err, full) {
 		t.Error(err)
 	}
 }
@@ -292,7 +302,8 @@ func TestFilesEndToEnd(t *testing.T) {
 	ctx := soon(t)
 	content := make([]byte, 3<<20)
 	_, _ = rand.Read(content)
-	info, err := c.WriteFile(ctx, wire.FileRequest{Path: "/workspace/d/f", Recursive: true, Size: int64(len(content))}, bytes.NewReader(content))
+	info, err := c.WriteFile(ctx, wire.FileRequest{Path: "/workspace/d/f", Recursive: true, Size: int64(len(content))},
+		bytes.NewReader(content))
 	if err != nil || info.Size != int64(len(content)) || info.UID != 1000 {
 		t.Fatalf("%+v %v", info, err)
 	}
@@ -312,7 +323,8 @@ func TestFilesEndToEnd(t *testing.T) {
 	if _, err := c.WriteFile(ctx, wire.FileRequest{Path: "d"}, endless{}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("write over a folder: %v", err)
 	}
-	if _, err := c.WriteFile(ctx, wire.FileRequest{Path: "d/f"}, io.MultiReader(strings.NewReader("new"), brokenPipe{})); !errors.Is(err, errInput) {
+	if _, err := c.WriteFile(ctx, wire.FileRequest{Path: "d/f"},
+		io.MultiReader(strings.NewReader("new"), brokenPipe{})); !errors.Is(err, errInput) {
 		t.Errorf("half a file: %v", err)
 	}
 	if info, err := c.Stat(ctx, wire.FileRequest{Path: "d/f"}); err != nil || info.Size != int64(len(content)) {
@@ -331,8 +343,10 @@ func (endless) Read(b []byte) (int, error) { return len(b), nil }
 func FuzzAnswer(f *testing.F) {
 	info, _ := json.Marshal(fileX)
 	f.Add(bytes.Join([][]byte{started, frame(wire.KindStdout, "x"), exited}, nil))
-	f.Add(bytes.Join([][]byte{frame(wire.KindStarted, string(info)), frame(wire.KindData, "data"), frame(wire.KindReply, string(info))}, nil))
-	f.Add(bytes.Join([][]byte{jsonFrame(wire.KindChunk, wire.Chunk{Offset: 1}), frame(wire.KindData, "x"), frame(wire.KindReply, `{"next":2,"shell":{"id":"x"}}`)}, nil))
+	f.Add(bytes.Join([][]byte{frame(wire.KindStarted, string(info)), frame(wire.KindData, "data"),
+		frame(wire.KindReply, string(info))}, nil))
+	f.Add(bytes.Join([][]byte{jsonFrame(wire.KindChunk, wire.Chunk{Offset: 1}), frame(wire.KindData, "x"),
+		frame(wire.KindReply, `{"next":2,"shell":{"id":"x"}}`)}, nil))
 	f.Add(frame(wire.KindFailure, `{"code":"not_found","message":"m"}`))
 	f.Add(frame(wire.KindReply, `{"items":[{"name":"a","path":"a","type":"file"}],"truncated":true}`))
 	f.Add(frame(wire.KindReply, `[{"id":"x"}]`))

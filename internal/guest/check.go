@@ -28,7 +28,8 @@ func checkID(id string) error {
 // checkResult checks that a guest can know the result, and limits the length of its text.
 func checkResult(r *runtime.Result) error {
 	switch r.Ending {
-	case runtime.Exited, runtime.Signalled, runtime.Timeout, runtime.Cancelled, runtime.OOM, runtime.Pids, runtime.Disk, runtime.OutputLimit, runtime.SandboxLost:
+	case runtime.Exited, runtime.Signalled, runtime.Timeout, runtime.Cancelled, runtime.OOM, runtime.Pids, runtime.Disk,
+		runtime.OutputLimit, runtime.SandboxLost:
 	default:
 		return fmt.Errorf("invalid ending %.64q from the guest", string(r.Ending))
 	}

@@ -78,7 +78,8 @@ func New(o Opener) *Client {
 func (c *Client) Ping(ctx context.Context) (wire.Pong, error) {
 	pong, err := ask[wire.Pong](ctx, c, wire.OpPing, nil, c.times.ping)
 	if err == nil && pong.Version != wire.Version {
-		return wire.Pong{}, &Error{Code: wire.FailedPrecondition, Message: fmt.Sprintf("the guest has protocol version %d, this host has %d", pong.Version, wire.Version)}
+		return wire.Pong{}, &Error{Code: wire.FailedPrecondition,
+			Message: fmt.Sprintf("the guest has protocol version %d, this host has %d", pong.Version, wire.Version)}
 	}
 	return pong, err
 }
@@ -120,7 +121,8 @@ func ask[T any](ctx context.Context, c *Client, op wire.Op, body any, within tim
 }
 
 // askChecked is like ask, and checks the reply.
-func askChecked[T any](ctx context.Context, c *Client, op wire.Op, body any, within time.Duration, check func(*T) error) (T, error) {
+func askChecked[T any](ctx context.Context, c *Client, op wire.Op, body any, within time.Duration,
+	check func(*T) error) (T, error) {
 	v, err := ask[T](ctx, c, op, body, within)
 	if err == nil {
 		if err = check(&v); err == nil {
@@ -138,7 +140,8 @@ func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, erro
 	if err != nil {
 		return nil, err
 	}
-	octx, cancel := context.WithTimeoutCause(ctx, c.times.open, fmt.Errorf("could not open a stream to the guest within %s", c.times.open))
+	octx, cancel := context.WithTimeoutCause(ctx, c.times.open,
+		fmt.Errorf("could not open a stream to the guest within %s", c.times.open))
 	nc, err := c.opener.Open(octx)
 	cause := context.Cause(octx)
 	cancel()

@@ -19,10 +19,11 @@ func TestStreamsBecomeConnections(t *testing.T) {
 		want   error
 	}{
 		"bytes with the frame": {say(started, []byte("hello")), nil},
-		"refused":              {say(jsonFrame(wire.KindFailure, wire.Failure{Code: wire.NotFound, Field: "port"})), errdefs.ErrNotFound},
-		"another frame":        {hold(frame(wire.KindStdout, "x")), ErrProtocol},
-		"no JSON":              {hold(frame(wire.KindStarted, "x")), ErrProtocol},
-		"an end":               {say(), ErrLost},
+		"refused": {say(jsonFrame(wire.KindFailure, wire.Failure{Code: wire.NotFound, Field: "port"})),
+			errdefs.ErrNotFound},
+		"another frame": {hold(frame(wire.KindStdout, "x")), ErrProtocol},
+		"no JSON":       {hold(frame(wire.KindStarted, "x")), ErrProtocol},
+		"an end":        {say(), ErrLost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nc, err := talk(t, &peer{script: c.script}).Dial(soon(t), 80)

@@ -59,7 +59,8 @@ func (c *Client) Exec(ctx context.Context, cmd wire.Command, rw IO) (runtime.Res
 }
 
 // runToEnd requests a command and waits for its result. startTime limits the wait for its start.
-func (e *execution) runToEnd(ctx context.Context, c *Client, op wire.Op, body any, startTime time.Duration) (runtime.Result, error) {
+func (e *execution) runToEnd(ctx context.Context, c *Client, op wire.Op, body any,
+	startTime time.Duration) (runtime.Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s, err := c.begin(ctx, op, body)
@@ -247,7 +248,8 @@ func cancelledResult(r runtime.Result, cause error) runtime.Result {
 		r.Ending, r.Detail = runtime.Cancelled, detailOutput
 	case errors.Is(cause, errInput):
 		r.Ending, r.Detail = runtime.Cancelled, detailInput
-	case r.Ending == runtime.Signalled && r.Signal == int(syscall.SIGKILL), r.Ending == runtime.SandboxLost, r.Ending == runtime.Cancelled:
+	case r.Ending == runtime.Signalled && r.Signal == int(syscall.SIGKILL), r.Ending == runtime.SandboxLost,
+		r.Ending == runtime.Cancelled:
 		r.Ending, r.Detail = runtime.Cancelled, cmp.Or(r.Detail, cancelDetail(cause))
 	}
 	return r

@@ -60,7 +60,8 @@ func TestExecTransfersAllStreams(t *testing.T) {
 	signals <- wire.Signal{Number: 15}
 	var begun wire.Started
 	r, err := c.Exec(soon(t), command(), IO{
-		Stdin: strings.NewReader(in), Stdout: &out, Stderr: &errs, Signals: signals, Started: func(s wire.Started) { begun = s },
+		Stdin: strings.NewReader(in), Stdout: &out, Stderr: &errs, Signals: signals,
+		Started: func(s wire.Started) { begun = s },
 	})
 	must(t, err)
 	if r.Ending != runtime.Exited || r.ExitCode != 3 || out.String() != in || errs.String() != "err" || begun.Pid != 7 {
@@ -77,45 +78,47 @@ func TestExecHostileGuestIsLost(t *testing.T) {
 		script   func(*wire.Conn, net.Conn, wire.Request)
 		protocol bool
 	}{
-		"hangs up":                 {say(), false},
-		"hangs up after start":     {say(started), false},
-		"hangs up in a header":     {say(started, exited[:3]), false},
-		"hangs up in a frame":      {say(started, exited[:10]), false},
-		"hangs up after output":    {say(started, frame(wire.KindStdout, "x")), false},
-		"unknown kind":             {hold(frame('?', "")), true},
-		"garbage":                  {hold([]byte("HTTP/1.1 200 OK\r\n\r\n")), true},
-		"huge frame":               {hold(started, []byte{'1', 0xff, 0xff, 0xff, 0xff}), true},
-		"frame over its limit":     {hold(started, frame(wire.KindStdout, strings.Repeat("x", wire.MaxFrame+1))), true},
-		"huge reply":               {hold(started, []byte{'R', 0x7f, 0, 0, 0}), true},
-		"output before start":      {hold(frame(wire.KindStdout, "x")), true},
-		"reply before start":       {hold(exited), true},
-		"started twice":            {hold(started, started), true},
-		"a request":                {hold(frame(wire.KindRequest, "{}")), true},
-		"input":                    {hold(started, frame(wire.KindStdin, "x")), true},
-		"file data":                {hold(started, frame(wire.KindData, "x")), true},
-		"end of data":              {hold(started, frame(wire.KindEOF, "")), true},
-		"started without an id":    {hold(frame(wire.KindStarted, "{}")), true},
-		"started is not JSON":      {hold(frame(wire.KindStarted, "{")), true},
-		"started of an odd id":     {hold(jsonFrame(wire.KindStarted, wire.Started{ID: "a\nb"})), true},
-		"reply is not JSON":        {hold(started, frame(wire.KindReply, "}")), true},
-		"reply is empty":           {hold(started, frame(wire.KindReply, "")), true},
-		"reply of another type":    {hold(started, frame(wire.KindReply, `[1]`)), true},
-		"reply is too deep":        {hold(started, frame(wire.KindReply, strings.Repeat("[", 500_000))), true},
-		"no ending":                {hold(started, frame(wire.KindReply, "{}")), true},
-		"an ending of the host's":  {hold(started, result(runtime.Result{Ending: runtime.PolicyDenied})), true},
-		"an ending that is not":    {hold(started, result(runtime.Result{Ending: "fine"})), true},
-		"exit code 256":            {hold(started, result(runtime.Result{Ending: runtime.Exited, ExitCode: 256})), true},
-		"exited with none":         {hold(started, result(runtime.Result{Ending: runtime.Exited, ExitCode: -1})), true},
-		"signal 1000":              {hold(started, result(runtime.Result{Ending: runtime.Signalled, Signal: 1000})), true},
-		"negative time":            {hold(started, result(runtime.Result{Ending: runtime.Exited, Duration: -1})), true},
-		"negative memory":          {hold(started, result(runtime.Result{Ending: runtime.Exited, Usage: runtime.Usage{MemoryBytes: -1}})), true},
+		"hangs up":                {say(), false},
+		"hangs up after start":    {say(started), false},
+		"hangs up in a header":    {say(started, exited[:3]), false},
+		"hangs up in a frame":     {say(started, exited[:10]), false},
+		"hangs up after output":   {say(started, frame(wire.KindStdout, "x")), false},
+		"unknown kind":            {hold(frame('?', "")), true},
+		"garbage":                 {hold([]byte("HTTP/1.1 200 OK\r\n\r\n")), true},
+		"huge frame":              {hold(started, []byte{'1', 0xff, 0xff, 0xff, 0xff}), true},
+		"frame over its limit":    {hold(started, frame(wire.KindStdout, strings.Repeat("x", wire.MaxFrame+1))), true},
+		"huge reply":              {hold(started, []byte{'R', 0x7f, 0, 0, 0}), true},
+		"output before start":     {hold(frame(wire.KindStdout, "x")), true},
+		"reply before start":      {hold(exited), true},
+		"started twice":           {hold(started, started), true},
+		"a request":               {hold(frame(wire.KindRequest, "{}")), true},
+		"input":                   {hold(started, frame(wire.KindStdin, "x")), true},
+		"file data":               {hold(started, frame(wire.KindData, "x")), true},
+		"end of data":             {hold(started, frame(wire.KindEOF, "")), true},
+		"started without an id":   {hold(frame(wire.KindStarted, "{}")), true},
+		"started is not JSON":     {hold(frame(wire.KindStarted, "{")), true},
+		"started of an odd id":    {hold(jsonFrame(wire.KindStarted, wire.Started{ID: "a\nb"})), true},
+		"reply is not JSON":       {hold(started, frame(wire.KindReply, "}")), true},
+		"reply is empty":          {hold(started, frame(wire.KindReply, "")), true},
+		"reply of another type":   {hold(started, frame(wire.KindReply, `[1]`)), true},
+		"reply is too deep":       {hold(started, frame(wire.KindReply, strings.Repeat("[", 500_000))), true},
+		"no ending":               {hold(started, frame(wire.KindReply, "{}")), true},
+		"an ending of the host's": {hold(started, result(runtime.Result{Ending: runtime.PolicyDenied})), true},
+		"an ending that is not":   {hold(started, result(runtime.Result{Ending: "fine"})), true},
+		"exit code 256":           {hold(started, result(runtime.Result{Ending: runtime.Exited, ExitCode: 256})), true},
+		"exited with none":        {hold(started, result(runtime.Result{Ending: runtime.Exited, ExitCode: -1})), true},
+		"signal 1000":             {hold(started, result(runtime.Result{Ending: runtime.Signalled, Signal: 1000})), true},
+		"negative time":           {hold(started, result(runtime.Result{Ending: runtime.Exited, Duration: -1})), true},
+		"negative memory": {hold(started,
+			result(runtime.Result{Ending: runtime.Exited, Usage: runtime.Usage{MemoryBytes: -1}})), true},
 		"failure that is not JSON": {hold(frame(wire.KindFailure, "no")), true},
 		"numbers that do not fit":  {hold(started, frame(wire.KindReply, `{"ending":"exited","exit_code":1e30}`)), true},
 		"hangs up without reading": {func(_ *wire.Conn, nc net.Conn, _ wire.Request) { _ = nc.Close() }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := talk(t, &peer{script: c.script})
-			r, err := client.Exec(soon(t), command(), IO{Stdin: strings.NewReader(strings.Repeat("x", 1<<20)), Stdout: io.Discard})
+			r, err := client.Exec(soon(t), command(),
+				IO{Stdin: strings.NewReader(strings.Repeat("x", 1<<20)), Stdout: io.Discard})
 			if !errors.Is(err, ErrLost) || !errdefs.IsUnavailable(err) || errors.Is(err, ErrProtocol) != c.protocol {
 				t.Errorf("%v, want lost, and protocol %v", err, c.protocol)
 			}
@@ -128,13 +131,16 @@ func TestExecHostileGuestIsLost(t *testing.T) {
 
 func TestExecRefusalHasClass(t *testing.T) {
 	for code, is := range map[string]func(error) bool{
-		wire.InvalidArgument: errdefs.IsInvalidArgument, wire.NotFound: errdefs.IsNotFound, wire.AlreadyExists: errdefs.IsAlreadyExists,
+		wire.InvalidArgument: errdefs.IsInvalidArgument, wire.NotFound: errdefs.IsNotFound,
+		wire.AlreadyExists:      errdefs.IsAlreadyExists,
 		wire.FailedPrecondition: errdefs.IsFailedPrecondition, wire.ResourceExhausted: errdefs.IsResourceExhausted,
-		wire.PermissionDenied: errdefs.IsPermissionDenied, wire.Unavailable: errdefs.IsUnavailable, wire.Internal: errdefs.IsInternal,
-		"made_up": errdefs.IsInternal, "": errdefs.IsInternal,
+		wire.PermissionDenied: errdefs.IsPermissionDenied, wire.Unavailable: errdefs.IsUnavailable,
+		wire.Internal: errdefs.IsInternal,
+		"made_up":     errdefs.IsInternal, "": errdefs.IsInternal,
 	} {
 		message := strings.Repeat("m", 3000) + "\n"
-		c := talk(t, &peer{script: hold(jsonFrame(wire.KindFailure, wire.Failure{Code: code, Field: "user", Message: message}))})
+		c := talk(t, &peer{script: hold(jsonFrame(wire.KindFailure,
+			wire.Failure{Code: code, Field: "user", Message: message}))})
 		in := strings.NewReader("whole")
 		_, err := c.Exec(soon(t), command(), IO{Stdin: in})
 		if in.Len() != 5 {
@@ -146,7 +152,8 @@ func TestExecRefusalHasClass(t *testing.T) {
 		}
 	}
 	c := talk(t, &peer{script: hold()})
-	if _, err := c.Exec(soon(t), wire.Command{Argv: []string{strings.Repeat("x", wire.MaxHeader)}}, IO{}); !errdefs.IsInvalidArgument(err) {
+	if _, err := c.Exec(soon(t), wire.Command{Argv: []string{strings.Repeat("x", wire.MaxHeader)}},
+		IO{}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("a request that is too large: %v", err)
 	}
 }
@@ -227,7 +234,8 @@ func killed(first ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
 func TestCancelledCommandHasEnding(t *testing.T) {
 	for _, pipe := range []bool{false, true} {
 		for _, in := range []io.Reader{nil, endless{}} {
-			for want, cause := range map[string]error{detailCaller: nil, detailTime: context.DeadlineExceeded, "its lease is over": errors.New("its lease is over")} {
+			for want, cause := range map[string]error{detailCaller: nil, detailTime: context.DeadlineExceeded,
+				"its lease is over": errors.New("its lease is over")} {
 				c := talk(t, &peer{pipe: pipe, script: killed()})
 				ctx, cancel := context.WithCancelCause(soon(t))
 				r, err := c.Exec(ctx, command(), IO{Stdin: in, Started: func(wire.Started) { cancel(cause) }})
@@ -243,14 +251,16 @@ func TestCancelledCommandHasEnding(t *testing.T) {
 func TestCommandCancelledByGuestIsLost(t *testing.T) {
 	for _, said := range []runtime.Ending{runtime.Cancelled, runtime.SandboxLost} {
 		c := talk(t, &peer{script: say(started, jsonFrame(wire.KindReply, runtime.Result{Ending: said, ExitCode: -1}))})
-		if r, err := c.Exec(soon(t), command(), IO{}); err != nil || r.Ending != runtime.SandboxLost || r.Detail != detailGuest {
+		if r, err := c.Exec(soon(t), command(), IO{}); err != nil || r.Ending != runtime.SandboxLost ||
+			r.Detail != detailGuest {
 			t.Errorf("%s: %+v %v", said, r, err)
 		}
 		want, detail := said, detailGuest
 		if said == runtime.Cancelled { // by a signal on another stream
 			detail = detailSignal
 		}
-		if r, err := c.ExecSession(soon(t), wire.SessionExec{ID: "x"}, IO{}); err != nil || r.Ending != want || r.Detail != detail {
+		if r, err := c.ExecSession(soon(t), wire.SessionExec{ID: "x"}, IO{}); err != nil || r.Ending != want ||
+			r.Detail != detail {
 			t.Errorf("%s in a session: %+v %v", said, r, err)
 		}
 	}
@@ -288,7 +298,8 @@ func TestFailedStreamCancelsCommand(t *testing.T) {
 		t.Errorf("output: %+v %v", r, err)
 	}
 	c = talk(t, &peer{script: killed()})
-	if r, err = c.Exec(soon(t), command(), IO{Stdin: brokenPipe{}}); err != nil || r.Ending != runtime.Cancelled || r.Detail != detailInput {
+	if r, err = c.Exec(soon(t), command(), IO{Stdin: brokenPipe{}}); err != nil || r.Ending != runtime.Cancelled ||
+		r.Detail != detailInput {
 		t.Errorf("input: %+v %v", r, err)
 	}
 }

@@ -117,7 +117,8 @@ func (f *fileReader) fill() {
 		case kind == wire.KindFailure:
 			f.err = f.failure(payload)
 		case kind == wire.KindReply && f.left > 0:
-			f.err = &Error{Code: wire.Unavailable, Message: fmt.Sprintf("the file became shorter during the read: %d bytes are missing", f.left)}
+			f.err = &Error{Code: wire.Unavailable,
+				Message: fmt.Sprintf("the file became shorter during the read: %d bytes are missing", f.left)}
 		case kind == wire.KindReply:
 			f.err = io.EOF
 		default:

@@ -28,7 +28,8 @@ func (c *Client) Kill(ctx context.Context, k wire.Kill) (wire.Shell, error) {
 
 // askShell sends a request about a shell and checks that the answer is about the same one. If id is
 // empty, the guest chooses it.
-func (c *Client) askShell(ctx context.Context, op wire.Op, body any, id string, within time.Duration) (wire.Shell, error) {
+func (c *Client) askShell(ctx context.Context, op wire.Op, body any, id string,
+	within time.Duration) (wire.Shell, error) {
 	return askChecked(ctx, c, op, body, within, func(sh *wire.Shell) error {
 		if id != "" && sh.ID != id {
 			return fmt.Errorf("answer about shell %.200q instead of %q", sh.ID, id)
@@ -66,7 +67,8 @@ func (c *Client) Forget(ctx context.Context, id string) error {
 // data means that the bytes between were dropped. Offsets never decrease. data is valid until sink
 // returns, and an error of sink ends the call. An Output that follows or waits lasts until ctx
 // ends.
-func (c *Client) Output(ctx context.Context, q wire.Output, sink func(offset int64, data []byte) error) (wire.OutputEnd, error) {
+func (c *Client) Output(ctx context.Context, q wire.Output,
+	sink func(offset int64, data []byte) error) (wire.OutputEnd, error) {
 	s, err := c.begin(ctx, wire.OpOutput, q)
 	if err != nil {
 		return wire.OutputEnd{}, err

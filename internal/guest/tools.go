@@ -53,7 +53,8 @@ func (c *Client) Search(ctx context.Context, q wire.SearchRequest) (wire.SearchR
 		return wire.SearchReply{}, err
 	}
 	if raw.Files < 0 || raw.Skipped < 0 {
-		return wire.SearchReply{}, protocolError(wire.OpSearch, "invalid search result: %d files, %d skipped", raw.Files, raw.Skipped)
+		return wire.SearchReply{},
+			protocolError(wire.OpSearch, "invalid search result: %d files, %d skipped", raw.Files, raw.Skipped)
 	}
 	matches, err := list(raw.Matches, wire.MaxMatches, checkMatch)
 	if err != nil {

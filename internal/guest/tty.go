@@ -45,7 +45,8 @@ func (c *Client) Type(ctx context.Context, id string, r io.Reader, taken func(to
 			}
 			sent := in.n.Load()
 			if chunk.Offset < total || chunk.Offset > sent {
-				return s.protocolError("invalid acknowledgement of %d bytes: %d sent, %d acknowledged before", chunk.Offset, sent, total)
+				return s.protocolError("invalid acknowledgement of %d bytes: %d sent, %d acknowledged before", chunk.Offset, sent,
+					total)
 			}
 			if total = chunk.Offset; taken != nil {
 				taken(total)

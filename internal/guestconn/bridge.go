@@ -25,7 +25,8 @@ const bridgeDial = 10 * time.Second
 //
 // A read or write that not even Close interrupts (a terminal, a file in blocking mode) is abandoned
 // with its goroutine: the process should exit after Bridge returns.
-func Bridge(ctx context.Context, stdin io.Reader, stdout io.Writer, dial func(context.Context) (net.Conn, error)) error {
+func Bridge(ctx context.Context, stdin io.Reader, stdout io.Writer,
+	dial func(context.Context) (net.Conn, error)) error {
 	pipes := newStdio(stdin, stdout)
 	t := &transport{rwc: pipes}
 	config := muxConfig()

@@ -116,7 +116,8 @@ func TestMuxedStreamsHaveDeadlinesAndClose(t *testing.T) {
 	must(t, err)
 	must(t, c.SetReadDeadline(time.Now().Add(time.Millisecond)))
 	var timeout net.Error
-	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &timeout) || !timeout.Timeout() {
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &timeout) ||
+		!timeout.Timeout() {
 		t.Fatalf("read past the deadline: %v", err)
 	}
 	must(t, c.SetDeadline(time.Time{}))

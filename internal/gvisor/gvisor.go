@@ -57,7 +57,8 @@ func Look(driver ocidriver.Driver, name string) (Binary, error) {
 		path, err = filepath.Abs(path)
 	}
 	if err != nil {
-		return Binary{}, unfit(driver, name+" is not found", "install gVisor (apt-get install runsc, or https://gvisor.dev/docs/user_guide/install/)")
+		return Binary{}, unfit(driver, name+" is not found",
+			"install gVisor (apt-get install runsc, or https://gvisor.dev/docs/user_guide/install/)")
 	}
 	info, err := os.Stat(path)
 	if err != nil {
@@ -67,7 +68,8 @@ func Look(driver ocidriver.Driver, name string) (Binary, error) {
 	if err != nil {
 		return Binary{}, fmt.Errorf("class gvisor: %w", err)
 	}
-	return Binary{Path: path, Identity: fmt.Sprintf("%s %d %d %s", path, info.Size(), info.ModTime().UnixNano(), boot)}, nil
+	return Binary{Path: path, Identity: fmt.Sprintf("%s %d %d %s", path, info.Size(), info.ModTime().UnixNano(), boot)},
+		nil
 }
 
 // Flags returns the flags of the program that sandboxes need, and its platforms, the preferred one

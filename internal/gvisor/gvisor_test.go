@@ -99,7 +99,8 @@ func TestFindStopsWhenTheEngineIsDown(t *testing.T) {
 }
 
 func TestLookNamesTheMissingProgram(t *testing.T) {
-	if _, err := Look("test", "/no/such/runsc"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "/no/such/runsc is not found") {
+	if _, err := Look("test", "/no/such/runsc"); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "/no/such/runsc is not found") {
 		t.Errorf("Look = %v, want FailedPrecondition that names the program", err)
 	}
 }
@@ -108,7 +109,8 @@ func TestOnceRepeatsWhatWasUnavailable(t *testing.T) {
 	var o Once[int]
 	answers := []error{errdefs.ErrUnavailable, nil, errors.New("a third call")}
 	for i, want := range []error{errdefs.ErrUnavailable, nil, nil} {
-		if _, err := o.Do(func() (int, error) { err := answers[0]; answers = answers[1:]; return 1, err }); !errors.Is(err, want) {
+		if _, err := o.Do(func() (int, error) { err := answers[0]; answers = answers[1:]; return 1, err }); !errors.Is(err,
+			want) {
 			t.Errorf("call %d: %v, want %v", i+1, err, want)
 		}
 	}

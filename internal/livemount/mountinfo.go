@@ -83,7 +83,10 @@ func listShared(f *os.File) (bool, error) {
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
 		return false, err
 	}
-	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return uint64(m.ID) != st.Mnt_id, false })
+	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return uint64(m.ID) != st.Mnt_id,
+			false
+	})
 	if err != nil {
 		return false, fmt.Errorf("list mounts: %w", err)
 	}

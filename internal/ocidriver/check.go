@@ -37,7 +37,8 @@ func (d Driver) CheckCgroups() (host cgroup.Host, noSwap bool, err error) {
 		have bool
 	}{{cgroup.Memory, host.Memory}, {cgroup.Pids, host.Pids}, {cgroup.CPU, host.CPU}} {
 		if !c.have {
-			return host, false, d.Unfit(fmt.Sprintf("the %s controller of cgroup %s is missing or not writable", c.name, host.Mode),
+			return host, false, d.Unfit(fmt.Sprintf("the %s controller of cgroup %s is missing or not writable", c.name,
+				host.Mode),
 				"boot without cgroup_disable="+c.name+", and mount /sys/fs/cgroup read-write")
 		}
 	}
@@ -81,7 +82,8 @@ func (d Driver) CheckRuntime(ctx context.Context, name string, host cgroup.Host)
 	kind := filepath.Base(name)
 	switch {
 	case kind == "runsc":
-		return "", "", fmt.Errorf("runtime runsc is not supported yet: gVisor shows no mount that is made after the start and takes no "+
+		return "", "", fmt.Errorf("runtime runsc is not supported yet: gVisor shows no mount that is made after the start "+
+			"and takes no "+
 			"delegated cgroup, so workspaces and caps of commands would not hold; use runc: %w", errdefs.ErrNotImplemented)
 	case kind != "runc" && kind != "crun":
 		return "", "", fmt.Errorf("runtime %q is not known; use runc or crun: %w", name, errdefs.ErrInvalidArgument)

@@ -157,7 +157,8 @@ func TestLimitsThatWeDoNotHaveOurselves(t *testing.T) {
 	if err := FitRlimits(list); errdefs.IsFailedPrecondition(err) == hasResourceCapability(0) {
 		t.Errorf("open files: %v", err)
 	}
-	list = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1, Soft: 1}, {Type: "RLIMIT_CORE"}, {Type: "RLIMIT_SIGPENDING", Hard: 1, Soft: 1}}
+	list = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1, Soft: 1}, {Type: "RLIMIT_CORE"},
+		{Type: "RLIMIT_SIGPENDING", Hard: 1, Soft: 1}}
 	if err := FitRlimits(list); err != nil || list[0].Hard != 1 || list[2].Hard != 1 {
 		t.Errorf("low limits: %+v, %v", list, err)
 	}

@@ -12,7 +12,8 @@ import (
 // lower.
 func rlimitNumbers() map[string]int {
 	return map[string]int{
-		"RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
+		"RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE,
+		"RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
 	}
 }
 
@@ -36,7 +37,8 @@ func FitRlimitsOf(starter int, list []specs.POSIXRlimit) error {
 			continue
 		}
 		if number == unix.RLIMIT_NOFILE {
-			return fmt.Errorf("limits.open_files is %d, but the process that starts sandboxes may give no more than %d: raise its limit (LimitNOFILE= of the unit, ulimit -n) "+
+			return fmt.Errorf("limits.open_files is %d, but the process that starts sandboxes may give no more than %d: "+
+				"raise its limit (LimitNOFILE= of the unit, ulimit -n) "+
 				"or lower limits.open_files: %w", r.Hard, own.Max, errdefs.ErrFailedPrecondition)
 		}
 		list[i].Hard, list[i].Soft = own.Max, min(r.Soft, own.Max)

@@ -19,7 +19,8 @@ import (
 
 func TestVersions(t *testing.T) {
 	for version, ok := range map[string]bool{
-		"1.6.20~ds1": true, "1.6.0": true, "v1.7.24": true, "v2.0.1": true, "2.1": true, "1.5.18": false, "v1.4.3~ds1": false, "0.9": false, "": false, "v": false, "1": false, "new": false,
+		"1.6.20~ds1": true, "1.6.0": true, "v1.7.24": true, "v2.0.1": true, "2.1": true, "1.5.18": false, "v1.4.3~ds1": false,
+		"0.9": false, "": false, "v": false, "1": false, "new": false,
 	} {
 		if newEnough(version) != ok {
 			t.Errorf("%q: want %v", version, ok)
@@ -237,7 +238,8 @@ func TestImagesWithoutADigestAreRefused(t *testing.T) {
 
 func TestTasksThatRun(t *testing.T) {
 	for status, want := range map[task.Status]bool{
-		task.Status_RUNNING: true, task.Status_PAUSED: true, task.Status_PAUSING: true, task.Status_CREATED: false, task.Status_STOPPED: false, task.Status_UNKNOWN: false,
+		task.Status_RUNNING: true, task.Status_PAUSED: true, task.Status_PAUSING: true, task.Status_CREATED: false,
+		task.Status_STOPPED: false, task.Status_UNKNOWN: false,
 	} {
 		if alive(&task.Process{Status: status}) != want {
 			t.Errorf("%s: want %v", status, want)

@@ -58,7 +58,8 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	if got := <-slow; got != "through\n" {
 		t.Errorf("the command that ran meanwhile says %q", got)
 	}
-	b.eventually(t, "the driver notices that the daemon is back", func() bool { _, err := b.List(t.Context(), owner); return err == nil })
+	b.eventually(t, "the driver notices that the daemon is back",
+		func() bool { _, err := b.List(t.Context(), owner); return err == nil })
 	wantAlive(t, kept)
 	if err := kept.Release(); err != nil {
 		t.Error(err)
@@ -102,7 +103,8 @@ func TestDaemonIsKilledInTheMiddleOfCreate(t *testing.T) {
 	b := newBench(t)
 	failed := 0
 	for _, after := range []time.Duration{
-		time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 35 * time.Millisecond, 60 * time.Millisecond, 100 * time.Millisecond,
+		time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 35 * time.Millisecond, 60 * time.Millisecond,
+		100 * time.Millisecond,
 	} {
 		t.Run(after.String(), func(t *testing.T) {
 			spec := b.spec()
@@ -125,7 +127,8 @@ func TestDaemonIsKilledInTheMiddleOfCreate(t *testing.T) {
 			}
 			back := func() {
 				daemon(t, "up")
-				b.eventually(t, "the driver notices that the daemon is back", func() bool { _, err := b.List(t.Context(), owner); return err == nil })
+				b.eventually(t, "the driver notices that the daemon is back",
+					func() bool { _, err := b.List(t.Context(), owner); return err == nil })
 			}
 			back()
 			t.Logf("the call said: %v", err)
@@ -169,7 +172,8 @@ func TestShimIsKilled(t *testing.T) {
 			if !alone {
 				wantAlive(t, s) // it has lost nothing but its parent
 				daemon(t, "up")
-				b.eventually(t, "the driver notices that the daemon is back", func() bool { _, err := b.List(t.Context(), owner); return err == nil })
+				b.eventually(t, "the driver notices that the daemon is back",
+					func() bool { _, err := b.List(t.Context(), owner); return err == nil })
 			}
 			wantDone(t, s) // the daemon ends what it has no shim for
 			for range 2 {

@@ -122,7 +122,8 @@ func (d *Driver) record(ctx context.Context, spec runtime.Spec, h handler) error
 		return fmt.Errorf("limits: %w", err)
 	}
 	labels := ocispec.Labels(spec)
-	labels[labelLimits], labels[labelTry], labels[labelClass] = string(limits), uuid.NewString(), string(spec.Class.OrDefault())
+	labels[labelLimits], labels[labelTry], labels[labelClass] = string(limits), uuid.NewString(),
+		string(spec.Class.OrDefault())
 	whole, cancel := uncut(ctx)
 	defer cancel()
 	_, err = d.api.ContainerService().Create(whole, containers.Container{
@@ -197,7 +198,8 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mo
 }
 
 // fill creates a running container for the run directory.
-func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Mount, c *rundir.Dir) (*ocidriver.Sandbox, error) {
+func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Mount,
+	c *rundir.Dir) (*ocidriver.Sandbox, error) {
 	if spec.Class == runtime.ClassGVisor {
 		if err := d.makeGVisorCgroups(spec.ID, spec.Limits); err != nil {
 			return nil, err

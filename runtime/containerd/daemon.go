@@ -42,9 +42,11 @@ func peerOf(ctx context.Context, address string) (int, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", address)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return 0, fmt.Errorf("containerd not found at %s: install and start it (apt-get install containerd), or set containerd.address: %w", address, errdefs.ErrUnavailable)
+		return 0, fmt.Errorf("containerd not found at %s: install and start it (apt-get install containerd), or set "+
+			"containerd.address: %w", address, errdefs.ErrUnavailable)
 	case err != nil:
-		return 0, fmt.Errorf("containerd on %s does not answer: start it, or set containerd.address: %w: %w", address, err, errdefs.ErrUnavailable)
+		return 0, fmt.Errorf("containerd on %s does not answer: start it, or set containerd.address: %w: %w", address, err,
+			errdefs.ErrUnavailable)
 	}
 	defer func() { _ = conn.Close() }()
 	raw, err := conn.(*net.UnixConn).SyscallConn()
@@ -73,7 +75,8 @@ func checkPeer(ctx context.Context, address string) error {
 		}
 		other, err := os.Readlink("/proc/" + strconv.Itoa(daemon) + "/ns/" + name)
 		if err != nil || own != other {
-			return host.Unfit("the daemon on "+address+" sees other "+what+" than this process", "run both on the host and not in a container")
+			return host.Unfit("the daemon on "+address+" sees other "+what+" than this process",
+				"run both on the host and not in a container")
 		}
 	}
 	return nil
@@ -88,7 +91,8 @@ func checkVersion(ctx context.Context, api *client.Client) (string, error) {
 		return "", fmt.Errorf("version of containerd: %w", err)
 	}
 	if !newEnough(v.Version) {
-		return "", host.Unfit("containerd is "+strconv.Quote(v.Version), fmt.Sprintf("install containerd 1.%d or later", oldestMinor))
+		return "", host.Unfit("containerd is "+strconv.Quote(v.Version),
+			fmt.Sprintf("install containerd 1.%d or later", oldestMinor))
 	}
 	return v.Version, nil
 }

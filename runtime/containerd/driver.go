@@ -138,7 +138,8 @@ func New(ctx context.Context, o Options) (_ *Driver, err error) {
 	if d.container, err = o.findRuntime(ctx, cgroups); err != nil {
 		return nil, err
 	}
-	d.info = fmt.Sprintf("containerd %s, %s, snapshots by %s, cgroup %s", version, d.container.release, d.snapshotter, cgroups.Mode)
+	d.info = fmt.Sprintf("containerd %s, %s, snapshots by %s, cgroup %s", version, d.container.release, d.snapshotter,
+		cgroups.Mode)
 	if err := d.sweepProbe(ctx); err != nil {
 		d.log.Warn("failed to remove leftovers of a killed start; will retry at the next start", "error", err)
 	}
@@ -160,7 +161,8 @@ func (o Options) withDefaults() Options {
 }
 
 func (o Options) validate() error {
-	for _, x := range []struct{ name, path string }{{"state dir", o.StateDir}, {"guest path", o.GuestPath}, {"containerd.address", o.Address}} {
+	for _, x := range []struct{ name, path string }{{"state dir", o.StateDir}, {"guest path", o.GuestPath},
+		{"containerd.address", o.Address}} {
 		if !filepath.IsAbs(x.path) {
 			return fmt.Errorf("%s %q is not absolute: %w", x.name, x.path, errdefs.ErrInvalidArgument)
 		}

@@ -35,7 +35,8 @@ func TestCrashProcess(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		t.Fatal(err)
 	}
-	d, err := New(t.Context(), Options{Address: daemonSocket, StateDir: c.State, GuestPath: c.Guest, Log: slog.New(slog.DiscardHandler)})
+	d, err := New(t.Context(),
+		Options{Address: daemonSocket, StateDir: c.State, GuestPath: c.Guest, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,8 +69,10 @@ func (b bench) die(t *testing.T, point string, spec runtime.Spec) {
 
 func TestCrashAnywhere(t *testing.T) {
 	for point, adoptable := range map[string]bool{
-		"containerd.create.intent": false, "containerd.create.cell": false, "containerd.create.made": false, "containerd.create.started": true,
-		"containerd.create.attached": true, "containerd.destroy.killed": false, "containerd.destroy.task": false, "containerd.destroy.cell": false,
+		"containerd.create.intent": false, "containerd.create.cell": false, "containerd.create.made": false,
+		"containerd.create.started":  true,
+		"containerd.create.attached": true, "containerd.destroy.killed": false, "containerd.destroy.task": false,
+		"containerd.destroy.cell": false,
 	} {
 		t.Run(point, func(t *testing.T) {
 			b := newBench(t)

@@ -43,7 +43,8 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	var found []runtime.Found
 	for _, c := range recorded {
 		known[c.ID] = true
-		found = append(found, runtime.Found{ID: c.ID, Template: c.Labels[labelTemplate], Build: c.Labels[labelBuild], Running: running[c.ID]})
+		found = append(found, runtime.Found{ID: c.ID, Template: c.Labels[labelTemplate], Build: c.Labels[labelBuild],
+			Running: running[c.ID]})
 	}
 	left, err := rundir.Leftovers(d.cells)
 	if err != nil {

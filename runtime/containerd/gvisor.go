@@ -96,7 +96,8 @@ func (d *Driver) makeGVisorCgroups(id string, l runtime.Limits) error {
 		return fmt.Errorf("state of gVisor: %w", err)
 	}
 	caps := ocispec.GVisorCaps(l)
-	dirs, err := cgroup.Make(ocidriver.CgroupsPath(id), cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
+	dirs, err := cgroup.Make(ocidriver.CgroupsPath(id),
+		cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
 	if errors.Is(err, cgroup.ErrUnsupported) {
 		return host.Unfit(err.Error(), "a sandbox of class gvisor is capped by its cgroup alone")
 	}

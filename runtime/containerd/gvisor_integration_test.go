@@ -129,7 +129,8 @@ func TestGVisor(t *testing.T) {
 		s := b.makeGVisor(t)
 		in := members(t, s.ID())
 		for _, pid := range in {
-			if text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm"); err == nil && strings.Contains(string(text), "gofer") {
+			if text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm"); err == nil &&
+				strings.Contains(string(text), "gofer") {
 				if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 					t.Error(err)
 				}
@@ -157,7 +158,8 @@ func TestGVisor(t *testing.T) {
 		defer up()
 		wantAlive(t, s)
 		up()
-		b.eventually(t, "the driver notices that the daemon is back", func() bool { _, err := b.List(t.Context(), owner); return err == nil })
+		b.eventually(t, "the driver notices that the daemon is back",
+			func() bool { _, err := b.List(t.Context(), owner); return err == nil })
 		wantAlive(t, s)
 		in := members(t, s.ID())
 		b.removeTwice(t, s)
@@ -173,7 +175,8 @@ func gvisorKilledInCreate(t *testing.T, b bench) {
 		"launcher, or what it became": func(id string) []int { return members(t, id) },
 	} {
 		failed := 0
-		for _, after := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond, 150 * time.Millisecond} {
+		for _, after := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond,
+			150 * time.Millisecond} {
 			t.Run(what+" after "+after.String(), func(t *testing.T) {
 				spec := b.gvisorSpec()
 				ctx, cancel := context.WithTimeout(t.Context(), patience)

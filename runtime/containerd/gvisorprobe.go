@@ -129,13 +129,15 @@ func (d *Driver) runProbe(ctx context.Context, h handler, id, dir string) error 
 		Root:    &specs.Root{Path: filepath.Join(dir, bundleRoot), Readonly: true},
 		Process: &specs.Process{Args: []string{"/guest", "version"}, Env: ocispec.Env(), Cwd: "/", NoNewPrivileges: true},
 		Linux: &specs.Linux{CgroupsPath: ocidriver.CgroupsPath(id), Namespaces: []specs.LinuxNamespace{
-			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+			{Type: specs.MountNamespace},
 		}},
 	})
 	if err != nil {
 		return fmt.Errorf("configuration: %w", err)
 	}
-	if _, err := d.api.ContainerService().Create(ctx, containers.Container{ID: id, Runtime: info, Spec: config}); err != nil {
+	if _, err := d.api.ContainerService().Create(ctx,
+		containers.Container{ID: id, Runtime: info, Spec: config}); err != nil {
 		return fmt.Errorf("record container: %w", err)
 	}
 	if err := d.makeGVisorCgroups(id, runtime.Limits{}.WithDefaults()); err != nil {
@@ -143,7 +145,8 @@ func (d *Driver) runProbe(ctx context.Context, h handler, id, dir string) error 
 	}
 	// With no streams at all the guest could not say its version, and would fail.
 	out := url.URL{Scheme: "file", Path: filepath.Join(dir, saidName)}
-	made, err := d.api.TaskService().Create(ctx, &tasks.CreateTaskRequest{ContainerID: id, Stdout: out.String(), Stderr: out.String()})
+	made, err := d.api.TaskService().Create(ctx,
+		&tasks.CreateTaskRequest{ContainerID: id, Stdout: out.String(), Stderr: out.String()})
 	if err != nil {
 		return fmt.Errorf("make container: %w", said(ctx, err))
 	}
@@ -173,5 +176,6 @@ func (d *Driver) endProbe(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	return errors.Join(os.RemoveAll(filepath.Join(dir, bundleRoot)), os.RemoveAll(filepath.Join(dir, saidName)), os.RemoveAll(file))
+	return errors.Join(os.RemoveAll(filepath.Join(dir, bundleRoot)), os.RemoveAll(filepath.Join(dir, saidName)),
+		os.RemoveAll(file))
 }

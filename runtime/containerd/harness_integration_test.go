@@ -96,7 +96,8 @@ func newBench(t testing.TB) bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := bench{state: t.TempDir(), guest: guest, image: runtime.Image{Ref: "test", Archive: archive, ID: imageID(t, archive)}}
+	b := bench{state: t.TempDir(), guest: guest,
+		image: runtime.Image{Ref: "test", Archive: archive, ID: imageID(t, archive)}}
 	b.Driver = b.another(t)
 	t.Cleanup(func() {
 		found, err := b.List(context.Background(), owner)
@@ -189,7 +190,8 @@ func (b bench) spec() runtime.Spec {
 	count++
 	return runtime.Spec{
 		ID: fmt.Sprintf("test-%d-%d", os.Getpid(), count), Owner: owner, Template: "base", Build: "test", Image: b.image,
-		Limits: runtime.Limits{MemoryBytes: 128 << 20, TmpBytes: 4 << 20, ScratchBytes: 4 << 20, CPUs: 1.5, Pids: 128, OpenFiles: 512},
+		Limits: runtime.Limits{MemoryBytes: 128 << 20, TmpBytes: 4 << 20, ScratchBytes: 4 << 20, CPUs: 1.5, Pids: 128,
+			OpenFiles: 512},
 	}
 }
 
@@ -221,7 +223,8 @@ func sh(t testing.TB, s runtime.Sandbox, line string) string {
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
-	if err := json.NewEncoder(conn).Encode(map[string]any{"argv": []string{"/bin/sh", "-c", line}, "uid": 1000}); err != nil {
+	if err := json.NewEncoder(conn).Encode(map[string]any{"argv": []string{"/bin/sh", "-c", line},
+		"uid": 1000}); err != nil {
 		t.Fatalf("%s: %v", line, err)
 	}
 	var a answer

@@ -97,7 +97,8 @@ func (d *Driver) prepare(ctx context.Context, image runtime.Image) error {
 func (d *Driver) keep(ctx context.Context, image runtime.Image, snapshot string) error {
 	_, err := d.api.LeasesService().Create(ctx, leases.WithID(rootName(image)), leases.WithLabel(labelImage, image.ID))
 	if err == nil || errdefs.IsAlreadyExists(err) {
-		err = d.api.LeasesService().AddResource(ctx, leases.Lease{ID: rootName(image)}, leases.Resource{ID: snapshot, Type: "snapshots/" + d.snapshotter})
+		err = d.api.LeasesService().AddResource(ctx, leases.Lease{ID: rootName(image)},
+			leases.Resource{ID: snapshot, Type: "snapshots/" + d.snapshotter})
 	}
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("lease for its root: %w", err)
@@ -165,7 +166,8 @@ func (d *Driver) unpackLayers(ctx context.Context, image runtime.Image) (string,
 		}
 		return d.unpackManifest(ctx, meta)
 	}
-	return "", fmt.Errorf("archive %s does not hold %s: import it again: %w", image.Archive, image.ID, errdefs.ErrInvalidArgument)
+	return "", fmt.Errorf("archive %s does not hold %s: import it again: %w", image.Archive, image.ID,
+		errdefs.ErrInvalidArgument)
 }
 
 func (d *Driver) unpackManifest(ctx context.Context, meta images.Image) (string, error) {
@@ -210,7 +212,8 @@ func (d *Driver) commitRoot(ctx context.Context, image runtime.Image, parent str
 }
 
 // withMounted mounts a snapshot on a directory of ours while do works on it.
-func (d *Driver) withMounted(ctx context.Context, name string, mounts []mount.Mount, do func(dir string) error) (err error) {
+func (d *Driver) withMounted(ctx context.Context, name string, mounts []mount.Mount,
+	do func(dir string) error) (err error) {
 	dir := d.mountPoint(name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err

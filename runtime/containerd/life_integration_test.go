@@ -126,7 +126,8 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 
 func TestCreateThatIsCancelledLeavesNothing(t *testing.T) {
 	b := newBench(t)
-	for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 15 * time.Millisecond, 30 * time.Millisecond, 60 * time.Millisecond, 120 * time.Millisecond, 200 * time.Millisecond} {
+	for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 15 * time.Millisecond,
+		30 * time.Millisecond, 60 * time.Millisecond, 120 * time.Millisecond, 200 * time.Millisecond} {
 		spec := b.spec()
 		ctx, cancel := context.WithTimeout(t.Context(), after)
 		s, err := b.Create(ctx, spec)

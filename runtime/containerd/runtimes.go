@@ -44,7 +44,8 @@ func (o Options) findRuntime(ctx context.Context, cgroups cgroup.Host) (handler,
 // noHandler returns why a class is not offered and where to get it.
 func noHandler(class runtime.Class) error {
 	if class == runtime.ClassVM {
-		return fmt.Errorf("the containerd driver makes no sandboxes of class vm, for the guest's socket does not reach into a virtual machine: "+
+		return fmt.Errorf("the containerd driver makes no sandboxes of class vm, for the guest's socket does not reach "+
+			"into a virtual machine: "+
 			"use class gvisor: %w", errdefs.ErrFailedPrecondition)
 	}
 	return fmt.Errorf("class %q is not known: %w", class, errdefs.ErrInvalidArgument)

@@ -24,7 +24,8 @@ func writeSkeleton(dir string) error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	for _, name := range []string{".", "proc", "sys", "dev", "tmp", "run", "run/orchestrator", "workspace", "home", "home/user", "etc"} {
+	for _, name := range []string{".", "proc", "sys", "dev", "tmp", "run", "run/orchestrator", "workspace", "home",
+		"home/user", "etc"} {
 		if err := makeFolder(root, name); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}

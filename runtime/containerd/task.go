@@ -88,7 +88,8 @@ func (d *Driver) isShim(pid int, id string) bool {
 		return false
 	}
 	args := strings.Split(string(bytes.TrimRight(text, "\x00")), "\x00")
-	if !strings.HasPrefix(filepath.Base(args[0]), shimPrefix) || !option(args, "-id", id) || !option(args, "-namespace", d.namespace) {
+	if !strings.HasPrefix(filepath.Base(args[0]), shimPrefix) || !option(args, "-id", id) ||
+		!option(args, "-namespace", d.namespace) {
 		return false
 	}
 	for _, ns := range []string{"mnt", "pid"} {
@@ -132,7 +133,10 @@ func (d *Driver) endShims(ctx context.Context, id string) error {
 // STATE/…/NAMESPACE/ID/rootfs.
 func (d *Driver) bundleMounts(id string) []string {
 	suffix := "/" + filepath.Join(d.namespace, id, bundleRoot)
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasSuffix(m.Mountpoint, suffix), false })
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip,
+		stop bool) {
+		return !strings.HasSuffix(m.Mountpoint, suffix), false
+	})
 	if err != nil {
 		return nil
 	}

@@ -62,7 +62,8 @@ func readArchive(file string) (a archived, err error) {
 		return a, fmt.Errorf("configuration: %w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	sum := sha256.Sum256(b)
-	return archived{config: "sha256:" + hex.EncodeToString(sum[:]), layers: config.RootFS.DiffIDs, tags: manifest[0].RepoTags}, nil
+	return archived{config: "sha256:" + hex.EncodeToString(sum[:]), layers: config.RootFS.DiffIDs,
+		tags: manifest[0].RepoTags}, nil
 }
 
 func archiveFile(f *os.File, name string) ([]byte, error) {

@@ -38,7 +38,8 @@ func (b Builder) Build(ctx context.Context, what runtime.Build) (_ io.ReadCloser
 	if err != nil {
 		return nil, err
 	}
-	w := &work{Driver: &Driver{api: api, host: api.DaemonHost()}, tag: "orchestrator/build:" + strings.ToLower(rand.Text())}
+	w := &work{Driver: &Driver{api: api, host: api.DaemonHost()}, tag: "orchestrator/build:" +
+		strings.ToLower(rand.Text())}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.Close())

@@ -41,7 +41,8 @@ func capabilities(mode string, class runtime.Class) runtime.Capabilities {
 		c[name] = runtime.Yes
 	}
 	if mode == ModeStdio {
-		for _, name := range []runtime.Capability{runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM, runtime.CapEndingPids} {
+		for _, name := range []runtime.Capability{runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM,
+			runtime.CapEndingPids} {
 			c[name] = noCgroup
 		}
 		c[runtime.CapLateBind], c[runtime.CapLateBindRO], c[runtime.CapQuota] = noBind, noBind, noBind

@@ -46,7 +46,8 @@ func seccompProfile(filter func() ([]byte, error)) (string, error) {
 
 // configure returns what to request from the engine for a sandbox. It has no side effects; spec is
 // valid and has its defaults.
-func configure(spec runtime.Spec, img image, e engine, at places, seccomp string) (client.ContainerCreateOptions, error) {
+func configure(spec runtime.Spec, img image, e engine, at places,
+	seccomp string) (client.ContainerCreateOptions, error) {
 	env, err := environment(img.env)
 	if err != nil {
 		return client.ContainerCreateOptions{}, err
@@ -79,7 +80,8 @@ func configure(spec runtime.Spec, img image, e engine, at places, seccomp string
 	}, nil
 }
 
-func hostConfig(l runtime.Limits, e engine, tmpfs map[string]string, shm int64, mounts []mount.Mount, seccomp string) *container.HostConfig {
+func hostConfig(l runtime.Limits, e engine, tmpfs map[string]string, shm int64, mounts []mount.Mount,
+	seccomp string) *container.HostConfig {
 	no, pids := false, l.Pids
 	h := &container.HostConfig{
 		NetworkMode: "none", IpcMode: container.IPCModePrivate,
@@ -151,7 +153,8 @@ func bindings(e engine, at places, class runtime.Class) []mount.Mount {
 	}
 	return []mount.Mount{
 		guest,
-		{Type: mount.TypeBind, Source: at.slot, Target: wire.Workspace, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRSlave}},
+		{Type: mount.TypeBind, Source: at.slot, Target: wire.Workspace,
+			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRSlave}},
 	}
 }
 
@@ -198,7 +201,8 @@ func shadow(tmpfs map[string]string, mounts []mount.Mount, volumes []string) err
 				return refused("the image declares a volume at %q, below %s: use an image without it", v, kept)
 			}
 		}
-		if !path.IsAbs(v) || at == "/" || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == ':' || r == ',' || r == 0x7f }) {
+		if !path.IsAbs(v) || at == "/" ||
+			strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == ':' || r == ',' || r == 0x7f }) {
 			return refused("the image declares a volume at %q, which cannot be undone: use an image without it", v)
 		}
 		tmpfs[at] = shadowOptions

@@ -195,7 +195,8 @@ func (s *Sandbox) start(ctx context.Context) error {
 		return s.d.failed(ctx, "start container "+containerName(s.id), err)
 	default:
 		// The engine answered that it cannot start this, whatever class it gives.
-		return refused("the engine at %s cannot start sandbox %s from its image with this entrypoint and these limits: %v", s.d.host, s.id, err)
+		return refused("the engine at %s cannot start sandbox %s from its image with this entrypoint and these limits: %v",
+			s.d.host, s.id, err)
 	}
 	failpoint.Hit("docker.create.started")
 	return nil
@@ -222,7 +223,8 @@ func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
 			return fmt.Errorf("docker: sandbox %s was killed while it was started: %w", s.id, errdefs.ErrUnavailable)
 		}
 		// Not NotFound, which would be meaningless as a result of Create.
-		return refused("sandbox %s ended while it was started, with code %d: the guest or the template's entrypoint does not run on this image", s.id, code)
+		return refused("sandbox %s ended while it was started, with code %d: the guest or the template's entrypoint does "+
+			"not run on this image", s.id, code)
 	}
 	if s.proc, err = openProcess(state.Pid, s.container, s.inside()); err != nil {
 		// It ran a moment ago. The reason for its end is unknown: perhaps the engine is stopping.

@@ -158,7 +158,8 @@ func TestAStreamOutlivesNoEngineButTheSandboxDoes(t *testing.T) {
 	}
 	p.stop()
 	_ = conn.SetDeadline(time.Now().Add(60 * time.Second))
-	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) ||
+		errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a stream that was cut ends with %v", err)
 	}
 	_ = conn.Close()

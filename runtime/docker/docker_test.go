@@ -72,12 +72,14 @@ func TestEveryWallIsAskedForInBothModes(t *testing.T) {
 				"guest is PID 1":  c.Entrypoint[0] == wire.GuestPath && c.Cmd[0] == "init",
 				"no healthcheck":  slices.Equal(c.Healthcheck.Test, []string{"NONE"}),
 				"owner":           c.Labels[labelOwner] == s.Owner && c.Labels[labelID] == s.ID,
-				"masked":          slices.Contains(h.MaskedPaths, "/proc/kcore") && slices.Contains(h.MaskedPaths, "/sys/fs/cgroup"),
-				"stdio flag":      slices.Contains(c.Cmd, "--stdio") == (name == "stdio"),
-				"mode label":      c.Labels[labelMode] == name,
-				"/tmp size":       strings.Contains(h.Tmpfs["/tmp"], "size=67108864") && strings.Contains(h.Tmpfs["/tmp"], "nosuid"),
-				"/run":            h.Tmpfs["/run"] != "",
-				"scratch":         (h.Tmpfs[wire.Workspace] != "") == (name == "stdio"),
+				"masked": slices.Contains(h.MaskedPaths, "/proc/kcore") &&
+					slices.Contains(h.MaskedPaths, "/sys/fs/cgroup"),
+				"stdio flag": slices.Contains(c.Cmd, "--stdio") == (name == "stdio"),
+				"mode label": c.Labels[labelMode] == name,
+				"/tmp size": strings.Contains(h.Tmpfs["/tmp"], "size=67108864") &&
+					strings.Contains(h.Tmpfs["/tmp"], "nosuid"),
+				"/run":    h.Tmpfs["/run"] != "",
+				"scratch": (h.Tmpfs[wire.Workspace] != "") == (name == "stdio"),
 			} {
 				if !ok {
 					t.Errorf("%s is not asked for: %+v %+v", what, c, h)
@@ -169,7 +171,8 @@ func TestAnImagesVolumesAreCoveredOrRefused(t *testing.T) {
 			continue
 		}
 		plain := configured(t, s, image{}, engine{api: "1.41"}, places{run: "/r", slot: "/s"})
-		if added := len(got.HostConfig.Tmpfs) - len(plain.HostConfig.Tmpfs); added != len(c.at[:min(1, len(c.at))]) || c.at != "" && got.HostConfig.Tmpfs[c.at] != shadowOptions {
+		if added := len(got.HostConfig.Tmpfs) - len(plain.HostConfig.Tmpfs); added != len(c.at[:min(1, len(c.at))]) ||
+			c.at != "" && got.HostConfig.Tmpfs[c.at] != shadowOptions {
 			t.Errorf("%q is covered like this: %v", c.volume, got.HostConfig.Tmpfs)
 		}
 	}
@@ -200,20 +203,24 @@ func TestOldAndForeignEnginesAreRefusedByName(t *testing.T) {
 	}{
 		{client.ServerVersionResult{Version: "20.10.24", APIVersion: "1.41", Os: "linux"}, ""},
 		{client.ServerVersionResult{Version: "29.0", APIVersion: "1.52", Os: "linux"}, ""},
-		{client.ServerVersionResult{Version: "19.03.15", APIVersion: "1.40", Os: "linux"}, "found Docker Engine 19.03.15, API 1.40: Docker Engine 20.10 (API 1.41) or newer is needed"},
+		{client.ServerVersionResult{Version: "19.03.15", APIVersion: "1.40", Os: "linux"},
+			"found Docker Engine 19.03.15, API 1.40: Docker Engine 20.10 (API 1.41) or newer is needed"},
 		{client.ServerVersionResult{Version: "?", APIVersion: "", Os: "linux"}, "or newer is needed"},
 		{client.ServerVersionResult{Version: "28", APIVersion: "1.50", Os: "windows"}, "windows"},
-		{client.ServerVersionResult{Version: "5", APIVersion: "1.41", Os: "linux", Components: []system.ComponentVersion{{Name: "Podman Engine", Version: "5.0"}}}, "Podman Engine 5.0"},
+		{client.ServerVersionResult{Version: "5", APIVersion: "1.41", Os: "linux",
+			Components: []system.ComponentVersion{{Name: "Podman Engine", Version: "5.0"}}}, "Podman Engine 5.0"},
 	} {
 		err := checkVersion(c.v)
-		if (c.want == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), c.want) || !errdefs.IsFailedPrecondition(err)) {
+		if (c.want == "") != (err == nil) || err != nil &&
+			(!strings.Contains(err.Error(), c.want) || !errdefs.IsFailedPrecondition(err)) {
 			t.Errorf("%+v: %v", c.v, err)
 		}
 	}
 }
 
 func TestAnEngineWithoutACapIsRefused(t *testing.T) {
-	good := system.Info{MemoryLimit: true, CPUCfsQuota: true, PidsLimit: true, SecurityOptions: []string{"name=seccomp,profile=default"}}
+	good := system.Info{MemoryLimit: true, CPUCfsQuota: true, PidsLimit: true,
+		SecurityOptions: []string{"name=seccomp,profile=default"}}
 	if err := checkInfo(good); err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +264,8 @@ func TestAPIVersionsCompareAsNumbers(t *testing.T) {
 	for _, c := range []struct {
 		have, want string
 		ok         bool
-	}{{"1.41", "1.41", true}, {"1.9", "1.41", false}, {"v1.100", "1.41", true}, {"2.0", "1.41", true}, {"", "1.41", false}, {"1.x", "1.41", false}} {
+	}{{"1.41", "1.41", true}, {"1.9", "1.41", false}, {"v1.100", "1.41", true}, {"2.0", "1.41", true}, {"", "1.41", false},
+		{"1.x", "1.41", false}} {
 		if apiAtLeast(c.have, c.want) != c.ok {
 			t.Errorf("%+v", c)
 		}
@@ -293,7 +301,8 @@ func TestEveryCapabilityHasAnAnswerInBothModes(t *testing.T) {
 func TestNotesNameTheirOwner(t *testing.T) {
 	d := &Driver{dir: t.TempDir()}
 	s := spec()
-	if err := errors.Join(d.writeNote(s), os.WriteFile(filepath.Join(d.notesDir(), "sandbox-0002"), nil, 0o600)); err != nil {
+	if err := errors.Join(d.writeNote(s),
+		os.WriteFile(filepath.Join(d.notesDir(), "sandbox-0002"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.writeNote(s); !errdefs.IsAlreadyExists(err) {

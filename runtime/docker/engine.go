@@ -46,7 +46,8 @@ func (d *Driver) ask(ctx context.Context) (engine, error) {
 	}
 	api := strings.TrimPrefix(d.api.ClientVersion(), "v")
 	if !apiAtLeast(api, minAPI) {
-		return engine{}, refused("API %s is spoken with %s: unset %s, or set it to %s or more", api, describe(v), client.EnvOverrideAPIVersion, minAPI)
+		return engine{}, refused("API %s is spoken with %s: unset %s, or set it to %s or more", api, describe(v),
+			client.EnvOverrideAPIVersion, minAPI)
 	}
 	got, err := d.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
@@ -70,7 +71,8 @@ func describe(v client.ServerVersionResult) string {
 func checkVersion(v client.ServerVersionResult) error {
 	for _, c := range v.Components {
 		if strings.Contains(strings.ToLower(c.Name), "podman") {
-			return refused("found %s %s behind the Docker API: Docker Engine %s or newer is needed", c.Name, c.Version, minEngine)
+			return refused("found %s %s behind the Docker API: Docker Engine %s or newer is needed", c.Name, c.Version,
+				minEngine)
 		}
 	}
 	if v.Os != "linux" {
@@ -95,7 +97,8 @@ func checkInfo(i system.Info) error {
 	need(i.PidsLimit, "a pids cap")
 	need(hasSecurity(i, "seccomp"), "seccomp")
 	if len(missing) > 0 {
-		return refused("the engine cannot enforce %s: enable the cgroup controllers memory, cpu and pids, and a kernel with seccomp, on %s",
+		return refused("the engine cannot enforce %s: enable the cgroup controllers memory, cpu and pids, and a kernel "+
+			"with seccomp, on %s",
 			strings.Join(missing, ", "), i.Name)
 	}
 	return nil

@@ -73,7 +73,8 @@ func TestHelpersOfAKilledProcessAreSwept(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = d.api.ContainerCreate(t.Context(), client.ContainerCreateOptions{
-		Config: &container.Config{Image: img, Entrypoint: []string{"/never"}, Labels: map[string]string{labelHelper: d.helper}},
+		Config: &container.Config{Image: img, Entrypoint: []string{"/never"},
+			Labels: map[string]string{labelHelper: d.helper}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +112,8 @@ func TestHostileImageConfigurationDoesNothing(t *testing.T) {
 	if err := d.Prepare(t.Context(), plain); err != nil {
 		t.Fatal(err)
 	}
-	base, err := d.api.ContainerCreate(t.Context(), client.ContainerCreateOptions{Config: &container.Config{Image: plain.ID, Entrypoint: []string{"/never"}}})
+	base, err := d.api.ContainerCreate(t.Context(),
+		client.ContainerCreateOptions{Config: &container.Config{Image: plain.ID, Entrypoint: []string{"/never"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +121,8 @@ func TestHostileImageConfigurationDoesNothing(t *testing.T) {
 		_, _ = d.api.ContainerRemove(context.WithoutCancel(t.Context()), base.ID, client.ContainerRemoveOptions{Force: true})
 	})
 	hostile, err := d.api.ContainerCommit(t.Context(), base.ID, client.ContainerCommitOptions{Changes: []string{
-		"VOLUME /data/", "VOLUME /workspace", "VOLUME /tmp", "VOLUME /var/lib/x", "ENV LD_PRELOAD=/evil.so", "ENV EMPTY=", "USER nobody", `ENTRYPOINT ["/bin/false"]`,
+		"VOLUME /data/", "VOLUME /workspace", "VOLUME /tmp", "VOLUME /var/lib/x", "ENV LD_PRELOAD=/evil.so", "ENV EMPTY=",
+		"USER nobody", `ENTRYPOINT ["/bin/false"]`,
 		`CMD ["x"]`, "WORKDIR /nowhere", "HEALTHCHECK CMD /bin/false", "LABEL orchestrator.owner=evil", "EXPOSE 80",
 	}})
 	if err != nil {

@@ -20,7 +20,8 @@ func (d *Driver) failed(ctx context.Context, what string, err error) error {
 		return fmt.Errorf("docker engine at %s: %s: %w: %w", d.host, what, errdefs.ErrUnavailable, errSlow)
 	case ctx.Err() != nil:
 		return fmt.Errorf("docker engine at %s: %s: %w", d.host, what, context.Cause(ctx))
-	case client.IsErrConnectionFailed(err), errdefs.IsUnavailable(err), errdefs.IsInternal(err), errdefs.IsUnknown(err), !classed(err):
+	case client.IsErrConnectionFailed(err), errdefs.IsUnavailable(err), errdefs.IsInternal(err), errdefs.IsUnknown(err),
+		!classed(err):
 		return fmt.Errorf("docker engine at %s: %s: %w: %w", d.host, what, errdefs.ErrUnavailable, err)
 	}
 	return fmt.Errorf("docker engine at %s: %s: %w", d.host, what, err)
@@ -28,8 +29,10 @@ func (d *Driver) failed(ctx context.Context, what string, err error) error {
 
 // classed reports whether the engine gave err a class.
 func classed(err error) bool {
-	return errdefs.IsNotFound(err) || errdefs.IsConflict(err) || errdefs.IsInvalidArgument(err) || errdefs.IsAlreadyExists(err) ||
-		errdefs.IsFailedPrecondition(err) || errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) || errdefs.IsNotModified(err) ||
+	return errdefs.IsNotFound(err) || errdefs.IsConflict(err) || errdefs.IsInvalidArgument(err) ||
+		errdefs.IsAlreadyExists(err) ||
+		errdefs.IsFailedPrecondition(err) || errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) ||
+		errdefs.IsNotModified(err) ||
 		errdefs.IsNotImplemented(err)
 }
 

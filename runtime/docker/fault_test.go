@@ -52,10 +52,12 @@ func TestVictim(t *testing.T) {
 
 func TestWhatAKilledProcessLeavesIsFoundAndRemoved(t *testing.T) {
 	for _, mode := range modes {
-		killAtEveryPoint(t, mode, runtime.ClassContainer, "create.intent", "create.cell", "create.created", "create.started", "create.attached",
+		killAtEveryPoint(t, mode, runtime.ClassContainer, "create.intent", "create.cell", "create.created", "create.started",
+			"create.attached",
 			"destroy.killed", "destroy.deleted", "destroy.unmounted")
 	}
-	killAtEveryPoint(t, ModeLocal, runtime.ClassGVisor, "create.intent", "create.cell", "create.created", "create.gvisor.cgroups", "create.started", "create.attached",
+	killAtEveryPoint(t, ModeLocal, runtime.ClassGVisor, "create.intent", "create.cell", "create.created",
+		"create.gvisor.cgroups", "create.started", "create.attached",
 		"destroy.killed", "destroy.deleted", "destroy.unmounted")
 }
 

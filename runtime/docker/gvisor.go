@@ -58,7 +58,8 @@ func (d *Driver) layLauncher() error {
 // launcher, which joins them. done deletes the names; the cgroups go with the sandbox.
 func (s *Sandbox) setupCgroups(l runtime.Limits) (done func(), err error) {
 	caps := ocispec.GVisorCaps(l)
-	dirs, err := cgroup.Make(ocidriver.CgroupsPath(s.id), cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
+	dirs, err := cgroup.Make(ocidriver.CgroupsPath(s.id),
+		cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
 	if errors.Is(err, cgroup.ErrUnsupported) {
 		return nil, refused("class gvisor: %v: a sandbox of this class is capped by its cgroup alone", err)
 	}
@@ -146,6 +147,7 @@ func (d *Driver) checkClass(class runtime.Class) error {
 		_, err := d.gvisorOnce.Do(func() (struct{}, error) { return struct{}{}, d.search() })
 		return err
 	}
-	return fmt.Errorf("class %s: the docker driver makes no virtual machines, for the guest's socket does not reach into one; use class gvisor: %w",
+	return fmt.Errorf("class %s: the docker driver makes no virtual machines, for the guest's socket does not reach "+
+		"into one; use class gvisor: %w",
 		class, errdefs.ErrFailedPrecondition)
 }

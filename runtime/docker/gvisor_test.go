@@ -18,7 +18,8 @@ func TestForGVisorNothingIsMountedLaterAndTheCapsHoldItsKernelToo(t *testing.T) 
 	s.Class = runtime.ClassGVisor
 	h := configured(t, s, image{id: "sha256:1"}, engine{api: "1.41"}, places{run: "/s/run", slot: "/s/slot"}).HostConfig
 	forGVisor(h, s.Limits, "runsc", "seccomp={}")
-	if h.Runtime != "runsc" || h.NetworkMode != "none" || !h.ReadonlyRootfs || !slices.Contains(h.SecurityOpt, "no-new-privileges") {
+	if h.Runtime != "runsc" || h.NetworkMode != "none" || !h.ReadonlyRootfs ||
+		!slices.Contains(h.SecurityOpt, "no-new-privileges") {
 		t.Errorf("runtime %q, network %q, root %v, options %q", h.Runtime, h.NetworkMode, h.ReadonlyRootfs, h.SecurityOpt)
 	}
 	if len(h.Mounts) != 1 || h.Mounts[0].Target != wire.RunDir || !h.Mounts[0].ReadOnly {
@@ -97,7 +98,8 @@ func TestTheLauncherStartsNoContainerThatIsNotOurs(t *testing.T) {
 	if err := run("--oci-seccomp", "state", "nobody-named-it"); err != nil {
 		t.Error(err)
 	}
-	if text, err := os.ReadFile(began); err != nil || string(text) != "--ignore-cgroups --oci-seccomp state nobody-named-it\n" {
+	if text, err := os.ReadFile(began); err != nil ||
+		string(text) != "--ignore-cgroups --oci-seccomp state nobody-named-it\n" {
 		t.Errorf("runsc was given %q, %v", text, err)
 	}
 }
@@ -105,7 +107,8 @@ func TestTheLauncherStartsNoContainerThatIsNotOurs(t *testing.T) {
 func TestGVisorIsNotOfferedOnARemoteEngine(t *testing.T) {
 	d := &Driver{mode: ModeStdio, runsc: DefaultGVisor}
 	d.search = func() error { return d.findGVisor(t.Context()) }
-	if got := d.Classes(); !slices.Equal(got, []runtime.Class{runtime.ClassContainer}) || d.Capabilities(runtime.ClassGVisor) != nil {
+	if got := d.Classes(); !slices.Equal(got, []runtime.Class{runtime.ClassContainer}) ||
+		d.Capabilities(runtime.ClassGVisor) != nil {
 		t.Errorf("offered are %q", got)
 	}
 	if err := d.Why(runtime.ClassGVisor); err == nil || !strings.Contains(err.Error(), "on this host") {

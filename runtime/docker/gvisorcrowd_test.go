@@ -58,16 +58,18 @@ func TestACrowdUnderGVisorIsRemovedAtOnce(t *testing.T) {
 				}
 			})
 			inside := guest.New(box)
-			cmd := wire.Command{Argv: []string{"bash", "-c", "for i in $(seq " + strconv.Itoa(crowd) + "); do sleep 1000 & done; echo there; wait"}}
+			cmd := wire.Command{Argv: []string{"bash", "-c", "for i in $(seq " + strconv.Itoa(crowd) +
+				"); do sleep 1000 & done; echo there; wait"}}
 			cmd.ID = "crowd"
 			if _, err := inside.Start(t.Context(), cmd); err != nil {
 				t.Fatal(err)
 			}
 			for seen := 0; seen == 0; {
-				_, err := inside.Output(t.Context(), wire.Output{ID: "crowd", Stream: wire.Stdout, Wait: time.Minute}, func(_ int64, data []byte) error {
-					seen += len(data)
-					return nil
-				})
+				_, err := inside.Output(t.Context(), wire.Output{ID: "crowd", Stream: wire.Stdout, Wait: time.Minute},
+					func(_ int64, data []byte) error {
+						seen += len(data)
+						return nil
+					})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -40,7 +40,8 @@ const (
 // may have fixed it.
 func (d *Driver) findGVisor(ctx context.Context) error {
 	if d.mode != ModeLocal {
-		return refused("class gvisor: the cgroups of a remote engine are out of reach, and nothing else would cap it: use an engine on this host")
+		return refused("class gvisor: the cgroups of a remote engine are out of reach, and nothing else would cap it: use " +
+			"an engine on this host")
 	}
 	key, err := d.checkRunsc(ctx)
 	if err != nil {
@@ -54,7 +55,8 @@ func (d *Driver) findGVisor(ctx context.Context) error {
 		if errdefs.IsUnavailable(err) && !d.answers(ctx) {
 			return fmt.Errorf("class gvisor: %w", err)
 		}
-		return refused("class gvisor: runtime %s of the engine cannot run a sandbox (%v): see the engine's log; ptrace must be allowed "+
+		return refused("class gvisor: runtime %s of the engine cannot run a sandbox (%v): see the engine's log; ptrace "+
+			"must be allowed "+
 			"(kernel.yama.ptrace_scope below 3), or name a platform in its runtimeArgs", d.runsc, err)
 	}
 	if err := memo.Save(key, true); err != nil {
@@ -84,22 +86,26 @@ func (d *Driver) checkRunsc(ctx context.Context) (key string, err error) {
 		return "", refused("class gvisor: the engine has no runtime %q: %s", d.runsc, d.advice(flags))
 	}
 	if !isLauncher(known.Path) {
-		return "", refused("class gvisor: runtime %s of the engine is %s, which does not start in the sandbox's cgroup: %s", d.runsc, known.Path, d.advice(flags))
+		return "", refused("class gvisor: runtime %s of the engine is %s, which does not start in the sandbox's cgroup: %s",
+			d.runsc, known.Path, d.advice(flags))
 	}
 	if bad := unfitArgs(known.Args, flags); bad != "" {
 		return "", refused("class gvisor: the runtimeArgs of runtime %s %s: %s", d.runsc, bad, d.advice(flags))
 	}
-	return fmt.Sprintf("%s %s %s %s %s %q\n%s", runsc.Identity, d.engine.id, d.engine.version, d.runsc, known.Path, known.Args, launcher), nil
+	return fmt.Sprintf("%s %s %s %s %s %q\n%s", runsc.Identity, d.engine.id, d.engine.version, d.runsc, known.Path,
+		known.Args, launcher), nil
 }
 
 // advice says how to configure the engine so that it starts runsc correctly.
 func (d *Driver) advice(flags []string) string {
-	entry := map[string]any{"runtimes": map[string]any{d.runsc: map[string]any{"path": filepath.Join(d.dir, launcherName), "runtimeArgs": flags}}}
+	entry := map[string]any{"runtimes": map[string]any{d.runsc: map[string]any{"path": filepath.Join(d.dir, launcherName),
+		"runtimeArgs": flags}}}
 	text, err := json.Marshal(entry)
 	if err != nil {
 		return err.Error()
 	}
-	return fmt.Sprintf("put %s into /etc/docker/daemon.json and reload the engine (kill -HUP), then start the orchestrator again", text)
+	return fmt.Sprintf("put %s into /etc/docker/daemon.json and reload the engine (kill -HUP), then start the "+
+		"orchestrator again", text)
 }
 
 // isLauncher reports whether a program is the launcher, wherever it is.

@@ -83,7 +83,8 @@ func (d *Driver) importEmpty(ctx context.Context, more ...string) (string, error
 		return "", d.failed(ctx, "import an empty image", err)
 	}
 	if len(said) == 0 || said[len(said)-1] == "" {
-		return "", fmt.Errorf("docker engine at %s: import an empty image: it named no id: %w", d.host, errdefs.ErrUnavailable)
+		return "", fmt.Errorf("docker engine at %s: import an empty image: it named no id: %w", d.host,
+			errdefs.ErrUnavailable)
 	}
 	return said[len(said)-1], nil
 }

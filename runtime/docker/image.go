@@ -38,7 +38,8 @@ func (d *Driver) Prepare(ctx context.Context, img runtime.Image) error {
 
 func (d *Driver) prepare(ctx context.Context, img runtime.Image) (image, error) {
 	if !strings.HasPrefix(img.ID, "sha256:") {
-		return image{}, fmt.Errorf("docker: image %s: id %q is not a sha256 digest: %w", img.Ref, img.ID, errdefs.ErrInvalidArgument)
+		return image{}, fmt.Errorf("docker: image %s: id %q is not a sha256 digest: %w", img.Ref, img.ID,
+			errdefs.ErrInvalidArgument)
 	}
 	found, err := d.inspectImage(ctx, img.ID)
 	if errdefs.IsNotFound(err) {
@@ -93,7 +94,8 @@ func (d *Driver) inspectImage(ctx context.Context, name string) (image, error) {
 // own id, or has to load it.
 func (d *Driver) findOrLoad(ctx context.Context, img runtime.Image) (image, error) {
 	if img.Archive == "" {
-		return image{}, fmt.Errorf("docker engine at %s: it does not have image %s (%s), and its archive is missing: import the image: %w",
+		return image{}, fmt.Errorf("docker engine at %s: it does not have image %s (%s), and its archive is missing: "+
+			"import the image: %w",
 			d.host, img.Ref, img.ID, errdefs.ErrNotFound)
 	}
 	want, err := readArchive(img.Archive)
@@ -101,7 +103,8 @@ func (d *Driver) findOrLoad(ctx context.Context, img runtime.Image) (image, erro
 		return image{}, fmt.Errorf("docker: image %s: archive %s: %w", img.Ref, img.Archive, err)
 	}
 	if want.config != img.ID {
-		return image{}, refused("image %s: archive %s holds %s, not %s: import the image again", img.Ref, img.Archive, want.config, img.ID)
+		return image{}, refused("image %s: archive %s holds %s, not %s: import the image again", img.Ref, img.Archive,
+			want.config, img.ID)
 	}
 	names, err := d.load(ctx, img)
 	if err != nil {
@@ -122,7 +125,8 @@ func (d *Driver) findOrLoad(ctx context.Context, img runtime.Image) (image, erro
 			return d.inspectImage(ctx, same)
 		}
 	}
-	return image{}, refused("image %s: the engine loaded %s, but has no image with its layers afterwards", img.Ref, img.Archive)
+	return image{}, refused("image %s: the engine loaded %s, but has no image with its layers afterwards", img.Ref,
+		img.Archive)
 }
 
 // hasLayers returns the engine's id of the image if it has exactly these layers.

@@ -40,11 +40,13 @@ func answering(t *testing.T, paths map[string]string) *Driver {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = api.Close() })
-	return &Driver{api: api, host: "test", dir: t.TempDir(), log: slog.New(slog.DiscardHandler), held: map[string]*Sandbox{}}
+	return &Driver{api: api, host: "test", dir: t.TempDir(), log: slog.New(slog.DiscardHandler),
+		held: map[string]*Sandbox{}}
 }
 
 func listed(id, name, state string) string {
-	return fmt.Sprintf(`{"Id":"c-%s","Names":[%s],"State":%q,"Labels":{%q:%q,%q:"owner-0001",%q:"default"}}`, id, name, state, labelID, id, labelOwner, labelTemplate)
+	return fmt.Sprintf(`{"Id":"c-%s","Names":[%s],"State":%q,"Labels":{%q:%q,%q:"owner-0001",%q:"default"}}`, id, name,
+		state, labelID, id, labelOwner, labelTemplate)
 }
 
 func TestListShowsWhatIsThereInAnyStateAndNothingElse(t *testing.T) {
@@ -78,7 +80,8 @@ func TestAnEngineThatFailsIsUnavailable(t *testing.T) {
 	d := answering(t, map[string]string{"containers/json": "", "containers/orchestrator-sandbox-0001/json": ""})
 	_, listErr := d.List(t.Context(), "owner-0001")
 	_, adoptErr := d.Adopt(t.Context(), "sandbox-0001")
-	for what, err := range map[string]error{"list": listErr, "adopt": adoptErr, "remove": d.Remove(t.Context(), "sandbox-0001")} {
+	for what, err := range map[string]error{"list": listErr, "adopt": adoptErr,
+		"remove": d.Remove(t.Context(), "sandbox-0001")} {
 		if !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "something broke") {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -28,7 +28,8 @@ func archive(t *testing.T, files ...[2]string) string {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, f := range files {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f[0], Size: int64(len(f[1])), Mode: 0o600}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f[0], Size: int64(len(f[1])),
+			Mode: 0o600}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := io.WriteString(w, f[1]); err != nil {
@@ -67,10 +68,12 @@ func TestAnArchiveIsKnownByItsConfiguration(t *testing.T) {
 }
 
 func TestAnErrorInAMessageIsAnError(t *testing.T) {
-	if said, err := messages(strings.NewReader(`{"stream":"Loaded image: a\n"}` + `{"status":"sha256:1"}`)); err != nil || len(said) != 2 || said[1] != "sha256:1" {
+	if said, err := messages(strings.NewReader(`{"stream":"Loaded image: a\n"}` + `{"status":"sha256:1"}`)); err != nil ||
+		len(said) != 2 || said[1] != "sha256:1" {
 		t.Fatalf("%q, %v", said, err)
 	}
-	if _, err := messages(strings.NewReader(`{"error":"no space left"}`)); err == nil || !strings.Contains(err.Error(), "no space left") {
+	if _, err := messages(strings.NewReader(`{"error":"no space left"}`)); err == nil ||
+		!strings.Contains(err.Error(), "no space left") {
 		t.Fatal(err)
 	}
 	if _, err := messages(strings.NewReader(`{"stream":"cut`)); err == nil {

@@ -37,10 +37,12 @@ func openProcess(pid int, containerID, inside string) (*process, error) {
 	p := &process{pid: pid, f: os.NewFile(uintptr(fd), "pidfd")}
 	in, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err == nil && !bytes.Contains(in, []byte(inside)) {
-		return nil, errors.Join(fmt.Errorf("process %d is not of container %.12s: %w", pid, containerID, errdefs.ErrNotFound), p.close())
+		return nil, errors.Join(fmt.Errorf("process %d is not of container %.12s: %w", pid, containerID, errdefs.ErrNotFound),
+			p.close())
 	}
 	if err != nil || p.ended() {
-		return nil, errors.Join(fmt.Errorf("process %d of container %.12s has ended: %w", pid, containerID, errdefs.ErrNotFound), p.close())
+		return nil, errors.Join(fmt.Errorf("process %d of container %.12s has ended: %w", pid, containerID,
+			errdefs.ErrNotFound), p.close())
 	}
 	return p, nil
 }

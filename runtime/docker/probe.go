@@ -98,7 +98,8 @@ func (d *Driver) probe(ctx context.Context) (local bool, why string, err error) 
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return false, "", fmt.Errorf("docker: make probe folder: %w", err)
 	}
-	if err := unix.Mount("orchestrator-probe", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=64k,mode=0700"); err != nil {
+	if err := unix.Mount("orchestrator-probe", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+		"size=64k,mode=0700"); err != nil {
 		return false, fmt.Sprintf("this process may not mount (%v)", err), errors.Join(unprobe(dir))
 	}
 	defer func() { err = errors.Join(err, unprobe(dir)) }()

@@ -30,7 +30,8 @@ func TestSandboxLivesAndLeavesNothing(t *testing.T) {
 				t.Errorf("id is %s", box.ID())
 			}
 			found, err := d.List(t.Context(), s.Owner)
-			if want := (runtime.Found{ID: s.ID, Template: "default", Build: "test", Running: true}); err != nil || !slices.Equal(found, []runtime.Found{want}) {
+			if want := (runtime.Found{ID: s.ID, Template: "default", Build: "test", Running: true}); err != nil ||
+				!slices.Equal(found, []runtime.Found{want}) {
 				t.Errorf("listed: %+v, %v", found, err)
 			}
 			if got := ids(t, d, "someone-else"); len(got) != 0 {
@@ -69,12 +70,14 @@ func TestSandboxLivesAndLeavesNothing(t *testing.T) {
 func walls(t *testing.T, box *Sandbox, s runtime.Spec) {
 	t.Helper()
 	status := ask(t, box, "/proc/self/status")
-	for _, line := range []string{"CapBnd:\t00000000000000e0", "CapEff:\t00000000000000e0", "CapInh:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+	for _, line := range []string{"CapBnd:\t00000000000000e0", "CapEff:\t00000000000000e0", "CapInh:\t0000000000000000",
+		"NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(status, line+"\n") {
 			t.Errorf("no %q in\n%s", line, status)
 		}
 	}
-	if env := strings.Split(strings.Trim(ask(t, box, "/proc/1/environ"), "\x00"), "\x00"); len(env) > 5 { // PATH and LANG, the engine's HOSTNAME and HOME, the shell's PWD
+	// PATH and LANG, the engine's HOSTNAME and HOME, the shell's PWD
+	if env := strings.Split(strings.Trim(ask(t, box, "/proc/1/environ"), "\x00"), "\x00"); len(env) > 5 {
 		t.Errorf("environment of PID 1 is %q", env)
 	}
 	if dev := ask(t, box, "/proc/net/dev"); strings.Count(dev, ":") != 1 || !strings.Contains(dev, "lo:") {
@@ -101,7 +104,8 @@ func walls(t *testing.T, box *Sandbox, s runtime.Spec) {
 	if !strings.Contains(mounts, "size=65536k") || s.Limits.TmpBytes != 0 {
 		t.Errorf("no file system of 64 MiB in\n%s", mounts)
 	}
-	if got := ask(t, box, "/proc/self/limits"); !strings.Contains(got, "Max open files            4096                 4096") {
+	if got := ask(t, box, "/proc/self/limits"); !strings.Contains(got,
+		"Max open files            4096                 4096") {
 		t.Errorf("limits:\n%s", got)
 	}
 }
@@ -274,7 +278,8 @@ func TestWorkspaceAppearsInARunningSandbox(t *testing.T) {
 	d := h.open(t, ModeAuto)
 	box := create(t, d, h.spec(t))
 	source := filepath.Join(h.dir, "workspace")
-	if err := errors.Join(os.Mkdir(source, 0o755), os.WriteFile(filepath.Join(source, "f"), []byte("hello"), 0o644)); err != nil {
+	if err := errors.Join(os.Mkdir(source, 0o755),
+		os.WriteFile(filepath.Join(source, "f"), []byte("hello"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	if err := box.Bind(t.Context(), runtime.Binding{Source: source, ReadOnly: true}); err != nil {

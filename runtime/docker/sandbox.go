@@ -48,7 +48,8 @@ type Sandbox struct {
 
 // newSandbox returns a sandbox whose lock the caller holds.
 func newSandbox(d *Driver, id, mode string, class runtime.Class) *Sandbox {
-	s := &Sandbox{d: d, id: id, mode: mode, class: class.OrDefault(), done: make(chan struct{}), turn: make(chan struct{}, 1)}
+	s := &Sandbox{d: d, id: id, mode: mode, class: class.OrDefault(), done: make(chan struct{}),
+		turn: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	s.turn <- struct{}{}
 	return s
@@ -150,7 +151,8 @@ func (s *Sandbox) noBind() string {
 // Figures returns the present use according to the sandbox's cgroups. NotImplemented in stdio mode.
 func (s *Sandbox) Figures(context.Context) (runtime.Figures, error) {
 	if s.mode == ModeStdio {
-		return runtime.Figures{}, fmt.Errorf("docker: sandbox %s: the cgroups of another host cannot be read: %w", s.id, errdefs.ErrNotImplemented)
+		return runtime.Figures{},
+			fmt.Errorf("docker: sandbox %s: the cgroups of another host cannot be read: %w", s.id, errdefs.ErrNotImplemented)
 	}
 	return ocidriver.Figures(s.cell)
 }

@@ -47,11 +47,13 @@ func (d *Driver) guestVolume(ctx context.Context) (string, error) {
 	}
 	name := "orchestrator-guest-" + hash[:16] + "-" + d.helper
 	// Creating a volume that exists returns it.
-	_, err = d.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: name, Labels: map[string]string{labelGuest: d.helper}})
+	_, err = d.api.VolumeCreate(ctx,
+		client.VolumeCreateOptions{Name: name, Labels: map[string]string{labelGuest: d.helper}})
 	if err != nil {
 		return "", d.failed(ctx, "make the guest's volume", err)
 	}
-	mounts := []mount.Mount{{Type: mount.TypeVolume, Source: name, Target: wire.RunDir, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}}
+	mounts := []mount.Mount{{Type: mount.TypeVolume, Source: name, Target: wire.RunDir,
+		VolumeOptions: &mount.VolumeOptions{NoCopy: true}}}
 	if err := d.withHelper(ctx, mounts, func(helper string) error { return d.fill(ctx, helper) }); err != nil {
 		return "", err
 	}
@@ -115,7 +117,8 @@ func (d *Driver) fill(ctx context.Context, helper string) error {
 	}()
 	// Into the parent directory: the engine does not change the mode of the directory that it
 	// unpacks into.
-	_, err = d.api.CopyToContainer(ctx, helper, client.CopyToContainerOptions{DestinationPath: path.Dir(wire.RunDir), Content: r})
+	_, err = d.api.CopyToContainer(ctx, helper,
+		client.CopyToContainerOptions{DestinationPath: path.Dir(wire.RunDir), Content: r})
 	_ = r.Close()
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
 		return packErr
@@ -134,7 +137,8 @@ func packGuest(to io.Writer, guest string) error {
 		return err
 	}
 	err := eachBinary(guest, func(name string, f *os.File, info os.FileInfo) error {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Join(dir, name), Mode: 0o555, Size: info.Size()}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Join(dir, name), Mode: 0o555,
+			Size: info.Size()}); err != nil {
 			return err
 		}
 		_, err := io.Copy(w, f)
@@ -161,7 +165,8 @@ func (d *Driver) Purge(ctx context.Context) error {
 	}
 	defer func() { <-d.filling }()
 	d.filled = ""
-	got, err := d.api.VolumeList(ctx, client.VolumeListOptions{Filters: client.Filters{}.Add("label", labelGuest+"="+d.helper)})
+	got, err := d.api.VolumeList(ctx,
+		client.VolumeListOptions{Filters: client.Filters{}.Add("label", labelGuest+"="+d.helper)})
 	if err != nil {
 		return d.failed(ctx, "list volumes", err)
 	}

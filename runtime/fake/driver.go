@@ -140,7 +140,8 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	var found []runtime.Found
 	for _, m := range machines {
 		if m.spec.Owner == owner {
-			found = append(found, runtime.Found{ID: m.spec.ID, Template: m.spec.Template, Build: m.spec.Build, Running: m.isAlive()})
+			found = append(found, runtime.Found{ID: m.spec.ID, Template: m.spec.Template, Build: m.spec.Build,
+				Running: m.isAlive()})
 		}
 	}
 	slices.SortFunc(found, func(a, b runtime.Found) int { return strings.Compare(a.ID, b.ID) })

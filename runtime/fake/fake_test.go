@@ -225,7 +225,8 @@ func TestTheGuestRunsItsWords(t *testing.T) {
 
 func TestTheGuestEndsCommands(t *testing.T) {
 	s := create(t, fake.New(fake.Options{}), "sandbox-a")
-	r, _ := result(t, call(t, s, wire.OpExec, wire.Command{ID: "1", Argv: []string{"sleep", "600"}, Timeout: time.Millisecond}))
+	r, _ := result(t, call(t, s, wire.OpExec,
+		wire.Command{ID: "1", Argv: []string{"sleep", "600"}, Timeout: time.Millisecond}))
 	if r.Ending != runtime.Timeout {
 		t.Errorf("timeout: %+v", r)
 	}
@@ -318,7 +319,8 @@ func TestBadSpecsAreRefused(t *testing.T) {
 	if err := d.Prepare(t.Context(), runtime.Image{}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("image without id: %v", err)
 	}
-	if err := d.Prepare(t.Context(), runtime.Image{ID: "sha256:1"}); err != nil || !slices.Equal(d.Host().Prepared(), []string{"sha256:1"}) {
+	if err := d.Prepare(t.Context(), runtime.Image{ID: "sha256:1"}); err != nil ||
+		!slices.Equal(d.Host().Prepared(), []string{"sha256:1"}) {
 		t.Errorf("prepare: %v, %v", err, d.Host().Prepared())
 	}
 }

@@ -59,7 +59,8 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) {
 	}
 	_ = conn.SetReadDeadline(time.Time{})
 	var request wire.Request
-	if err := json.Unmarshal(payload, &request); kind != wire.KindRequest || err != nil || request.Version != wire.Version {
+	if err := json.Unmarshal(payload, &request); kind != wire.KindRequest || err != nil ||
+		request.Version != wire.Version {
 		replyFailure(conn, "invalid_argument", "invalid request or protocol version")
 		return
 	}

@@ -26,7 +26,8 @@ func TestCrashProcess(t *testing.T) {
 	if state == "" {
 		return
 	}
-	d, err := New(t.Context(), Options{StateDir: state, GuestPath: os.Getenv(crashGuest), Log: slog.New(slog.DiscardHandler)})
+	d, err := New(t.Context(),
+		Options{StateDir: state, GuestPath: os.Getenv(crashGuest), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +44,8 @@ func TestCrashProcess(t *testing.T) {
 func TestCrashAnywhere(t *testing.T) {
 	for point, adoptable := range map[string]bool{
 		"oci.create.intent": false, "oci.create.cell": false, "oci.create.overlay": false, "oci.create.started": false,
-		"oci.create.attached": true, "oci.destroy.killed": false, "oci.destroy.deleted": false, "oci.destroy.unmounted": false,
+		"oci.create.attached": true, "oci.destroy.killed": false, "oci.destroy.deleted": false,
+		"oci.destroy.unmounted": false,
 	} {
 		t.Run(point, func(t *testing.T) {
 			b := newBench(t)

@@ -121,7 +121,10 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	}
 	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Remaining: d.leftOf}
 	d.live.Remove = d.Remove
-	d.findRunsc = sync.OnceValues(func() (*gvisor.Program, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) })
+
+	d.findRunsc = sync.OnceValues(func() (*gvisor.Program, error) {
+		return d.findGVisor(context.WithoutCancel(ctx), o.GVisor)
+	})
 	return d, nil
 }
 
@@ -140,7 +143,8 @@ func (d *Driver) Prepare(_ context.Context, image runtime.Image) error { return 
 
 func checkImage(image runtime.Image) error {
 	if image.Root == "" {
-		return fmt.Errorf("image %q is not unpacked: the oci driver needs its root folder: %w", image.Ref, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("image %q is not unpacked: the oci driver needs its root folder: %w", image.Ref,
+			errdefs.ErrInvalidArgument)
 	}
 	if !filepath.IsAbs(image.Root) {
 		return fmt.Errorf("image %q: its root %q is not absolute: %w", image.Ref, image.Root, errdefs.ErrInvalidArgument)

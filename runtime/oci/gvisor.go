@@ -34,8 +34,10 @@ const launch = `while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 125;
 
 // runGVisor runs runsc in cgroups, with said as its standard error. It ends with ctx, and with this
 // process.
-func runGVisor(ctx context.Context, g *gvisor.Program, root string, cgroups []string, said *words, args ...string) error {
-	line := slices.Concat([]string{"-c", launch, "launch"}, cgroups, []string{"--", g.Path, "--root=" + root, "--platform=" + g.Platform, "--ignore-cgroups"}, g.Flags, args)
+func runGVisor(ctx context.Context, g *gvisor.Program, root string, cgroups []string, said *words,
+	args ...string) error {
+	line := slices.Concat([]string{"-c", launch, "launch"}, cgroups,
+		[]string{"--", g.Path, "--root=" + root, "--platform=" + g.Platform, "--ignore-cgroups"}, g.Flags, args)
 	cmd := exec.CommandContext(ctx, "/bin/sh", line...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stderr = said.file
@@ -63,7 +65,8 @@ func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words
 	}
 	bundle := d.bundle(spec.ID)
 	pidFile := filepath.Join(bundle, pidName)
-	err = runGVisor(ctx, g, filepath.Join(bundle, runscName), dirs, said, "run", "--detach", "--bundle="+bundle, "--pid-file="+pidFile, spec.ID)
+	err = runGVisor(ctx, g, filepath.Join(bundle, runscName), dirs, said, "run", "--detach", "--bundle="+bundle,
+		"--pid-file="+pidFile, spec.ID)
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("start: %w", context.Cause(ctx))
 	}
@@ -91,5 +94,6 @@ func (d *Driver) checkClass(spec runtime.Spec) error {
 		_, err := d.findRunsc()
 		return err
 	}
-	return fmt.Errorf("class %s: the oci driver has no virtual machines; use class gvisor: %w", spec.Class, errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("class %s: the oci driver has no virtual machines; use class gvisor: %w", spec.Class,
+		errdefs.ErrFailedPrecondition)
 }

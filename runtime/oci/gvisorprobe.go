@@ -24,7 +24,8 @@ const probeName = ".gvisor.json"
 
 // findGVisor finds runsc and the platform on which it can run a sandbox here.
 func (d *Driver) findGVisor(ctx context.Context, name string) (*gvisor.Program, error) {
-	search := gvisor.Search{Driver: host, Memo: gvisor.Memo{File: filepath.Join(d.dir, probeName)}, Try: d.tryPlatform, Log: d.log}
+	search := gvisor.Search{Driver: host, Memo: gvisor.Memo{File: filepath.Join(d.dir, probeName)}, Try: d.tryPlatform,
+		Log: d.log}
 	return search.Find(ctx, name)
 }
 
@@ -74,7 +75,8 @@ func (d *Driver) probeBundle(dir string) error {
 		Root:    &specs.Root{Path: root, Readonly: true},
 		Process: &specs.Process{Args: []string{"/guest", "version"}, Env: ocispec.Env(), Cwd: "/", NoNewPrivileges: true},
 		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
-			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+			{Type: specs.MountNamespace},
 		}},
 	})
 	if err != nil {

@@ -166,8 +166,9 @@ func specFor(t testing.TB) runtime.Spec {
 	}
 	return runtime.Spec{
 		ID: id, Owner: owner, Template: "base", Build: "test",
-		Image:  runtime.Image{Ref: "test", Root: os.Getenv("ORCHESTRATOR_TEST_ROOTFS")},
-		Limits: runtime.Limits{MemoryBytes: 128 << 20, TmpBytes: 4 << 20, ScratchBytes: 4 << 20, CPUs: 1.5, Pids: 128, OpenFiles: 512},
+		Image: runtime.Image{Ref: "test", Root: os.Getenv("ORCHESTRATOR_TEST_ROOTFS")},
+		Limits: runtime.Limits{MemoryBytes: 128 << 20, TmpBytes: 4 << 20, ScratchBytes: 4 << 20, CPUs: 1.5, Pids: 128,
+			OpenFiles: 512},
 	}
 }
 

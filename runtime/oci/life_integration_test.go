@@ -173,8 +173,9 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 		entrypoint []string
 		says       string
 	}{
-		"an entrypoint that is not there":    {[]string{"/no/such/entrypoint"}, "/no/such/entrypoint"},
-		"an entrypoint that ends with words": {[]string{"/bin/sh", "-c", "echo the workspace is odd >&2; exit 73"}, "the workspace is odd"},
+		"an entrypoint that is not there": {[]string{"/no/such/entrypoint"}, "/no/such/entrypoint"},
+		"an entrypoint that ends with words": {[]string{"/bin/sh", "-c", "echo the workspace is odd >&2; exit 73"},
+			"the workspace is odd"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			spec := specFor(t)
@@ -198,7 +199,8 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 
 func TestCreateThatIsCancelledLeavesNothing(t *testing.T) {
 	b := newBench(t)
-	for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 15 * time.Millisecond, 30 * time.Millisecond, 60 * time.Millisecond} {
+	for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 15 * time.Millisecond,
+		30 * time.Millisecond, 60 * time.Millisecond} {
 		spec := specFor(t)
 		ctx, cancel := context.WithTimeout(t.Context(), after)
 		s, err := b.Create(ctx, spec)
@@ -229,7 +231,8 @@ func TestSandboxesInParallel(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if a, err := ask(t, s, map[string]any{"argv": []string{"/bin/echo", "x"}, "uid": 1000}); err != nil || a.Output != "x\n" {
+			if a, err := ask(t, s, map[string]any{"argv": []string{"/bin/echo", "x"}, "uid": 1000}); err != nil ||
+				a.Output != "x\n" {
 				t.Errorf("%+v, %v", a, err)
 			}
 			var both sync.WaitGroup

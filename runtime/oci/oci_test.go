@@ -110,7 +110,8 @@ func TestWordsAreBoundedAndHarmless(t *testing.T) {
 	if got := w.Annotate("ended"); got != "ended" {
 		t.Errorf("without words: %q", got)
 	}
-	cmd := exec.Command("sh", "-c", `printf 'bad \033[2J\377 thing\n' >&2; head -c 1000000 /dev/zero | tr '\0' x >&2; exit 3`)
+	cmd := exec.Command("sh", "-c",
+		`printf 'bad \033[2J\377 thing\n' >&2; head -c 1000000 /dev/zero | tr '\0' x >&2; exit 3`)
 	w.Set(cmd)
 	if err := cmd.Run(); cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 3 {
 		t.Errorf("the writer ended with %v, want its own code", err)

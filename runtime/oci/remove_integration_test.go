@@ -69,7 +69,8 @@ func (h *half) created(t testing.TB) {
 
 func (h *half) running(t testing.TB) {
 	h.withRoot(t)
-	h.runc(t, "run", "--detach", "--bundle", h.b.bundle(h.spec.ID), "--pid-file", filepath.Join(h.b.bundle(h.spec.ID), pidName), h.spec.ID)
+	h.runc(t, "run", "--detach", "--bundle", h.b.bundle(h.spec.ID), "--pid-file",
+		filepath.Join(h.b.bundle(h.spec.ID), pidName), h.spec.ID)
 }
 
 func (h *half) recorded(t testing.TB) {
@@ -111,14 +112,18 @@ func TestRemoveFromAnyState(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"intent":                    (*half).record,
-		"a cell":                    (*half).withCell,
-		"a root":                    (*half).withRoot,
-		"created, never started":    (*half).created,
-		"running, not recorded":     (*half).running,
-		"running and recorded":      (*half).recorded,
-		"first process dead":        (*half).killed,
-		"the runtime's state gone":  func(h *half, t testing.TB) { h.recorded(t); remove(t, filepath.Join(h.b.runtime.Root, h.spec.ID)) },
+		"intent":                 (*half).record,
+		"a cell":                 (*half).withCell,
+		"a root":                 (*half).withRoot,
+		"created, never started": (*half).created,
+		"running, not recorded":  (*half).running,
+		"running and recorded":   (*half).recorded,
+		"first process dead":     (*half).killed,
+		"the runtime's state gone": func(h *half,
+			t testing.TB) {
+			h.recorded(t)
+			remove(t, filepath.Join(h.b.runtime.Root, h.spec.ID))
+		},
 		"the runtime has let it go": func(h *half, t testing.TB) { h.killed(t); h.runc(t, "delete", h.spec.ID) },
 		"the record gone": func(h *half, t testing.TB) {
 			h.recorded(t)

@@ -15,7 +15,8 @@ import (
 // sandboxes share it, so that nothing is written per sandbox.
 func makeSkeleton(dir string) (string, error) {
 	top := filepath.Join(dir, ".skeleton")
-	for _, name := range []string{"", "proc", "sys", "dev", "tmp", "run", "run/orchestrator", "workspace", "home", "home/user", "etc"} {
+	for _, name := range []string{"", "proc", "sys", "dev", "tmp", "run", "run/orchestrator", "workspace", "home",
+		"home/user", "etc"} {
 		path := filepath.Join(top, name)
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return "", fmt.Errorf("mount points: %w", err)

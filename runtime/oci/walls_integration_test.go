@@ -27,7 +27,8 @@ func TestWallsFromInside(t *testing.T) {
 	}{
 		{"guest's capabilities", "grep -E '^Cap(Inh|Prm|Eff|Bnd|Amb)' /proc/1/status | cut -f2 | tr '\\n' ' '",
 			"0000000000000000 00000000000000e0 00000000000000e0 00000000000000e0 0000000000000000 ", 0},
-		{"commands' capabilities", "grep -E '^Cap(Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u", "0000000000000000\n", 1000},
+		{"commands' capabilities", "grep -E '^Cap(Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u", "0000000000000000\n",
+			1000},
 		{"no new privileges", "grep NoNewPrivs /proc/self/status", "NoNewPrivs:\t1\n", 1000},
 		{"filter", "grep Seccomp: /proc/self/status", "Seccomp:\t2\n", 1000},
 		{"host name", "cat /proc/sys/kernel/hostname /etc/hostname", "sandbox\nsandbox\n", 1000},
@@ -35,17 +36,23 @@ func TestWallsFromInside(t *testing.T) {
 		{"loopback is up", "cat /sys/class/net/lo/flags", "0x9\n", 1000},
 		{"environment", "env | cut -d= -f1 | sort", "HOME\nLANG\nPATH\nPWD\n", 0},
 		{"root", "touch /x /etc/x /usr/x 2>&1 | grep -c 'Read-only file system'", "3\n", 0},
-		{"root's flags", "awk '$5==\"/\"{print $6}' /proc/self/mountinfo | tr , '\\n' | grep -cxE 'ro|nosuid|nodev'", "3\n", 1000},
+		{"root's flags", "awk '$5==\"/\"{print $6}' /proc/self/mountinfo | tr , '\\n' | grep -cxE 'ro|nosuid|nodev'", "3\n",
+			1000},
 		{"no path of the host", "grep -cF " + os.Getenv("ORCHESTRATOR_TEST_ROOTFS") + " /proc/self/mountinfo", "0\n", 1000},
 		{"run dir", "ls /run/orchestrator 2>&1", "ls: cannot open directory '/run/orchestrator': Permission denied\n", 1000},
-		{"run dir is read-only", "touch /run/orchestrator/x 2>&1", "touch: cannot touch '/run/orchestrator/x': Read-only file system\n", 0},
-		{"sysctls", "echo 0 2>&1 >/proc/sys/kernel/shm_rmid_forced | grep -c Read-only; cat /proc/sys/kernel/shm_rmid_forced", "1\n1\n", 0},
+		{"run dir is read-only", "touch /run/orchestrator/x 2>&1",
+			"touch: cannot touch '/run/orchestrator/x': Read-only file system\n", 0},
+		{"sysctls", "echo 0 2>&1 >/proc/sys/kernel/shm_rmid_forced | grep -c Read-only; cat /proc/sys/kernel/shm_rmid_forced",
+			"1\n1\n", 0},
 		{"open files", "ulimit -Hn", "512\n", 1000},
 		{"core files", "ulimit -Hc", "0\n", 1000},
-		{"tmp", "stat -c '%a %U' /tmp; head -c 9000000 /dev/zero >/tmp/x 2>/dev/null; stat -c %s /tmp/x; rm /tmp/x", "1777 root\n4194304\n", 1000},
-		{"home", "stat -c '%u %g' /home/user; head -c 9000000 /dev/zero >/home/user/x 2>/dev/null; stat -c %s /home/user/x; rm /home/user/x",
+		{"tmp", "stat -c '%a %U' /tmp; head -c 9000000 /dev/zero >/tmp/x 2>/dev/null; stat -c %s /tmp/x; rm /tmp/x",
+			"1777 root\n4194304\n", 1000},
+		{"home", "stat -c '%u %g' /home/user; head -c 9000000 /dev/zero >/home/user/x 2>/dev/null; stat -c %s " +
+			"/home/user/x; rm /home/user/x",
 			"1000 1000\n4194304\n", 1000},
-		{"scratch", "stat -c '%u %g' /workspace; head -c 9000000 /dev/zero >/workspace/x 2>/dev/null; stat -c %s /workspace/x; rm /workspace/x",
+		{"scratch", "stat -c '%u %g' /workspace; head -c 9000000 /dev/zero >/workspace/x 2>/dev/null; stat -c %s " +
+			"/workspace/x; rm /workspace/x",
 			"1000 1000\n4194304\n", 1000},
 		{"run", "touch /run/x 2>&1", "touch: cannot touch '/run/x': Permission denied\n", 1000},
 		{"masked", "cat /proc/kcore /proc/keys 2>/dev/null | wc -c; ls /sys/firmware | wc -l", "0\n0\n", 0},
@@ -133,10 +140,12 @@ func TestSystemCallsInside(t *testing.T) {
 		{"an unknown call", []uint64{9999, 0, 0, 0}, unix.ENOSYS},
 		// Let through, these find that pid 1 is not traced.
 		{"ptrace options", []uint64{unix.SYS_PTRACE, unix.PTRACE_SETOPTIONS, 1, 0, unix.PTRACE_O_EXITKILL}, unix.ESRCH},
-		{"trace exit", []uint64{unix.SYS_PTRACE, unix.PTRACE_SETOPTIONS, 1, 0, unix.PTRACE_O_EXITKILL | unix.PTRACE_O_TRACEEXIT}, unix.EPERM},
+		{"trace exit", []uint64{unix.SYS_PTRACE, unix.PTRACE_SETOPTIONS, 1, 0,
+			unix.PTRACE_O_EXITKILL | unix.PTRACE_O_TRACEEXIT}, unix.EPERM},
 		{"trace exit the old way", []uint64{unix.SYS_PTRACE, 21, 1, 0, unix.PTRACE_O_TRACEEXIT}, unix.EPERM},
 		{"seize", []uint64{unix.SYS_PTRACE, unix.PTRACE_SEIZE, 999999, 0, 0}, unix.ESRCH},
-		{"seize with trace exit", []uint64{unix.SYS_PTRACE, unix.PTRACE_SEIZE, 999999, 0, unix.PTRACE_O_TRACEEXIT}, unix.EPERM},
+		{"seize with trace exit", []uint64{unix.SYS_PTRACE, unix.PTRACE_SEIZE, 999999, 0, unix.PTRACE_O_TRACEEXIT},
+			unix.EPERM},
 	} {
 		call := slices.Concat(c.call, make([]uint64, 7-len(c.call)))
 		got, err := ask(t, s, map[string]any{"call": call})
@@ -181,7 +190,8 @@ func TestWorkspaceComesAndGoes(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)
 	dir := t.TempDir()
-	if err := errors.Join(os.Chmod(dir, 0o777), os.WriteFile(filepath.Join(dir, "file"), []byte("mine"), 0o644)); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o777),
+		os.WriteFile(filepath.Join(dir, "file"), []byte("mine"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	for _, ro := range []bool{true, false} {

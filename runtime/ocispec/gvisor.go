@@ -113,7 +113,8 @@ func forGVisor(config *specs.Spec, l runtime.Limits) {
 	linux := config.Linux
 	linux.Seccomp.Syscalls = passThrough(linux.Seccomp.Syscalls)
 	linux.Sysctl, linux.MaskedPaths, linux.ReadonlyPaths = nil, nil, nil
-	linux.Namespaces = slices.DeleteFunc(linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.CgroupNamespace })
+	linux.Namespaces = slices.DeleteFunc(linux.Namespaces,
+		func(n specs.LinuxNamespace) bool { return n.Type == specs.CgroupNamespace })
 	linux.Resources = Resources(GVisorCaps(l))
 	scratch := Scratch(l)
 	for i, m := range config.Mounts {
@@ -143,5 +144,6 @@ func passThrough(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 
 // Scratch is /workspace if none can be mounted from outside: a tmpfs that files are copied into.
 func Scratch(l runtime.Limits) TmpfsMount {
-	return TmpfsMount{Path: runtime.WorkspaceDir, Bytes: l.ScratchBytes, Mode: 0o755, UID: runtime.CommandUID, GID: runtime.CommandGID}
+	return TmpfsMount{Path: runtime.WorkspaceDir, Bytes: l.ScratchBytes, Mode: 0o755, UID: runtime.CommandUID,
+		GID: runtime.CommandGID}
 }

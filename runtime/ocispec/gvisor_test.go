@@ -19,7 +19,8 @@ func TestGVisorConfiguration(t *testing.T) {
 	}
 	l := spec.Limits.WithDefaults()
 	for _, m := range got.Mounts {
-		if m.Destination == "/workspace" && (m.Type != "tmpfs" || !slices.Contains(m.Options, "size=67108864") || !slices.Contains(m.Options, "uid=1000")) {
+		if m.Destination == "/workspace" &&
+			(m.Type != "tmpfs" || !slices.Contains(m.Options, "size=67108864") || !slices.Contains(m.Options, "uid=1000")) {
 			t.Errorf("/workspace is %+v", m)
 		}
 	}
@@ -30,7 +31,9 @@ func TestGVisorConfiguration(t *testing.T) {
 	if i < 0 || got.Process.Rlimits[i].Hard != uint64(l.Pids-runtime.GuestReservePids) {
 		t.Errorf("processes inside are not limited: %+v", got.Process.Rlimits)
 	}
-	if got.Linux.Seccomp == nil || slices.ContainsFunc(got.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.CgroupNamespace }) {
+	if got.Linux.Seccomp == nil ||
+		slices.ContainsFunc(got.Linux.Namespaces,
+			func(n specs.LinuxNamespace) bool { return n.Type == specs.CgroupNamespace }) {
 		t.Errorf("filter %v, namespaces %v", got.Linux.Seccomp != nil, got.Linux.Namespaces)
 	}
 	selects := false
@@ -55,8 +58,11 @@ func TestGVisorFlags(t *testing.T) {
 		want    []string
 		missing string
 	}{
-		"2022":      {common + "  -host-uds value\n    \tcontrols\n  -fsgofer-host-uds\n    \tDEPRECATED: use host-uds=all\n  -overlay2 value\n", []string{"--network=none", "--host-uds=open", "--oci-seccomp", "--overlay2=none"}, ""},
-		"older":     {common + "  -fsgofer-host-uds\n    \tallow\n", []string{"--network=none", "--fsgofer-host-uds", "--oci-seccomp"}, ""},
+		"2022": {common + "  -host-uds value\n    \tcontrols\n  -fsgofer-host-uds\n    \tDEPRECATED: use " +
+			"host-uds=all\n  -overlay2 value\n",
+			[]string{"--network=none", "--host-uds=open", "--oci-seccomp", "--overlay2=none"}, ""},
+		"older": {common + "  -fsgofer-host-uds\n    \tallow\n",
+			[]string{"--network=none", "--fsgofer-host-uds", "--oci-seccomp"}, ""},
 		"no socket": {common + "  -not-host-uds value\n    \tmentions host-uds\n", nil, "host-uds"},
 		"no filter": {"  -network value\n  -host-uds value\n", nil, "oci-seccomp"},
 		"nothing":   {"", nil, "network"},
@@ -70,8 +76,9 @@ func TestGVisorFlags(t *testing.T) {
 
 func TestGVisorPlatforms(t *testing.T) {
 	for text, want := range map[string][]string{
-		"  -platform string\n    \tspecifies which platform to use: ptrace (default), kvm. (default \"ptrace\")\n  -platform_device_path string\n    \tsystrap\n": {"kvm", "ptrace"},
-		"  -platform string\n    \tspecifies which platform to use: systrap (default), ptrace, kvm. (default \"systrap\")\n":                                      {"systrap", "kvm", "ptrace"},
+		"  -platform string\n    \tspecifies which platform to use: ptrace (default), kvm. (default \"ptrace\")\n  " +
+			"-platform_device_path string\n    \tsystrap\n": {"kvm", "ptrace"},
+		"  -platform string\n    \tspecifies which platform to use: systrap (default), ptrace, kvm. (default \"systrap\")\n": {"systrap", "kvm", "ptrace"},
 		"": nil,
 	} {
 		if diff := cmp.Diff(want, GVisorPlatforms(text)); diff != "" {

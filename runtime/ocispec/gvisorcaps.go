@@ -13,7 +13,8 @@ func GVisorCapabilities() runtime.Capabilities {
 		caps[c] = runtime.Yes
 	}
 	for c, why := range map[runtime.Capability]string{
-		runtime.CapFiles:         "no: gVisor follows links to folders even when it is told not to; through one, files outside of the workspace are reached, as the commands' user",
+		runtime.CapFiles: "no: gVisor follows links to folders even when it is told not to; through one, files " +
+			"outside of the workspace are reached, as the commands' user",
 		runtime.CapNonRoot:       "no: gVisor lets commands read of the guest in /proc, and set its priority",
 		runtime.CapCommandCgroup: "no: gVisor has no cgroups for single commands",
 		runtime.CapUsage:         "no: gVisor counts nothing for single commands",

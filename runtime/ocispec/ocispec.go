@@ -80,7 +80,8 @@ func New(spec runtime.Spec, at HostPaths) (*specs.Spec, error) {
 		},
 	}
 	for _, t := range TemplateTmpfs(spec) {
-		config.Mounts = append(config.Mounts, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: t.Options()})
+		config.Mounts = append(config.Mounts,
+			specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: t.Options()})
 	}
 	if spec.Class == runtime.ClassGVisor {
 		forGVisor(config, spec.Limits)
@@ -132,11 +133,13 @@ func Resources(l runtime.Limits) *specs.LinuxResources {
 func mounts(l runtime.Limits, at HostPaths) []specs.Mount {
 	list := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "strictatime", "mode=755", "size=65536"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs",
+			Options: []string{"nosuid", "noexec", "strictatime", "mode=755", "size=65536"}},
 		// The kernel has about 3000 pseudo-terminals for all containers; this bounds the share of
 		// one sandbox.
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
-			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=" + strconv.Itoa(terminals)}},
+			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=" +
+				strconv.Itoa(terminals)}},
 		// No cgroup hierarchy below it: the guest's part of it comes through the run directory.
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
 	}

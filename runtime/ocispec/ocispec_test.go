@@ -35,7 +35,8 @@ func made(t *testing.T) *specs.Spec {
 func TestProcess(t *testing.T) {
 	p := made(t).Process
 	caps := []string{"CAP_KILL", "CAP_SETGID", "CAP_SETUID"}
-	if diff := cmp.Diff(&specs.LinuxCapabilities{Bounding: caps, Permitted: caps, Effective: caps}, p.Capabilities); diff != "" {
+	if diff := cmp.Diff(&specs.LinuxCapabilities{Bounding: caps, Permitted: caps, Effective: caps},
+		p.Capabilities); diff != "" {
 		t.Errorf("capabilities: %s", diff)
 	}
 	if !p.NoNewPrivileges || p.Terminal || p.Cwd != "/" || p.User.UID != 0 {
@@ -56,7 +57,8 @@ func TestProcess(t *testing.T) {
 		}
 		limits[r.Type] = r.Hard
 	}
-	for name, want := range map[string]uint64{"RLIMIT_NOFILE": 1024, "RLIMIT_CORE": 0, "RLIMIT_RTPRIO": 0, "RLIMIT_MSGQUEUE": 0} {
+	for name, want := range map[string]uint64{"RLIMIT_NOFILE": 1024, "RLIMIT_CORE": 0, "RLIMIT_RTPRIO": 0,
+		"RLIMIT_MSGQUEUE": 0} {
 		if got, ok := limits[name]; !ok || got != want {
 			t.Errorf("%s is %d, want %d", name, got, want)
 		}
@@ -70,7 +72,8 @@ func TestEntrypointComesFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"/bin/enter", "-x", "/run/orchestrator/guest", "init", "--alone", "1m0s"}, got.Process.Args); diff != "" {
+	if diff := cmp.Diff([]string{"/bin/enter", "-x", "/run/orchestrator/guest", "init", "--alone", "1m0s"},
+		got.Process.Args); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -27,7 +27,8 @@ import (
 func Seccomp() (*specs.LinuxSeccomp, error) {
 	native, ok := native()
 	if !ok {
-		return nil, fmt.Errorf("seccomp filter for %s is not known: run on amd64 or arm64: %w", goruntime.GOARCH, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("seccomp filter for %s is not known: run on amd64 or arm64: %w", goruntime.GOARCH,
+			errdefs.ErrFailedPrecondition)
 	}
 	base, err := seccomp.GetDefaultProfile(&specs.Spec{Process: &specs.Process{
 		Capabilities: &specs.LinuxCapabilities{Bounding: Capabilities()},
@@ -79,11 +80,15 @@ func deniedCalls() []string {
 
 		"io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "bpf", "perf_event_open",
 		"add_key", "request_key", "keyctl", "kexec_load", "kexec_file_load", "open_by_handle_at", "fanotify_init",
-		"mount", "umount", "umount2", "pivot_root", "fsopen", "fsconfig", "fsmount", "fspick", "move_mount", "open_tree", "open_tree_attr",
-		"mount_setattr", "unshare", "setns", "chroot", "swapon", "swapoff", "reboot", "quotactl", "quotactl_fd", "acct", "nfsservctl",
-		"init_module", "finit_module", "delete_module", "create_module", "iopl", "ioperm", "vhangup", "syslog", "lookup_dcookie",
+		"mount", "umount", "umount2", "pivot_root", "fsopen", "fsconfig", "fsmount", "fspick", "move_mount", "open_tree",
+		"open_tree_attr",
+		"mount_setattr", "unshare", "setns", "chroot", "swapon", "swapoff", "reboot", "quotactl", "quotactl_fd", "acct",
+		"nfsservctl",
+		"init_module", "finit_module", "delete_module", "create_module", "iopl", "ioperm", "vhangup", "syslog",
+		"lookup_dcookie",
 		"settimeofday", "stime", "clock_settime", "clock_settime64", "sethostname", "setdomainname",
-		"kcmp", "pidfd_getfd", "process_madvise", "migrate_pages", "move_pages", "mbind", "set_mempolicy", "set_mempolicy_home_node",
+		"kcmp", "pidfd_getfd", "process_madvise", "migrate_pages", "move_pages", "mbind", "set_mempolicy",
+		"set_mempolicy_home_node",
 	}
 }
 
@@ -155,7 +160,8 @@ func ptrace() []specs.LinuxSyscall {
 	// arch_prctl and system call emulation (30 to 34), events, signal information and register
 	// sets.
 	for _, n := range []uint64{24, 25, 30, 31, 32, 33, 34,
-		unix.PTRACE_GETEVENTMSG, unix.PTRACE_GETSIGINFO, unix.PTRACE_SETSIGINFO, unix.PTRACE_GETREGSET, unix.PTRACE_SETREGSET} {
+		unix.PTRACE_GETEVENTMSG, unix.PTRACE_GETSIGINFO, unix.PTRACE_SETSIGINFO, unix.PTRACE_GETREGSET,
+		unix.PTRACE_SETREGSET} {
 		rules = append(rules, allow("ptrace", arg(request, specs.OpEqualTo, n)))
 	}
 	return rules

@@ -90,10 +90,14 @@ func TestSeccompClone3LooksAbsent(t *testing.T) {
 func TestSeccompAllowsWhatTheGuestNeeds(t *testing.T) {
 	f := filter(t)
 	for _, name := range []string{
-		"setuid", "setgid", "setgroups", "setresuid", "setresgid", "setfsuid", "setfsgid", "clone", "execve", "execveat", "wait4", "waitid",
-		"pidfd_open", "pidfd_send_signal", "close_range", "kill", "tgkill", "prctl", "prlimit64", "openat", "openat2", "renameat2", "mkdirat",
-		"unlinkat", "fchownat", "fchmodat", "memfd_create", "epoll_pwait", "accept4", "bind", "listen", "connect", "sendmsg", "recvmsg",
-		"setsid", "setpgid", "ioctl", "futex", "rt_sigaction", "mmap", "name_to_handle_at", "vmsplice", "shmget", "mlock", "setpriority",
+		"setuid", "setgid", "setgroups", "setresuid", "setresgid", "setfsuid", "setfsgid", "clone", "execve", "execveat",
+		"wait4", "waitid",
+		"pidfd_open", "pidfd_send_signal", "close_range", "kill", "tgkill", "prctl", "prlimit64", "openat", "openat2",
+		"renameat2", "mkdirat",
+		"unlinkat", "fchownat", "fchmodat", "memfd_create", "epoll_pwait", "accept4", "bind", "listen", "connect", "sendmsg",
+		"recvmsg",
+		"setsid", "setpgid", "ioctl", "futex", "rt_sigaction", "mmap", "name_to_handle_at", "vmsplice", "shmget", "mlock",
+		"setpriority",
 		"process_vm_readv", "seccomp", "copy_file_range", "fallocate", "statx", "getdents64",
 	} {
 		if got := decide(t, f, name); got != specs.ActAllow {
@@ -181,7 +185,8 @@ func TestSeccompJSONIsWhatDockerReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := seccomp.LoadProfile(string(text), &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}})
+	got, err := seccomp.LoadProfile(string(text),
+		&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}})
 	if err != nil {
 		t.Fatal(err)
 	}

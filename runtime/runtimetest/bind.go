@@ -22,7 +22,8 @@ func workspace(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	err := errors.Join(os.WriteFile(file, []byte("content\n"), 0o644), os.Chown(file, runtime.CommandUID, runtime.CommandGID),
+	err := errors.Join(os.WriteFile(file, []byte("content\n"), 0o644),
+		os.Chown(file, runtime.CommandUID, runtime.CommandGID),
 		os.Chown(dir, runtime.CommandUID, runtime.CommandGID), os.Chmod(dir, 0o755))
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +50,8 @@ func (b *box) unbind(t *testing.T) {
 func checkLateBind(t *testing.T, s *suite) {
 	b, dir := s.newSandbox(t, nil), workspace(t)
 	b.mustOutput(t, "echo scratch >/workspace/scratch; mkdir /workspace/file")
-	early := b.startCommand(t, bash("cd /; until grep -q content /workspace/file 2>/dev/null; do sleep 0.05; done; echo seen"), guest.IO{})
+	early := b.startCommand(t,
+		bash("cd /; until grep -q content /workspace/file 2>/dev/null; do sleep 0.05; done; echo seen"), guest.IO{})
 	b.bind(t, dir, false)
 	if got := b.mustOutput(t, "cat /workspace/file; pwd; ls"); got != "content\n/workspace\nfile" {
 		t.Errorf("workspace right after Bind: %q", got)
@@ -59,8 +61,10 @@ func checkLateBind(t *testing.T, s *suite) {
 	}
 	b.mustOutput(t, "echo more >>file; mkdir new; echo x >new/x; ln -s /etc/shadow link; chmod 4755 new/x; mkfifo fifo")
 	var st syscall.Stat_t
-	if err := syscall.Lstat(filepath.Join(dir, "new", "x"), &st); err != nil || st.Uid != runtime.CommandUID || st.Gid != runtime.CommandGID {
-		t.Errorf("new file on the host: uid %d, gid %d, %v; want %d, %d", st.Uid, st.Gid, err, runtime.CommandUID, runtime.CommandGID)
+	if err := syscall.Lstat(filepath.Join(dir, "new", "x"), &st); err != nil || st.Uid != runtime.CommandUID ||
+		st.Gid != runtime.CommandGID {
+		t.Errorf("new file on the host: uid %d, gid %d, %v; want %d, %d", st.Uid, st.Gid, err, runtime.CommandUID,
+			runtime.CommandGID)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "file")); string(text) != "content\nmore\n" {
 		t.Errorf("file on the host = %q, %v; want %q", text, err, "content\nmore\n")
@@ -88,7 +92,8 @@ func checkLateBind(t *testing.T, s *suite) {
 func checkUnbindBusy(t *testing.T, b *box, dir string) {
 	t.Helper()
 	b.bind(t, dir, false)
-	cmd := bash("cd /workspace; exec 3>>log; (setsid bash -c 'while :; do echo more >&3; sleep 0.01; done' &) ; while :; do echo more >&3; sleep 0.01; done")
+	cmd := bash("cd /workspace; exec 3>>log; (setsid bash -c 'while :; do echo more >&3; sleep 0.01; done' &) ; while " +
+		":; do echo more >&3; sleep 0.01; done")
 	cmd.ID = "writer"
 	if _, err := b.Start(t.Context(), cmd); err != nil {
 		t.Fatal(err)
@@ -161,8 +166,10 @@ func checkLateBindReadOnly(t *testing.T, s *suite) {
 		t.Errorf("file = %q, want %q", got, "content")
 	}
 	for _, line := range []string{
-		"echo x >>file", "echo x >file", "echo x >new", "rm file", "mv file other", "mkdir d", "ln file hard", "ln -s x soft", "chmod 777 file", "chmod 777 .",
-		"touch file", "touch -d @0 .", "truncate -s 0 file", "mount -o remount,rw,bind /workspace", "umount /workspace", "mkfifo fifo",
+		"echo x >>file", "echo x >file", "echo x >new", "rm file", "mv file other", "mkdir d", "ln file hard", "ln -s x soft",
+		"chmod 777 file", "chmod 777 .",
+		"touch file", "touch -d @0 .", "truncate -s 0 file", "mount -o remount,rw,bind /workspace", "umount /workspace",
+		"mkfifo fifo",
 		"exec 3<>file", "python3 -c 'import os; os.setxattr(\"file\", \"user.x\", b\"x\")'",
 		"cd /proc/self/cwd && echo x >new", "echo x >/proc/self/root/workspace/new",
 	} {
@@ -192,7 +199,8 @@ func checkLateBindReadOnly(t *testing.T, s *suite) {
 // sandbox still works.
 func checkNoLateBind(t *testing.T, s *suite) {
 	for _, readOnly := range []bool{false, true} {
-		if err := s.plain.Bind(t.Context(), runtime.Binding{Source: workspace(t), ReadOnly: readOnly}); !errdefs.IsNotImplemented(err) {
+		if err := s.plain.Bind(t.Context(),
+			runtime.Binding{Source: workspace(t), ReadOnly: readOnly}); !errdefs.IsNotImplemented(err) {
 			t.Errorf("Bind: %v, want NotImplemented", err)
 		}
 	}

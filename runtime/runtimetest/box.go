@@ -26,7 +26,8 @@ var inside embed.FS
 // to fill quickly.
 func baseLimits() runtime.Limits {
 	return runtime.Limits{
-		MemoryBytes: 192 << 20, CPUs: 2, Pids: runtime.GuestReservePids + 96, TmpBytes: 8 << 20, ScratchBytes: 6 << 20, OpenFiles: 2048,
+		MemoryBytes: 192 << 20, CPUs: 2, Pids: runtime.GuestReservePids + 96, TmpBytes: 8 << 20, ScratchBytes: 6 << 20,
+		OpenFiles: 2048,
 	}
 }
 
@@ -42,7 +43,8 @@ type box struct {
 func (s *suite) spec(change func(*runtime.Spec)) runtime.Spec {
 	spec := runtime.Spec{
 		Class: s.Class,
-		ID:    "t" + randomName(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint, Limits: s.defaultLimits(),
+		ID:    "t" + randomName(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint,
+		Limits: s.defaultLimits(),
 	}
 	if change != nil {
 		change(&spec)
@@ -118,7 +120,8 @@ type outcome struct {
 }
 
 func (o outcome) String() string {
-	return fmt.Sprintf("%s (code %d, signal %d, %s) stdout %.2000q stderr %.2000q", o.Ending, o.ExitCode, o.Signal, o.Detail, o.stdout, o.stderr)
+	return fmt.Sprintf("%s (code %d, signal %d, %s) stdout %.2000q stderr %.2000q", o.Ending, o.ExitCode, o.Signal,
+		o.Detail, o.stdout, o.stderr)
 }
 
 // exited reports whether the command exited normally with the given code.

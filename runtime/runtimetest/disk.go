@@ -36,7 +36,8 @@ func checkEndingDisk(t *testing.T, s *suite) {
 		if o := b.sh(t, "true"); !o.exited(0) || o.Detail != "" {
 			t.Errorf("true while %s was full: %v, want success without detail", place, o)
 		}
-		if o := b.sh(t, "rm "+place+"/?; echo x >"+place+"/y && cat "+place+"/y && rm "+place+"/y"); !o.exited(0) || o.stdout != "x\n" {
+		if o := b.sh(t, "rm "+place+"/?; echo x >"+place+"/y && cat "+place+"/y && rm "+place+"/y"); !o.exited(0) ||
+			o.stdout != "x\n" {
 			t.Errorf("after freeing %s: %v, want success", place, o)
 		}
 	}
@@ -105,7 +106,8 @@ func checkQuota(t *testing.T, s *suite) {
 		Other  string
 	}
 	o = b.runCommand(t, python("room", "nameless", "/workspace"))
-	if err := json.Unmarshal([]byte(o.stdout), &got); err != nil || got.Result != "ENOSPC" || got.Other != "ENOSPC" || got.Held > size || got.Held < size*9/10 {
+	if err := json.Unmarshal([]byte(o.stdout), &got); err != nil || got.Result != "ENOSPC" || got.Other != "ENOSPC" ||
+		got.Held > size || got.Held < size*9/10 {
 		t.Errorf("deleted open file: %+v, %v; want about %d bytes, then ENOSPC", got, o, size)
 	}
 	b.mustOutput(t, "truncate -s 1T hole && rm hole && head -c 10M /dev/zero >x")

@@ -128,7 +128,8 @@ func checkEgress(t *testing.T, b *box) {
 	t.Helper()
 	thief := b.startCommand(t, python("egress", "take", "0"), guest.IO{})
 	thief.waitOutput(t, "ready")
-	if err := b.Egress(t.Context(), wire.Egress{On: true}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "3128") {
+	if err := b.Egress(t.Context(), wire.Egress{On: true}); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "3128") {
 		t.Errorf("enable egress while a command uses the port: %v, want FailedPrecondition naming it", err)
 	}
 	thief.cancel(nil)
@@ -137,7 +138,8 @@ func checkEgress(t *testing.T, b *box) {
 		t.Errorf("accept while egress is off: %v, want FailedPrecondition", err)
 	}
 	b.setEgress(t, wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder"}})
-	b.checkEgressView(t, egressView{Proxy: "ok", Interfaces: []string{"lo"}, Resolved: "no", Env: "http://127.0.0.1:3128", Placeholder: "placeholder"})
+	b.checkEgressView(t, egressView{Proxy: "ok", Interfaces: []string{"lo"}, Resolved: "no", Env: "http://127.0.0.1:3128",
+		Placeholder: "placeholder"})
 	b.checkProxyRoundTrip(t)
 	checkManyConnections(t, b)
 }
@@ -185,33 +187,12 @@ func checkManyConnections(t *testing.T, b *box) {
 		connections = muxConnectionCount
 	}
 	holder := b.startCommand(t, python("egress", "hold", strconv.Itoa(connections)), guest.IO{})
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
-	defer cancel()
-	var mu sync.Mutex
-	var held []net.Conn
+	held := acceptMany(t, b, connections)
 	defer func() {
 		for _, nc := range held {
 			nc.Close()
 		}
 	}()
-	var group sync.WaitGroup
-	for range 8 {
-		group.Go(func() {
-			for ctx.Err() == nil {
-				nc, err := b.Accept(ctx)
-				if err != nil {
-					return
-				}
-				mu.Lock()
-				held = append(held, nc)
-				if len(held) == connections {
-					cancel()
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	group.Wait()
 	if len(held) < connections {
 		t.Fatalf("accepted %d connections, want %d", len(held), connections)
 	}
@@ -227,13 +208,42 @@ func checkManyConnections(t *testing.T, b *box) {
 	holder.cancel(nil)
 	<-holder.ended
 	killed := time.Since(began)
-	t.Logf("%d connections: guest RSS %d KiB, %d more than before; kill took %s", connections, pong.RSSBytes>>10, (pong.RSSBytes-before)>>10, killed.Round(time.Millisecond))
+	t.Logf("%d connections: guest RSS %d KiB, %d more than before; kill took %s", connections, pong.RSSBytes>>10,
+		(pong.RSSBytes-before)>>10, killed.Round(time.Millisecond))
 	if pong.RSSBytes-before > runtime.GuestReserveBytes/2 {
 		t.Errorf("guest RSS grew by %d bytes, want at most %d", pong.RSSBytes-before, runtime.GuestReserveBytes/2)
 	}
 	if killed > Patience/2 {
 		t.Errorf("kill took %s, want at most %s", killed, Patience/2)
 	}
+}
+
+// acceptMany accepts n connections of the sandbox's proxy, eight at a time, for at most Patience.
+func acceptMany(t *testing.T, b *box, n int) []net.Conn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	var mu sync.Mutex
+	var held []net.Conn
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				nc, err := b.Accept(ctx)
+				if err != nil {
+					return
+				}
+				mu.Lock()
+				held = append(held, nc)
+				if len(held) == n {
+					cancel()
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	return held
 }
 
 // checkGuestProgram checks that a program of the guest runs like any command, as the command user,
@@ -243,10 +253,12 @@ func checkGuestProgram(t *testing.T, b *box) {
 	stdin, request := io.Pipe()
 	defer request.Close()
 	pid := make(chan int, 1)
-	web := b.startCommand(t, wire.Command{Program: "web"}, guest.IO{Stdin: stdin, Started: func(s wire.Started) { pid <- s.Pid }})
+	web := b.startCommand(t, wire.Command{Program: "web"},
+		guest.IO{Stdin: stdin, Started: func(s wire.Started) { pid <- s.Pid }})
 	select {
 	case n := <-pid:
-		if got := b.mustOutput(t, fmt.Sprintf("awk '/^Uid/ {print $2}' /proc/%d/status", n)); got != strconv.Itoa(runtime.CommandUID) {
+		if got := b.mustOutput(t,
+			fmt.Sprintf("awk '/^Uid/ {print $2}' /proc/%d/status", n)); got != strconv.Itoa(runtime.CommandUID) {
 			t.Errorf("program runs as uid %q, want %d", got, runtime.CommandUID)
 		}
 	case <-web.ended:
@@ -259,7 +271,8 @@ func checkGuestProgram(t *testing.T, b *box) {
 	if o := web.waitResult(t); !o.exited(0) || !strings.Contains(o.stdout, `"fault"`) {
 		t.Errorf("empty request: %v, want a fault", o)
 	}
-	for name, cmd := range map[string]wire.Command{"program": {Program: "sh", Argv: []string{"-c", "id"}}, "argv": {Argv: []string{wire.ProgramPath(wire.GuestPath, "web")}}} {
+	for name, cmd := range map[string]wire.Command{"program": {Program: "sh", Argv: []string{"-c", "id"}},
+		"argv": {Argv: []string{wire.ProgramPath(wire.GuestPath, "web")}}} {
 		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); err == nil || !strings.HasPrefix(err.Error(), name) {
 			t.Errorf("%v: %v, %v; want an error on %s", cmd, o, err, name)
 		}

@@ -28,7 +28,9 @@ func checkFiles(t *testing.T, s *suite) {
 	if err != nil || info.Size != size || info.UID != runtime.CommandUID {
 		t.Fatalf("write: %+v, %v", info, err)
 	}
-	if got := b.mustOutput(t, "python3 -c 'import os; s = os.stat(\"a/b/file\"); print(s.st_size, s.st_uid, s.st_gid, oct(s.st_mode & 0o7777)[2:])'; md5sum <a/b/file"); !strings.HasPrefix(got, fmt.Sprintf("%d 1000 1000 640\n", size)) {
+	if got := b.mustOutput(t,
+		"python3 -c 'import os; s = os.stat(\"a/b/file\"); print(s.st_size, s.st_uid, s.st_gid, oct(s.st_mode & "+
+			"0o7777)[2:])'; md5sum <a/b/file"); !strings.HasPrefix(got, fmt.Sprintf("%d 1000 1000 640\n", size)) {
 		t.Errorf("file as seen by a command: %q", got)
 	}
 	if got := readFile(t, b, wire.FileRequest{Path: "/workspace/a/b/file", Offset: 16, Limit: 20}); got != text[16:36] {
@@ -56,10 +58,12 @@ func checkFiles(t *testing.T, s *suite) {
 // block the guest.
 func checkOutsidePaths(t *testing.T, b *box) {
 	t.Helper()
-	b.mustOutput(t, "ln -s /etc/passwd link; ln -s / root; ln -s ../../run up; mkfifo fifo; mkdir dir; ln -s /dev/zero zero; ln -s moved fine; python3 -c "+
+	b.mustOutput(t, "ln -s /etc/passwd link; ln -s / root; ln -s ../../run up; mkfifo fifo; mkdir dir; ln -s /dev/zero "+
+		"zero; ln -s moved fine; python3 -c "+
 		`'import socket; socket.socket(socket.AF_UNIX).bind("sock")'`)
 	for _, path := range []string{
-		"../etc/passwd", "/etc/passwd", "link", "root/etc/passwd", "up/orchestrator/guest", "fifo", "dir", "zero", "sock", "", "a\x00b", "none",
+		"../etc/passwd", "/etc/passwd", "link", "root/etc/passwd", "up/orchestrator/guest", "fifo", "dir", "zero", "sock", "",
+		"a\x00b", "none",
 		"/proc/self/environ", "root/proc/1/environ", "dir/../../etc/passwd", strings.Repeat("x", 5000),
 	} {
 		began := time.Now()
@@ -73,7 +77,8 @@ func checkOutsidePaths(t *testing.T, b *box) {
 		}
 	}
 	for _, path := range []string{"../tmp/x", "/tmp/../etc/x", "/var/tmp/x", "root/tmp/x", "up/x", "link", "root"} {
-		if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: path}, strings.NewReader("x")); err == nil && path != "link" && path != "root" {
+		if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: path}, strings.NewReader("x")); err == nil &&
+			path != "link" && path != "root" {
 			t.Errorf("WriteFile(%q) succeeded, want error", path)
 		}
 		if err := b.Remove(t.Context(), wire.FileRequest{Path: "root/tmp", Recursive: true}); err == nil {

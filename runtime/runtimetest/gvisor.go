@@ -121,7 +121,8 @@ func (b *box) commandsSeenInside(t *testing.T) []process {
 		var p process
 		var state string
 		var threads int
-		if n, _ := fmt.Sscan(line, &p.pid, &p.uid, &state, &threads, &p.name); n < 4 || p.uid == 0 || strconv.Itoa(p.uid) == observerUser {
+		if n, _ := fmt.Sscan(line, &p.pid, &p.uid, &state, &threads, &p.name); n < 4 || p.uid == 0 ||
+			strconv.Itoa(p.uid) == observerUser {
 			continue
 		}
 		p.alive = state != "Z" && state != "X" || threads > 1
@@ -141,6 +142,7 @@ func (b *box) readInitFile(t *testing.T, name string) string {
 		}
 		return string(text)
 	}
-	o := b.runCommand(t, wire.Command{Argv: []string{"bash", "-c", `while IFS= read -r -d "" x; do printf '%s\0' "$x"; done </proc/1/` + name}})
+	o := b.runCommand(t, wire.Command{Argv: []string{"bash", "-c",
+		`while IFS= read -r -d "" x; do printf '%s\0' "$x"; done </proc/1/` + name}})
 	return o.stdout
 }

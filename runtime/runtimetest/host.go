@@ -57,7 +57,8 @@ func (b *box) findOnHost(t *testing.T) hostView {
 	r.waitOutput(t, "here")
 	var v hostView
 	for _, pid := range hostPIDs(t) {
-		if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && bytes.HasSuffix(text, []byte(mark+"\x00")) {
+		if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil &&
+			bytes.HasSuffix(text, []byte(mark+"\x00")) {
 			v.pidNamespace, _ = os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
 			v.namespaceFile, _ = os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
 		}
@@ -238,7 +239,8 @@ func cgroupMounts(mountinfo, controllers string) []string {
 			continue
 		}
 		first, _, _ := strings.Cut(controllers, ",")
-		if r[0] == "cgroup2" && controllers == "" || r[0] == "cgroup" && first != "" && slices.Contains(strings.Split(r[2], ","), first) {
+		if r[0] == "cgroup2" && controllers == "" || r[0] == "cgroup" && first != "" &&
+			slices.Contains(strings.Split(r[2], ","), first) {
 			points = append(points, l[4])
 		}
 	}
@@ -250,7 +252,8 @@ func cgroupMounts(mountinfo, controllers string) []string {
 func (b *box) checkRemoved(t *testing.T) {
 	t.Helper()
 	// Ignore zombies: whichever process inherited them has to reap them, not the driver.
-	if left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) }); b.host.init != 0 && len(left) > 0 {
+	if left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) }); b.host.init != 0 &&
+		len(left) > 0 {
 		t.Errorf("processes alive after removal: %v", left)
 	}
 	for _, dir := range b.host.cgroups {

@@ -55,10 +55,12 @@ func (s *suite) newHostileSandbox(t *testing.T) *box {
 // checkNeutralConfig checks that nothing in an image's configuration has an effect.
 func checkNeutralConfig(t *testing.T, s *suite) {
 	b := s.newHostileSandbox(t)
-	if o := b.runCommand(t, bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
+	if o := b.runCommand(t,
+		bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
 		t.Errorf("user, working directory and environment of a command: %v", o)
 	}
-	if environ := b.readInitFile(t, "environ"); strings.Contains(environ, markEnv) || strings.Contains(environ, "LD_PRELOAD") {
+	if environ := b.readInitFile(t, "environ"); strings.Contains(environ, markEnv) ||
+		strings.Contains(environ, "LD_PRELOAD") {
 		t.Errorf("environment of PID 1 = %q, want nothing of the image's", environ)
 	}
 	if cmdline := b.readInitFile(t, "cmdline"); !strings.HasPrefix(cmdline, "/run/orchestrator/guest\x00init\x00") {
@@ -73,7 +75,8 @@ func checkNeutralConfig(t *testing.T, s *suite) {
 	mounts := b.mustOutput(t, "while read -r line; do echo \"$line\"; done </proc/self/mountinfo")
 	for line := range strings.Lines(mounts) {
 		at := strings.Fields(line)[4]
-		if isBelow(at, []string{"/data", "/var/lib/volume", "/suid.d", "/tmp", "/workspace"}) && !strings.Contains(line, " - tmpfs ") {
+		if isBelow(at, []string{"/data", "/var/lib/volume", "/suid.d", "/tmp", "/workspace"}) &&
+			!strings.Contains(line, " - tmpfs ") {
 			t.Errorf("image volume is mounted: %s", line)
 		}
 	}
@@ -82,7 +85,8 @@ func checkNeutralConfig(t *testing.T, s *suite) {
 		t.Errorf("List by the image's owner label = %v, %v; want none", found, err)
 	}
 	found, err = s.driver.List(t.Context(), s.owner)
-	if err != nil || !slices.ContainsFunc(found, func(f runtime.Found) bool { return f.ID == b.spec.ID && f.Template == b.spec.Template && f.Running }) {
+	if err != nil || !slices.ContainsFunc(found,
+		func(f runtime.Found) bool { return f.ID == b.spec.ID && f.Template == b.spec.Template && f.Running }) {
 		t.Errorf("List = %+v, %v; want the running sandbox", found, err)
 	}
 	b.destroy(t)
@@ -94,13 +98,17 @@ func hostileConfig(diff string) ([]byte, error) {
 		"architecture": goruntime.GOARCH, "os": "linux", "created": "1970-01-01T00:00:00Z",
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{diff}},
 		"config": map[string]any{
-			"User": "4242:4242", "WorkingDir": "/data/nowhere", "Entrypoint": []string{"/suid", "-p"}, "Cmd": []string{"-c", "exit 9"},
-			"Env":          []string{markEnv + "=1", "LD_PRELOAD=/evil.so", "BASH_ENV=/evil", "PATH=/evil", "LANG=evil", "EMPTY="},
-			"Volumes":      map[string]any{"/data": struct{}{}, "/var/lib/volume/": struct{}{}, "/suid.d": struct{}{}, "/tmp": struct{}{}, "/workspace": struct{}{}},
+			"User": "4242:4242", "WorkingDir": "/data/nowhere", "Entrypoint": []string{"/suid", "-p"},
+			"Cmd": []string{"-c", "exit 9"},
+			"Env": []string{markEnv + "=1", "LD_PRELOAD=/evil.so", "BASH_ENV=/evil", "PATH=/evil", "LANG=evil",
+				"EMPTY="},
+			"Volumes": map[string]any{"/data": struct{}{}, "/var/lib/volume/": struct{}{}, "/suid.d": struct{}{},
+				"/tmp": struct{}{}, "/workspace": struct{}{}},
 			"Healthcheck":  map[string]any{"Test": []string{"CMD-SHELL", "echo x >/data/health"}, "Interval": 1000000000},
 			"ExposedPorts": map[string]any{"80/tcp": struct{}{}}, "StopSignal": "SIGWINCH", "Shell": []string{"/suid"},
 			"Labels": map[string]string{
-				"orchestrator.owner": "hostile-owner", "orchestrator.id": "hostile-id", "orchestrator.template": "hostile", "orchestrator.mode": "hostile",
+				"orchestrator.owner": "hostile-owner", "orchestrator.id": "hostile-id", "orchestrator.template": "hostile",
+				"orchestrator.mode": "hostile",
 			},
 			"OnBuild": []string{"RUN true"}, "ArgsEscaped": true,
 		},
@@ -131,7 +139,8 @@ func hostileImage(dir, from string) (runtime.Image, error) {
 		name string
 		text []byte
 	}{{"manifest.json", manifest}, {hash(config) + ".json", config}, {"layer.tar", layer}} {
-		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.text)), Typeflag: tar.TypeReg}))
+		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.text)),
+			Typeflag: tar.TypeReg}))
 		if err == nil {
 			_, err = w.Write(f.text)
 		}

@@ -201,7 +201,8 @@ func (k *killer) waitBystander(t *testing.T) {
 		return sh.Stdout.End
 	}
 	before := end()
-	eventually(t, "the bystander shell has written more", func() (bool, string) { n := end(); return n > before, fmt.Sprint(n) })
+	eventually(t, "the bystander shell has written more",
+		func() (bool, string) { n := end(); return n > before, fmt.Sprint(n) })
 }
 
 // checkCancelled cancels a command.
@@ -326,7 +327,8 @@ func (k *killer) checkShell(t *testing.T) {
 		if err != nil || sh.Result == nil {
 			t.Fatalf("shell %s: %+v, %v", name, sh, err)
 		}
-		if want := map[string]runtime.Ending{"killed": runtime.Cancelled, "ended": runtime.Exited}[name]; sh.Result.Ending != want {
+		if want := map[string]runtime.Ending{"killed": runtime.Cancelled,
+			"ended": runtime.Exited}[name]; sh.Result.Ending != want {
 			t.Errorf("ending = %+v, want %s", sh.Result, want)
 		}
 		k.checkNothingAlive(t, *sh.Result)
@@ -430,7 +432,8 @@ func checkLargeOutput(t *testing.T, s *suite) {
 		}
 	}
 	o := r.waitResult(t)
-	t.Logf("%d MiB in %s, guest RSS at most %d KiB (%d before, %d pings)", count.all()>>20, time.Since(began).Round(time.Millisecond), most>>10, before>>10, pings)
+	t.Logf("%d MiB in %s, guest RSS at most %d KiB (%d before, %d pings)", count.all()>>20,
+		time.Since(began).Round(time.Millisecond), most>>10, before>>10, pings)
 	if !o.exited(0) || count.all() != size {
 		t.Errorf("received %d bytes, want %d: %v", count.all(), size, o.Result)
 	}

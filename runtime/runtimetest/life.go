@@ -84,11 +84,13 @@ func checkAdopt(t *testing.T, s *suite) {
 		t.Errorf("lease environment: WHO = %q, want %q", got, "lease")
 	}
 	checkRefusedAdopts(t, b)
-	if sh, err := b.Kill(t.Context(), wire.Kill{ID: "counter"}); err != nil || sh.Result == nil || sh.Result.Ending != runtime.Cancelled {
+	if sh, err := b.Kill(t.Context(), wire.Kill{ID: "counter"}); err != nil || sh.Result == nil ||
+		sh.Result.Ending != runtime.Cancelled {
 		t.Errorf("kill shell: %+v, %v; want cancelled", sh, err)
 	}
 	b.checkDead(t, runtime.CommandUID)
-	if o := b.runCommand(t, python("flood", "pids")); s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
+	if o := b.runCommand(t, python("flood",
+		"pids")); s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
 		t.Errorf("ending at the PID limit = %v", o)
 	}
 	if binds {
@@ -121,13 +123,14 @@ func (b *box) readOutput(t *testing.T, seen *strings.Builder, lines int) {
 	defer cancel()
 	for strings.Count(seen.String(), "\n") < want {
 		at := int64(seen.Len())
-		_, err := b.Output(ctx, wire.Output{ID: "counter", Stream: wire.Stdout, Offset: at, Wait: 5 * time.Second}, func(offset int64, data []byte) error {
-			if offset != int64(seen.Len()) {
-				return fmt.Errorf("bytes from %d to %d are missing", seen.Len(), offset)
-			}
-			seen.Write(data)
-			return nil
-		})
+		_, err := b.Output(ctx, wire.Output{ID: "counter", Stream: wire.Stdout, Offset: at, Wait: 5 * time.Second},
+			func(offset int64, data []byte) error {
+				if offset != int64(seen.Len()) {
+					return fmt.Errorf("bytes from %d to %d are missing", seen.Len(), offset)
+				}
+				seen.Write(data)
+				return nil
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +159,9 @@ func checkOrphanTimeout(t *testing.T, s *suite) {
 	if _, err := b.Start(t.Context(), cmd); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Start(t.Context(), wire.Command{ID: "busy", Argv: []string{"bash", "-c", "trap '' TERM INT HUP; while :; do echo busy; done"}}); err != nil {
+	if _, err := b.Start(t.Context(),
+		wire.Command{ID: "busy", Argv: []string{"bash", "-c",
+			"trap '' TERM INT HUP; while :; do echo busy; done"}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, held := range []*box{b, s.plain} {
@@ -172,7 +177,8 @@ func checkOrphanTimeout(t *testing.T, s *suite) {
 		left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) })
 		return len(left) == 0, fmt.Sprint(left)
 	})
-	t.Logf("sandbox ended %s after its host, with an orphan timeout of %s", time.Since(began).Round(time.Millisecond), alone)
+	t.Logf("sandbox ended %s after its host, with an orphan timeout of %s", time.Since(began).Round(time.Millisecond),
+		alone)
 	s.driver = s.Open(t, s.state)
 	s.plain.readopt(t)
 	eventually(t, "Adopt of the ended sandbox returns NotFound", func() (bool, string) {
@@ -288,7 +294,8 @@ func (s *suite) newBusySandbox(t *testing.T) *box {
 		b.bind(t, workspace(t), false)
 	}
 	for name, cmd := range map[string]wire.Command{
-		"stopped": python("runaway", "stopped"), "writer": bash("while :; do echo x >>/workspace/log; sleep 0.01; done"), "runners": python("runaway", "runners-waited-for"),
+		"stopped": python("runaway", "stopped"), "writer": bash("while :; do echo x >>/workspace/log; sleep 0.01; done"),
+		"runners": python("runaway", "runners-waited-for"),
 	} {
 		cmd.ID = name
 		if _, err := b.Start(t.Context(), cmd); err != nil {
@@ -327,13 +334,14 @@ func (s *suite) checkRefusals(t *testing.T) {
 		is     func(error) bool
 		names  string
 	}{
-		"invalid id":        {func(p *runtime.Spec) { p.ID = "../../x" }, errdefs.IsInvalidArgument, "id"},
-		"duplicate id":      {func(p *runtime.Spec) { p.ID = s.plain.spec.ID }, errdefs.IsAlreadyExists, s.plain.spec.ID},
-		"no owner":          {func(p *runtime.Spec) { p.Owner = "" }, errdefs.IsInvalidArgument, "owner"},
-		"too little memory": {func(p *runtime.Spec) { p.Limits.MemoryBytes = 1 << 20 }, errdefs.IsInvalidArgument, "memory_bytes"},
-		"too few pids":      {func(p *runtime.Spec) { p.Limits.Pids = 1 }, errdefs.IsInvalidArgument, "pids"},
-		"negative CPUs":     {func(p *runtime.Spec) { p.Limits.CPUs = -1 }, errdefs.IsInvalidArgument, "cpus"},
-		"no image":          {func(p *runtime.Spec) { p.Image = runtime.Image{} }, errdefs.IsInvalidArgument, "image"},
+		"invalid id":   {func(p *runtime.Spec) { p.ID = "../../x" }, errdefs.IsInvalidArgument, "id"},
+		"duplicate id": {func(p *runtime.Spec) { p.ID = s.plain.spec.ID }, errdefs.IsAlreadyExists, s.plain.spec.ID},
+		"no owner":     {func(p *runtime.Spec) { p.Owner = "" }, errdefs.IsInvalidArgument, "owner"},
+		"too little memory": {func(p *runtime.Spec) { p.Limits.MemoryBytes = 1 << 20 }, errdefs.IsInvalidArgument,
+			"memory_bytes"},
+		"too few pids":  {func(p *runtime.Spec) { p.Limits.Pids = 1 }, errdefs.IsInvalidArgument, "pids"},
+		"negative CPUs": {func(p *runtime.Spec) { p.Limits.CPUs = -1 }, errdefs.IsInvalidArgument, "cpus"},
+		"no image":      {func(p *runtime.Spec) { p.Image = runtime.Image{} }, errdefs.IsInvalidArgument, "image"},
 		"unknown image": {func(p *runtime.Spec) {
 			p.Image = runtime.Image{Ref: "none", ID: "sha256:" + strings.Repeat("0", 64), Root: "/no/such/root"}
 		}, errdefs.IsNotFound, "none"},

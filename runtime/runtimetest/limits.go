@@ -71,11 +71,13 @@ func checkNoSwap(t *testing.T, b *box) {
 	capped := strings.Count(string(swaps), "\n") <= 1
 	for _, dir := range b.host.cgroups {
 		for ; len(dir) > len("/sys/fs/cgroup"); dir = filepath.Dir(dir) {
-			if value, err := os.ReadFile(filepath.Join(dir, "memory.swap.max")); err == nil && strings.TrimSpace(string(value)) == "0" {
+			if value, err := os.ReadFile(filepath.Join(dir, "memory.swap.max")); err == nil &&
+				strings.TrimSpace(string(value)) == "0" {
 				capped = true
 			}
 			value, err := os.ReadFile(filepath.Join(dir, "memory.memsw.limit_in_bytes"))
-			if n, perr := strconv.ParseInt(strings.TrimSpace(string(value)), 10, 64); err == nil && perr == nil && n <= b.spec.Limits.MemoryBytes {
+			if n, perr := strconv.ParseInt(strings.TrimSpace(string(value)), 10, 64); err == nil && perr == nil &&
+				n <= b.spec.Limits.MemoryBytes {
 				capped = true
 			}
 		}
@@ -119,7 +121,8 @@ func checkPidsCap(t *testing.T, s *suite) {
 		b.mustOutput(t, "true | true | true")
 	}
 	// Check the other per-process limits as well.
-	for name, most := range map[string]int64{"RLIMIT_NOFILE": b.spec.Limits.OpenFiles, "RLIMIT_CORE": 0, "RLIMIT_RTPRIO": 0, "RLIMIT_MEMLOCK": 1 << 20} {
+	for name, most := range map[string]int64{"RLIMIT_NOFILE": b.spec.Limits.OpenFiles, "RLIMIT_CORE": 0,
+		"RLIMIT_RTPRIO": 0, "RLIMIT_MEMLOCK": 1 << 20} {
 		if got, ok := s.isolationReport(t).Limits[name]; !ok || got[1] < 0 || got[1] > most {
 			t.Errorf("%s = %v, want at most %d", name, got, most)
 		}
@@ -133,7 +136,8 @@ func checkTmpfs(t *testing.T, s *suite) {
 	var got map[string][2]any
 	b.runProgram(t, &got, "flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm")
 	l := b.spec.Limits
-	for folder, most := range map[string]int64{"/tmp": l.TmpBytes, "/home/user": l.TmpBytes, "/workspace": l.ScratchBytes, "/dev/shm": l.TmpBytes} {
+	for folder, most := range map[string]int64{"/tmp": l.TmpBytes, "/home/user": l.TmpBytes, "/workspace": l.ScratchBytes,
+		"/dev/shm": l.TmpBytes} {
 		size, _ := got[folder][0].(float64)
 		said := got[folder][1]
 		least := most * 3 / 4

@@ -61,7 +61,8 @@ func checkNetworkNone(t *testing.T, s *suite) {
 			t.Errorf("%s returned a socket (%v), want error", how, said)
 		}
 	}
-	if !slices.Equal(got.Interfaces, []string{"lo"}) || !slices.Equal(got.SysInterfaces, []string{"lo"}) && !(s.hidesProcesses() && len(got.SysInterfaces) == 0) || len(got.Routes) > 0 {
+	if !slices.Equal(got.Interfaces, []string{"lo"}) || !slices.Equal(got.SysInterfaces, []string{"lo"}) &&
+		!(s.hidesProcesses() && len(got.SysInterfaces) == 0) || len(got.Routes) > 0 {
 		t.Errorf("interfaces %q, %q, routes by %q; want lo only", got.Interfaces, got.SysInterfaces, got.Routes)
 	}
 	for to, said := range got.Reached {
@@ -117,7 +118,8 @@ func staysInside(family, kind, protocol int) bool {
 	case unix.AF_UNIX:
 		return true
 	case unix.AF_INET, unix.AF_INET6:
-		return (kind == unix.SOCK_STREAM || kind == unix.SOCK_DGRAM) && (protocol == 0 || protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_UDP)
+		return (kind == unix.SOCK_STREAM || kind == unix.SOCK_DGRAM) &&
+			(protocol == 0 || protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_UDP)
 	case unix.AF_NETLINK:
 		return protocol == unix.NETLINK_ROUTE
 	}
@@ -223,8 +225,10 @@ func (e *hostListener) addTargets(t *testing.T, port int) {
 		e.targets = append(e.targets, [3]any{family, n.IP.String(), port})
 	}
 	e.targets = append(e.targets,
-		[3]any{unix.AF_INET, "1.1.1.1", 53}, [3]any{unix.AF_INET, "169.254.169.254", 80}, [3]any{unix.AF_INET, "224.0.0.1", 5353},
-		[3]any{unix.AF_INET, "172.17.0.1", 2375}, [3]any{unix.AF_INET6, "2606:4700:4700::1111", 53}, [3]any{unix.AF_INET6, "ff02::1", 5353},
+		[3]any{unix.AF_INET, "1.1.1.1", 53}, [3]any{unix.AF_INET, "169.254.169.254", 80},
+		[3]any{unix.AF_INET, "224.0.0.1", 5353},
+		[3]any{unix.AF_INET, "172.17.0.1", 2375}, [3]any{unix.AF_INET6, "2606:4700:4700::1111", 53},
+		[3]any{unix.AF_INET6, "ff02::1", 5353},
 	)
 	// Check that the listener works: otherwise the test would prove nothing.
 	c, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), Patience)

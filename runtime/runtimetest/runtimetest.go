@@ -101,7 +101,8 @@ func checks() map[runtime.Capability]check {
 // on the driver.
 func kernelCapabilities() []runtime.Capability {
 	return []runtime.Capability{
-		runtime.CapCapabilities, runtime.CapNoNewPrivs, runtime.CapSeccomp, runtime.CapNonRoot, runtime.CapTmpfs, runtime.CapKill,
+		runtime.CapCapabilities, runtime.CapNoNewPrivs, runtime.CapSeccomp, runtime.CapNonRoot, runtime.CapTmpfs,
+		runtime.CapKill,
 		runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM, runtime.CapEndingPids, runtime.CapEndingDisk,
 	}
 }

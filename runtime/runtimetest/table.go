@@ -41,7 +41,8 @@ func parseTable(text string) (map[string]runtime.Capabilities, error) {
 			continue
 		}
 		if len(want) == 0 || cells[0] != string(want[0]) {
-			return nil, fmt.Errorf("capability table: found line %q, want %q", cells[0], slices.Concat(want, []runtime.Capability{"the end"})[0])
+			return nil, fmt.Errorf("capability table: found line %q, want %q", cells[0],
+				slices.Concat(want, []runtime.Capability{"the end"})[0])
 		}
 		if len(cells) != len(drivers)+1 {
 			return nil, fmt.Errorf("capability table: %s has %d cells for %d drivers", want[0], len(cells)-1, len(drivers))

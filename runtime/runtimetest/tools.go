@@ -20,14 +20,16 @@ func checkCommandLimits(t *testing.T, s *suite) {
 	small.MemoryBytes = 48 << 20
 	if !s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup) {
 		for field, cmd := range map[string]wire.Command{"memory_bytes": small, "cpus": {Argv: []string{"true"}, CPUs: 0.1}} {
-			if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsFailedPrecondition(err) || !strings.HasPrefix(err.Error(), field) {
+			if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsFailedPrecondition(err) ||
+				!strings.HasPrefix(err.Error(), field) {
 				t.Errorf("limit on %s without cgroups: %v, %v; want FailedPrecondition", field, o, err)
 			}
 		}
 		return
 	}
 	stdin, release := io.Pipe()
-	beside := b.startCommand(t, bash("head -c 60M /dev/zero | tail -c 60M >/dev/null; echo ready; read line"), guest.IO{Stdin: stdin})
+	beside := b.startCommand(t, bash("head -c 60M /dev/zero | tail -c 60M >/dev/null; echo ready; read line"),
+		guest.IO{Stdin: stdin})
 	beside.waitOutput(t, "ready")
 	o := b.runCommand(t, small)
 	release.Close()
@@ -58,7 +60,8 @@ func checkCommandLimits(t *testing.T, s *suite) {
 	for field, cmd := range map[string]wire.Command{
 		"memory_bytes": {Argv: []string{"true"}, MemoryBytes: 1 << 10}, "cpus": {Argv: []string{"true"}, CPUs: 0.001},
 	} {
-		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), field) {
+		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsInvalidArgument(err) ||
+			!strings.HasPrefix(err.Error(), field) {
 			t.Errorf("limit on %s too small: %v, %v; want InvalidArgument", field, o, err)
 		}
 	}
@@ -69,15 +72,19 @@ func checkCommandLimits(t *testing.T, s *suite) {
 // links are not followed where they must not be.
 func checkFileTools(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
-	b.mustOutput(t, `mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; ln -s /etc out; ln -s src link; mkfifo fifo`)
-	e, err := b.EditFile(t.Context(), wire.EditRequest{FileRequest: wire.FileRequest{Path: "src/a.go"}, Old: "Foo", New: "Bar"})
+	b.mustOutput(t,
+		`mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; ln -s /etc out; ln -s src link; mkfifo fifo`)
+	e, err := b.EditFile(t.Context(),
+		wire.EditRequest{FileRequest: wire.FileRequest{Path: "src/a.go"}, Old: "Foo", New: "Bar"})
 	if err != nil || e.Count != 1 || e.Info.UID != runtime.CommandUID {
 		t.Errorf("edit: %+v, %v", e, err)
 	}
 	if got := b.mustOutput(t, "cat src/a.go"); got != "func Bar() {}" {
 		t.Errorf("a command sees %q", got)
 	}
-	if _, err := b.EditFile(t.Context(), wire.EditRequest{FileRequest: wire.FileRequest{Path: "out/passwd"}, Old: "root", New: "toor"}); !errdefs.IsPermissionDenied(err) &&
+	if _, err := b.EditFile(t.Context(),
+		wire.EditRequest{FileRequest: wire.FileRequest{Path: "out/passwd"}, Old: "root",
+			New: "toor"}); !errdefs.IsPermissionDenied(err) &&
 		s.driver.Capabilities(s.Class).Has(runtime.CapFiles) {
 		t.Errorf("edit outside the workspace: %v, want PermissionDenied", err)
 	}
@@ -91,7 +98,8 @@ func checkFileTools(t *testing.T, s *suite) {
 			t.Errorf("search in %s: %+v, %v", path, f, err)
 		}
 	}
-	if _, err := b.Stat(t.Context(), wire.FileRequest{Path: "link/a.go", NoFollow: true}); !errdefs.IsPermissionDenied(err) {
+	if _, err := b.Stat(t.Context(),
+		wire.FileRequest{Path: "link/a.go", NoFollow: true}); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("stat through a link with NoFollow: %v, want PermissionDenied", err)
 	}
 	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "/tmp/d"}, strings.NewReader("x")); err != nil {
@@ -119,7 +127,8 @@ func checkWorkspaceAliases(t *testing.T, s *suite) {
 			t.Fatal(err)
 		}
 	}
-	cmd := bash("echo text >f; cat /workspace/f; python3 -c 'import os; print(os.stat(\"/home/user/work/projects\").st_uid)'")
+	cmd := bash("echo text >f; cat /workspace/f; python3 -c 'import os; " +
+		"print(os.stat(\"/home/user/work/projects\").st_uid)'")
 	cmd.Cwd = "/home/user/work/projects"
 	if o := b.runCommand(t, cmd); !o.exited(0) || !strings.HasPrefix(o.stdout, "text\n1000\n") {
 		t.Errorf("command in the alias directory: %v", o)
@@ -133,19 +142,24 @@ func checkWorkspaceAliases(t *testing.T, s *suite) {
 // command is not run instead of the image's.
 func checkArgvRules(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
-	b.mustOutput(t, `mkdir bin; printf '#!/bin/sh\necho planted' >bin/echo; chmod +x bin/echo; ln -s /etc out; cp bin/echo /tmp/echo`)
+	b.mustOutput(t,
+		`mkdir bin; printf '#!/bin/sh\necho planted' >bin/echo; chmod +x bin/echo; ln -s /etc out; cp bin/echo /tmp/echo`)
 	rules := &argv.Rules{Root: wire.Workspace, Programs: map[string]argv.Program{"echo": {}, "ls": {}, "cat": {}}}
 	for _, path := range []string{"/workspace/bin:/tmp:/usr/bin:/bin", "bin:.:/usr/bin:/bin"} {
-		o := b.runCommand(t, wire.Command{Argv: []string{"echo", "real;", "$HOME"}, Env: map[string]string{"PATH": path}, Check: rules})
+		o := b.runCommand(t, wire.Command{Argv: []string{"echo", "real;", "$HOME"}, Env: map[string]string{"PATH": path},
+			Check: rules})
 		if !o.exited(0) || o.stdout != "real; $HOME\n" {
 			t.Errorf("echo with PATH %s: %v, want the image's echo", path, o)
 		}
 	}
 	for _, args := range [][]string{
-		{"rm", "-rf", "."}, {"bin/echo"}, {"/workspace/bin/echo"}, {"/tmp/echo"}, {"cat", "/etc/passwd"}, {"cat", "out/passwd"}, {"ls", "../etc"}, {"sh", "-c", "true"},
+		{"rm", "-rf", "."}, {"bin/echo"}, {"/workspace/bin/echo"}, {"/tmp/echo"}, {"cat", "/etc/passwd"},
+		{"cat", "out/passwd"}, {"ls", "../etc"}, {"sh", "-c", "true"},
 	} {
-		cmd := wire.Command{ID: "checked", Argv: args, Env: map[string]string{"PATH": "/workspace/bin:/usr/bin:/bin"}, Check: rules}
-		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsPermissionDenied(err) || !strings.HasPrefix(err.Error(), "argv") {
+		cmd := wire.Command{ID: "checked", Argv: args, Env: map[string]string{"PATH": "/workspace/bin:/usr/bin:/bin"},
+			Check: rules}
+		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsPermissionDenied(err) ||
+			!strings.HasPrefix(err.Error(), "argv") {
 			t.Errorf("%q: %v, %v; want PermissionDenied on argv", args, o, err)
 		}
 		if sh, err := b.Start(t.Context(), cmd); !errdefs.IsPermissionDenied(err) {

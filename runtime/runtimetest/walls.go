@@ -73,7 +73,8 @@ func isBelow(path string, tops []string) bool {
 
 // containerDevices returns the device files that every container has.
 func containerDevices() []string {
-	return []string{"/dev/full", "/dev/null", "/dev/ptmx", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero", "/dev/pts/ptmx"}
+	return []string{"/dev/full", "/dev/null", "/dev/ptmx", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero",
+		"/dev/pts/ptmx"}
 }
 
 // checkReadOnlyRoot checks that commands can write only to the in-memory file systems.
@@ -127,7 +128,8 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 			t.Errorf("%s is mounted with %v, without nodev", m.At, m.Options)
 		}
 	}
-	for _, line := range []string{"mount -o remount,rw /", "mount -t tmpfs none /tmp", "umount /tmp", "umount -l /proc/sys"} {
+	for _, line := range []string{"mount -o remount,rw /", "mount -t tmpfs none /tmp", "umount /tmp",
+		"umount -l /proc/sys"} {
 		if o := s.plain.sh(t, line); o.exited(0) {
 			t.Errorf("%s: %v, want failure", line, o)
 		}
@@ -158,7 +160,8 @@ func checkCapabilities(t *testing.T, s *suite) {
 		}
 	}
 	for set, value := range w.Init {
-		if bits, err := strconv.ParseUint(value, 16, 64); strings.HasPrefix(set, "Cap") && (value != "" || !s.hidesProcesses()) && (err != nil || bits&^guestCapabilities != 0) {
+		if bits, err := strconv.ParseUint(value, 16, 64); strings.HasPrefix(set, "Cap") &&
+			(value != "" || !s.hidesProcesses()) && (err != nil || bits&^guestCapabilities != 0) {
 			t.Errorf("%s of PID 1 = %s, want at most %x", set, value, guestCapabilities)
 		}
 	}
@@ -222,17 +225,20 @@ func checkSeccomp(t *testing.T, s *suite) {
 // and cannot affect the guest.
 func checkNonRoot(t *testing.T, s *suite) {
 	w := s.isolationReport(t)
-	want := []int{runtime.CommandUID, runtime.CommandUID, runtime.CommandUID, runtime.CommandGID, runtime.CommandGID, runtime.CommandGID}
+	want := []int{runtime.CommandUID, runtime.CommandUID, runtime.CommandUID, runtime.CommandGID, runtime.CommandGID,
+		runtime.CommandGID}
 	if len(w.IDs) < 6 || !slices.Equal(w.IDs[:6], want) || slices.Contains(w.IDs, 0) {
 		t.Errorf("uids, gids and groups of a command = %v, want %v and no 0", w.IDs, want)
 	}
-	for _, user := range []string{"0", "root", "0:0", "0:1000", "00", "4294967295", "4294967296", "-1", "nobody-knows", "1000:", "1000:x", ":0", " 0", "+0"} {
+	for _, user := range []string{"0", "root", "0:0", "0:1000", "00", "4294967295", "4294967296", "-1", "nobody-knows",
+		"1000:", "1000:x", ":0", " 0", "+0"} {
 		o, err := s.plain.tryCommand(t.Context(), wire.Command{Argv: []string{"id", "-u"}, User: user}, guest.IO{})
 		if !errdefs.IsInvalidArgument(err) {
 			t.Errorf("command as user %q: %v, %v; want InvalidArgument", user, o, err)
 		}
 	}
-	for user, want := range map[string]string{"": "1000 1000", "1234": "1234 1234", "1234:4321": "1234 4321", "nobody": "65534 65534"} {
+	for user, want := range map[string]string{"": "1000 1000", "1234": "1234 1234", "1234:4321": "1234 4321",
+		"nobody": "65534 65534"} {
 		o := s.plain.runCommand(t, wire.Command{Argv: []string{"bash", "-c", "echo $(id -u) $(id -g)"}, User: user})
 		if got := strings.TrimSpace(o.stdout); got != want {
 			t.Errorf("uid and gid of user %q = %q, want %q", user, got, want)
@@ -254,7 +260,8 @@ func checkWithoutNonRoot(t *testing.T, s *suite) {
 		t.Errorf("uid of a command = %s, want %d", got, runtime.CommandUID)
 	}
 	b := s.newSandbox(t, nil)
-	for _, line := range []string{"kill -9 1", "kill -TERM -1; kill -KILL -1", "for t in /proc/1/task/*; do kill -9 ${t##*/}; done", "echo 1 >/proc/1/oom_score_adj"} {
+	for _, line := range []string{"kill -9 1", "kill -TERM -1; kill -KILL -1",
+		"for t in /proc/1/task/*; do kill -9 ${t##*/}; done", "echo 1 >/proc/1/oom_score_adj"} {
 		b.sh(t, line)
 		b.mustPing(t)
 	}
@@ -281,7 +288,8 @@ func checkGuestProtected(t *testing.T, b *box) {
 		t.Errorf("tried %d attacks, want at least 15", len(got))
 	}
 	// Signal every process that the user may signal. Pre-forked processes must not be among them.
-	if o := b.sh(t, "trap '' TERM; kill -TERM -1; kill -KILL -1; true"); o.Ending != runtime.Exited && o.Ending != runtime.Signalled {
+	if o := b.sh(t, "trap '' TERM; kill -TERM -1; kill -KILL -1; true"); o.Ending != runtime.Exited &&
+		o.Ending != runtime.Signalled {
 		t.Errorf("kill -1: %v, want exited or signalled", o)
 	}
 	after := b.mustPing(t)
@@ -307,7 +315,8 @@ func checkSecrets(t *testing.T, b *box) {
 	}
 	for _, name := range []string{"environ", "cmdline", "status"} {
 		text := b.readInitFile(t, name)
-		if len(text) == 0 && !(b.suite.hidesProcesses() && name != "cmdline") { // a command may not read the other files in gVisor
+		// a command may not read the other files in gVisor
+		if len(text) == 0 && !(b.suite.hidesProcesses() && name != "cmdline") {
 			t.Errorf("/proc/1/%s is empty", name)
 		}
 		if strings.Contains(text, secret) {

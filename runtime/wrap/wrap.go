@@ -70,37 +70,41 @@ func or(d, def time.Duration) time.Duration {
 // with the class of a deadline, since the caller's own time is not over. The driver must honour its
 // context.
 func Timeout(d runtime.Driver, times Timeouts) runtime.Driver {
-	return &driver{Driver: d, intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
-		limit := times.of(op)
-		ours := fmt.Errorf("%s %s: no answer for %s: %w", op, subject, limit, errdefs.ErrUnavailable)
-		bounded, cancel := context.WithTimeoutCause(ctx, limit, ours)
-		defer cancel()
-		err := do(bounded)
-		if err != nil && ctx.Err() == nil && errors.Is(context.Cause(bounded), ours) {
-			return fmt.Errorf("%w: %v", ours, err) //nolint:errorlint // see above: the inner class must not show
-		}
-		return err
-	}}
+	return &driver{Driver: d,
+		intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+			limit := times.of(op)
+			ours := fmt.Errorf("%s %s: no answer for %s: %w", op, subject, limit, errdefs.ErrUnavailable)
+			bounded, cancel := context.WithTimeoutCause(ctx, limit, ours)
+			defer cancel()
+			err := do(bounded)
+			if err != nil && ctx.Err() == nil && errors.Is(context.Cause(bounded), ours) {
+				return fmt.Errorf("%w: %v", ours, err) //nolint:errorlint // see above: the inner class must not show
+			}
+			return err
+		}}
 }
 
 // Log writes one debug line per call and passes the same values to observe, unless it is nil, for
 // metrics. It does not report errors: the caller does.
-func Log(d runtime.Driver, log *slog.Logger, observe func(driver, op string, took time.Duration, err error)) runtime.Driver {
+func Log(d runtime.Driver, log *slog.Logger,
+	observe func(driver, op string, took time.Duration, err error)) runtime.Driver {
 	name := d.Name()
-	return &driver{Driver: d, intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
-		began := time.Now()
-		err := do(ctx)
-		took := time.Since(began)
-		if observe != nil {
-			observe(name, op, took, err)
-		}
-		attrs := []slog.Attr{slog.String("driver", name), slog.String("op", op), slog.String("subject", subject), slog.Duration("duration", took)}
-		if err != nil {
-			attrs = append(attrs, slog.Any("error", err))
-		}
-		log.LogAttrs(ctx, slog.LevelDebug, "driver call", attrs...)
-		return err
-	}}
+	return &driver{Driver: d,
+		intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+			began := time.Now()
+			err := do(ctx)
+			took := time.Since(began)
+			if observe != nil {
+				observe(name, op, took, err)
+			}
+			attrs := []slog.Attr{slog.String("driver", name), slog.String("op", op), slog.String("subject", subject),
+				slog.Duration("duration", took)}
+			if err != nil {
+				attrs = append(attrs, slog.Any("error", err))
+			}
+			log.LogAttrs(ctx, slog.LevelDebug, "driver call", attrs...)
+			return err
+		}}
 }
 
 // Limit lets at most n calls of Create run at once. Others wait until their context ends.
@@ -109,16 +113,17 @@ func Limit(d runtime.Driver, n int) runtime.Driver {
 		n = 1
 	}
 	turns := make(chan struct{}, n)
-	return &driver{Driver: d, intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
-		if op != Create {
-			return do(ctx)
-		}
-		select {
-		case turns <- struct{}{}:
-			defer func() { <-turns }()
-			return do(ctx)
-		case <-ctx.Done():
-			return fmt.Errorf("%s %s: waiting for one of %d turns: %w", op, subject, n, context.Cause(ctx))
-		}
-	}}
+	return &driver{Driver: d,
+		intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+			if op != Create {
+				return do(ctx)
+			}
+			select {
+			case turns <- struct{}{}:
+				defer func() { <-turns }()
+				return do(ctx)
+			case <-ctx.Done():
+				return fmt.Errorf("%s %s: waiting for one of %d turns: %w", op, subject, n, context.Cause(ctx))
+			}
+		}}
 }

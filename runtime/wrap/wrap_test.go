@@ -42,21 +42,28 @@ func TestTimeoutBoundsEachCall(t *testing.T) {
 			limit time.Duration
 			do    func(context.Context) error
 		}{
-			wrap.Prepare: {wrap.DefaultPrepare, func(ctx context.Context) error { return d.Prepare(ctx, runtime.Image{ID: "i"}) }},
-			wrap.Create:  {wrap.DefaultCreate, func(ctx context.Context) error { _, err := d.Create(ctx, spec("sandbox-b")); return err }},
-			wrap.Adopt:   {wrap.DefaultAdopt, func(ctx context.Context) error { _, err := d.Adopt(ctx, "sandbox-a"); return err }},
-			wrap.List:    {wrap.DefaultList, func(ctx context.Context) error { _, err := d.List(ctx, "owner-0001"); return err }},
-			wrap.Remove:  {wrap.DefaultRemove, func(ctx context.Context) error { return d.Remove(ctx, "sandbox-a") }},
-			wrap.Open:    {wrap.DefaultOpen, func(ctx context.Context) error { _, err := s.Open(ctx); return err }},
-			wrap.Bind:    {wrap.DefaultBind, func(ctx context.Context) error { return s.Bind(ctx, runtime.Binding{Source: "/w"}) }},
+			wrap.Prepare: {wrap.DefaultPrepare,
+				func(ctx context.Context) error { return d.Prepare(ctx, runtime.Image{ID: "i"}) }},
+			wrap.Create: {wrap.DefaultCreate,
+				func(ctx context.Context) error { _, err := d.Create(ctx, spec("sandbox-b")); return err }},
+			wrap.Adopt: {wrap.DefaultAdopt,
+				func(ctx context.Context) error { _, err := d.Adopt(ctx, "sandbox-a"); return err }},
+			wrap.List: {wrap.DefaultList,
+				func(ctx context.Context) error { _, err := d.List(ctx, "owner-0001"); return err }},
+			wrap.Remove: {wrap.DefaultRemove, func(ctx context.Context) error { return d.Remove(ctx, "sandbox-a") }},
+			wrap.Open:   {wrap.DefaultOpen, func(ctx context.Context) error { _, err := s.Open(ctx); return err }},
+			wrap.Bind: {wrap.DefaultBind,
+				func(ctx context.Context) error { return s.Bind(ctx, runtime.Binding{Source: "/w"}) }},
 			wrap.Unbind:  {wrap.DefaultBind, s.Unbind},
 			wrap.Destroy: {wrap.DefaultRemove, s.Destroy},
-			wrap.Figures: {wrap.DefaultFigures, func(ctx context.Context) error { _, err := runtime.FiguresOf(ctx, s); return err }},
+			wrap.Figures: {wrap.DefaultFigures,
+				func(ctx context.Context) error { _, err := runtime.FiguresOf(ctx, s); return err }},
 		}
 		for op, call := range calls {
 			began := time.Now()
 			err := call.do(t.Context())
-			if !errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || !strings.HasPrefix(err.Error(), op+" ") {
+			if !errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) ||
+				!strings.HasPrefix(err.Error(), op+" ") {
 				t.Errorf("%s: %v", op, err)
 			}
 			if took := time.Since(began); took != call.limit {
@@ -101,7 +108,8 @@ func TestLogTellsOfEachCallOnce(t *testing.T) {
 	if len(lines) != 3 {
 		t.Fatalf("%d lines:\n%s", len(lines), out.String())
 	}
-	for i, want := range []string{"op=create subject=sandbox-a duration=", "op=adopt subject=sandbox-b duration=", "op=destroy subject=sandbox-a"} {
+	for i, want := range []string{"op=create subject=sandbox-a duration=", "op=adopt subject=sandbox-b duration=",
+		"op=destroy subject=sandbox-a"} {
 		if !strings.Contains(lines[i], want) {
 			t.Errorf("line %d is %q, want %q in it", i, lines[i], want)
 		}

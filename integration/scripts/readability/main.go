@@ -24,7 +24,8 @@ import (
 )
 
 func main() {
-	file := flag.String("exceptions", "integration/scripts/readability/exceptions.txt", "`FILE` with the tolerated findings")
+	file := flag.String("exceptions", "integration/scripts/readability/exceptions.txt",
+		"`FILE` with the tolerated findings")
 	write := flag.Bool("write", false, "write the present findings to the exceptions file")
 	flag.Parse()
 	if err := run(*file, *write, os.Stdout); err != nil {

@@ -66,7 +66,8 @@ func copyFailure(err error) error {
 	large, ok := errors.AsType[*filesync.TooLargeError](err)
 	switch {
 	case ok:
-		return wire.Failf(wire.FailedPrecondition, "max_bytes", "the files exceed %d bytes at %.200q", large.Limit, large.Path)
+		return wire.Failf(wire.FailedPrecondition, "max_bytes", "the files exceed %d bytes at %.200q", large.Limit,
+			large.Path)
 	case errors.Is(err, errClosed), errors.Is(err, context.Canceled):
 		return wire.Failf(wire.Unavailable, "", "%v", err)
 	case errdefs.IsFailedPrecondition(err):

@@ -151,7 +151,8 @@ func TestFilesBelongToCommandUser(t *testing.T) {
 	for i := range content {
 		content[i] = byte(rand.Uint32())
 	}
-	info := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "/workspace/a/b", Recursive: true, Size: 1 << 20, Mode: 0o4700}, content).info(t)
+	info := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "/workspace/a/b", Recursive: true, Size: 1 << 20, Mode: 0o4700},
+		content).info(t)
 	if info.UID != 1000 || info.GID != 1000 || info.Size != 1<<20 || info.Mode != 0o700 || info.Path != "a/b" {
 		t.Errorf("%+v", info)
 	}
@@ -323,7 +324,8 @@ func TestUserIsConfinedToThreads(t *testing.T) {
 		})
 		wg.Go(func() {
 			// The calls block in the kernel long enough to need more threads.
-			if out, err := exec.Command("/bin/sh", "-c", "grep Uid: /proc/self/status").Output(); err != nil || strings.Contains(string(out), "1000") {
+			if out, err := exec.Command("/bin/sh", "-c", "grep Uid: /proc/self/status").Output(); err != nil ||
+				strings.Contains(string(out), "1000") {
 				t.Errorf("a child process has users %q (%v), want root", out, err)
 			}
 			uid, _, _ := syscall.RawSyscall(syscall.SYS_SETFSUID, ^uintptr(0), 0, 0)

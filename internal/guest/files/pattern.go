@@ -70,7 +70,8 @@ func (g *glob) plan(pattern string) {
 		}
 		g.base, rest = path.Join(g.base, part), more
 	}
-	g.hidden = strings.HasPrefix(rest, ".") || strings.Contains(rest, "/.") || strings.Contains(rest, "{.") || strings.Contains(rest, ",.")
+	g.hidden = strings.HasPrefix(rest, ".") || strings.Contains(rest, "/.") || strings.Contains(rest, "{.") ||
+		strings.Contains(rest, ",.")
 	if !strings.Contains(rest, "**") && !strings.ContainsAny(rest, `{[\`) {
 		g.depth = strings.Count(rest, "/") + 1
 	}

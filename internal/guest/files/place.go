@@ -28,7 +28,8 @@ func (s *Server) place(q *wire.FileRequest) (place, error) {
 		pl.dir, pl.prefix = s.opt.Tmp, wire.Tmp
 	}
 	if q.To != "" && isIn(q.To, wire.Tmp) != isIn(q.Path, wire.Tmp) {
-		return place{}, wire.Failf(wire.FailedPrecondition, "to", "%q is in another file system than %q: copy the file and remove the original", q.To, q.Path)
+		return place{}, wire.Failf(wire.FailedPrecondition, "to",
+			"%q is in another file system than %q: copy the file and remove the original", q.To, q.Path)
 	}
 	return pl, nil
 }

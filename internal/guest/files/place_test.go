@@ -13,7 +13,8 @@ import (
 
 func TestTmpIsServed(t *testing.T) {
 	s, dir := tree(t, map[string]string{"f": "in the workspace"})
-	if i := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "/tmp/a/f", Recursive: true}, []byte("in tmp")).info(t); i.Path != "/tmp/a/f" || i.UID != 1000 {
+	if i := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "/tmp/a/f", Recursive: true},
+		[]byte("in tmp")).info(t); i.Path != "/tmp/a/f" || i.UID != 1000 {
 		t.Errorf("%+v", i)
 	}
 	r := ask(t, s, wire.OpRead, wire.FileRequest{Path: "/tmp/a/f"}, nil)
@@ -30,23 +31,30 @@ func TestTmpIsServed(t *testing.T) {
 	if i := ask(t, s, wire.OpMove, wire.FileRequest{Path: "/tmp/a/f", To: "/tmp/g"}, nil).info(t); i.Path != "/tmp/g" {
 		t.Errorf("%+v", i)
 	}
-	if r := got[wire.EditReply](t, send(t, s, wire.OpEdit, wire.EditRequest{FileRequest: wire.FileRequest{Path: "/tmp/g"}, Old: "in", New: "within"})); r.Info.Path != "/tmp/g" {
+	if r := got[wire.EditReply](t,
+		send(t, s, wire.OpEdit, wire.EditRequest{FileRequest: wire.FileRequest{Path: "/tmp/g"}, Old: "in",
+			New: "within"})); r.Info.Path != "/tmp/g" {
 		t.Errorf("%+v", r)
 	}
-	if names, _ := globbed(t, s, wire.GlobRequest{FileRequest: wire.FileRequest{Path: "/tmp"}, Pattern: "*"}); strings.Join(names, " ") != "/tmp/a /tmp/g" {
+	if names, _ := globbed(t, s,
+		wire.GlobRequest{FileRequest: wire.FileRequest{Path: "/tmp"}, Pattern: "*"}); strings.Join(names,
+		" ") != "/tmp/a /tmp/g" {
 		t.Errorf("%q", names)
 	}
-	if r := found(t, s, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "/tmp"}, Pattern: "within"}); brief(r) != "/tmp/g:1:1" {
+	if r := found(t, s, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "/tmp"},
+		Pattern: "within"}); brief(r) != "/tmp/g:1:1" {
 		t.Errorf("%+v", r)
 	}
 	for p, code := range map[string]string{
-		"/tmp/../etc/passwd": wire.PermissionDenied, "/tmpfile": wire.PermissionDenied, "/tmp/out/passwd": wire.PermissionDenied, "/tmp/up": wire.PermissionDenied, "/tmp/f": wire.NotFound,
+		"/tmp/../etc/passwd": wire.PermissionDenied, "/tmpfile": wire.PermissionDenied,
+		"/tmp/out/passwd": wire.PermissionDenied, "/tmp/up": wire.PermissionDenied, "/tmp/f": wire.NotFound,
 	} {
 		must(t, ignoreExist(os.Symlink("/etc", filepath.Join(s.opt.Tmp, "out"))))
 		must(t, ignoreExist(os.Symlink("../"+filepath.Base(dir)+"/f", filepath.Join(s.opt.Tmp, "up"))))
 		if r := ask(t, s, wire.OpRead, wire.FileRequest{Path: p}, nil); r.code() != code {
 			t.Errorf("%s: %+v", p, r.failure)
-		} else if code == wire.PermissionDenied && p != "/tmpfile" && !strings.HasSuffix(r.failure.Message, "leads out of /tmp") {
+		} else if code == wire.PermissionDenied && p != "/tmpfile" &&
+			!strings.HasSuffix(r.failure.Message, "leads out of /tmp") {
 			t.Errorf("%s: message = %q, want suffix \"leads out of /tmp\"", p, r.failure.Message)
 		}
 	}
@@ -67,7 +75,8 @@ func ignoreExist(err error) error {
 func TestNoFollowRefusesLinks(t *testing.T) {
 	s, dir := tree(t, map[string]string{"a/f": "text", "b": "b"})
 	must(t, os.Symlink("a", filepath.Join(dir, "link")))
-	for _, op := range []wire.Op{wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpEdit, wire.OpGlob, wire.OpSearch} {
+	for _, op := range []wire.Op{wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove,
+		wire.OpRemove, wire.OpEdit, wire.OpGlob, wire.OpSearch} {
 		q := wire.SearchRequest{FileRequest: wire.FileRequest{Path: "link/f", To: "c", NoFollow: true}, Pattern: "t"}
 		if r := send(t, s, op, struct {
 			wire.SearchRequest
@@ -76,7 +85,8 @@ func TestNoFollowRefusesLinks(t *testing.T) {
 			t.Errorf("%s: %+v", op, r.failure)
 		}
 	}
-	if r := ask(t, s, wire.OpMove, wire.FileRequest{Path: "b", To: "link/b", NoFollow: true}, nil); r.code() != wire.PermissionDenied || r.failure.Field != "to" {
+	if r := ask(t, s, wire.OpMove, wire.FileRequest{Path: "b", To: "link/b", NoFollow: true},
+		nil); r.code() != wire.PermissionDenied || r.failure.Field != "to" {
 		t.Errorf("to a link: %+v", r.failure)
 	}
 	if r := ask(t, s, wire.OpRead, wire.FileRequest{Path: "a/f", NoFollow: true}, nil); string(r.data) != "text" {
@@ -121,17 +131,20 @@ func TestInvalidAliasCreatesNothing(t *testing.T) {
 		names map[string]string
 		code  string
 	}{
-		"outside":       {map[string]string{"/etc/x": "/workspace"}, wire.InvalidArgument},
-		"home itself":   {map[string]string{"/home/user": "/workspace"}, wire.InvalidArgument},
-		"dots":          {map[string]string{"/home/user/../x": "/workspace"}, wire.InvalidArgument},
-		"relative":      {map[string]string{"projects": "/workspace"}, wire.InvalidArgument},
-		"to elsewhere":  {map[string]string{"/home/user/a": "/etc"}, wire.InvalidArgument},
-		"to dots":       {map[string]string{"/home/user/a": "/workspace/../etc"}, wire.InvalidArgument},
-		"NUL":           {map[string]string{"/home/user/a\x00": "/workspace"}, wire.InvalidArgument},
-		"in each other": {map[string]string{"/home/user/a": "/workspace", "/home/user/a/b": "/workspace/b"}, wire.InvalidArgument},
-		"too many":      {many, wire.InvalidArgument},
-		"taken":         {map[string]string{"/home/user/a": "/workspace", "/home/user/taken": "/workspace"}, wire.AlreadyExists},
-		"a link above":  {map[string]string{"/home/user/a": "/workspace", "/home/user/link/x": "/workspace"}, wire.PermissionDenied},
+		"outside":      {map[string]string{"/etc/x": "/workspace"}, wire.InvalidArgument},
+		"home itself":  {map[string]string{"/home/user": "/workspace"}, wire.InvalidArgument},
+		"dots":         {map[string]string{"/home/user/../x": "/workspace"}, wire.InvalidArgument},
+		"relative":     {map[string]string{"projects": "/workspace"}, wire.InvalidArgument},
+		"to elsewhere": {map[string]string{"/home/user/a": "/etc"}, wire.InvalidArgument},
+		"to dots":      {map[string]string{"/home/user/a": "/workspace/../etc"}, wire.InvalidArgument},
+		"NUL":          {map[string]string{"/home/user/a\x00": "/workspace"}, wire.InvalidArgument},
+		"in each other": {map[string]string{"/home/user/a": "/workspace", "/home/user/a/b": "/workspace/b"},
+			wire.InvalidArgument},
+		"too many": {many, wire.InvalidArgument},
+		"taken": {map[string]string{"/home/user/a": "/workspace", "/home/user/taken": "/workspace"},
+			wire.AlreadyExists},
+		"a link above": {map[string]string{"/home/user/a": "/workspace", "/home/user/link/x": "/workspace"},
+			wire.PermissionDenied},
 	} {
 		must(t, ignoreExist(os.Mkdir(filepath.Join(s.opt.Home, "taken"), 0o755)))
 		must(t, ignoreExist(os.Symlink("/etc", filepath.Join(s.opt.Home, "link"))))

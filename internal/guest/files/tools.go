@@ -36,7 +36,8 @@ func (s *Server) handleTool(ctx context.Context, op wire.Op, body json.RawMessag
 	return c.Reply(reply)
 }
 
-func tool[In, Out any](ctx context.Context, body json.RawMessage, do func(context.Context, In) (Out, error)) (Out, error) {
+func tool[In, Out any](ctx context.Context, body json.RawMessage,
+	do func(context.Context, In) (Out, error)) (Out, error) {
 	var q In
 	if err := wire.Decode(body, &q); err != nil {
 		var none Out

@@ -77,12 +77,15 @@ func TestEditRunsAsUser(t *testing.T) {
 		code string
 		says string
 	}{
-		"absent":    {wire.EditRequest{FileRequest: wire.FileRequest{Path: "a/f"}, Old: "x"}, wire.NotFound, "old"},
-		"twice":     {wire.EditRequest{FileRequest: wire.FileRequest{Path: "a/f"}, Old: "one"}, wire.FailedPrecondition, "2 times"},
-		"empty":     {wire.EditRequest{FileRequest: wire.FileRequest{Path: "a/f"}}, wire.InvalidArgument, "empty"},
-		"no file":   {wire.EditRequest{FileRequest: wire.FileRequest{Path: "none"}, Old: "x"}, wire.NotFound, "none"},
-		"a folder":  {wire.EditRequest{FileRequest: wire.FileRequest{Path: "a"}, Old: "x"}, wire.FailedPrecondition, "regular"},
-		"leads out": {wire.EditRequest{FileRequest: wire.FileRequest{Path: "../x"}, Old: "x"}, wire.PermissionDenied, "workspace"},
+		"absent": {wire.EditRequest{FileRequest: wire.FileRequest{Path: "a/f"}, Old: "x"}, wire.NotFound, "old"},
+		"twice": {wire.EditRequest{FileRequest: wire.FileRequest{Path: "a/f"}, Old: "one"}, wire.FailedPrecondition,
+			"2 times"},
+		"empty":   {wire.EditRequest{FileRequest: wire.FileRequest{Path: "a/f"}}, wire.InvalidArgument, "empty"},
+		"no file": {wire.EditRequest{FileRequest: wire.FileRequest{Path: "none"}, Old: "x"}, wire.NotFound, "none"},
+		"a folder": {wire.EditRequest{FileRequest: wire.FileRequest{Path: "a"}, Old: "x"}, wire.FailedPrecondition,
+			"regular"},
+		"leads out": {wire.EditRequest{FileRequest: wire.FileRequest{Path: "../x"}, Old: "x"}, wire.PermissionDenied,
+			"workspace"},
 	} {
 		r := send(t, s, wire.OpEdit, c.q)
 		if r.code() != c.code || !strings.Contains(r.failure.Error(), c.says) {
@@ -91,7 +94,8 @@ func TestEditRunsAsUser(t *testing.T) {
 	}
 	must(t, os.Chown(filepath.Join(dir, "foreign"), 0, 0))
 	must(t, os.Chmod(filepath.Join(dir, "foreign"), 0o600))
-	if r := send(t, s, wire.OpEdit, wire.EditRequest{FileRequest: wire.FileRequest{Path: "foreign"}, Old: "text"}); r.code() != wire.PermissionDenied {
+	if r := send(t, s, wire.OpEdit,
+		wire.EditRequest{FileRequest: wire.FileRequest{Path: "foreign"}, Old: "text"}); r.code() != wire.PermissionDenied {
 		t.Errorf("edit of a file of root: %+v, want permission_denied", r.failure)
 	}
 }
@@ -108,24 +112,30 @@ func globbed(t *testing.T, s *Server, q wire.GlobRequest) ([]string, bool) {
 
 func TestGlobMatchesNames(t *testing.T) {
 	s, dir := tree(t, map[string]string{
-		"main.go": "", "README.md": "", ".hidden": "", ".git/config": "", "src/a.go": "", "src/b.ts": "", "src/deep/er/c.go": "", "src/.env": "",
+		"main.go": "", "README.md": "", ".hidden": "", ".git/config": "", "src/a.go": "", "src/b.ts": "",
+		"src/deep/er/c.go": "", "src/.env": "",
 		"odd [x].txt": "", "ñandú.go": "", "src/empty/": "",
 	})
 	must(t, os.Symlink("/etc", filepath.Join(dir, "out")))
 	must(t, os.Symlink("src", filepath.Join(dir, "link")))
 	for pattern, want := range map[string]string{
-		"*.go": "main.go ñandú.go", "**/*.go": "main.go src/a.go src/deep/er/c.go ñandú.go", "src/*": "src/a.go src/b.ts src/deep src/empty",
+		"*.go": "main.go ñandú.go", "**/*.go": "main.go src/a.go src/deep/er/c.go ñandú.go",
+		"src/*":  "src/a.go src/b.ts src/deep src/empty",
 		"src/**": "src/a.go src/b.ts src/deep src/deep/er src/deep/er/c.go src/empty", "**/c.go": "src/deep/er/c.go",
-		"*.{go,md}": "README.md main.go ñandú.go", "{src/a,main}.go": "main.go src/a.go", "src/[ab].??": "src/a.go src/b.ts", "src/[!a]*.ts": "src/b.ts",
-		`odd \[x\].txt`: "odd [x].txt", "?and?.go": "ñandú.go", ".hid*": ".hidden", "**/.env": "src/.env", ".git/*": ".git/config", "src/deep/**/c.go": "src/deep/er/c.go",
-		"none/*": "", "out/*": "", "link": "link", "./main.go": "main.go", "main.go/x": "", "src/**/er": "src/deep/er", "*/*/*/*.go": "src/deep/er/c.go",
+		"*.{go,md}": "README.md main.go ñandú.go", "{src/a,main}.go": "main.go src/a.go", "src/[ab].??": "src/a.go src/b.ts",
+		"src/[!a]*.ts":  "src/b.ts",
+		`odd \[x\].txt`: "odd [x].txt", "?and?.go": "ñandú.go", ".hid*": ".hidden", "**/.env": "src/.env",
+		".git/*": ".git/config", "src/deep/**/c.go": "src/deep/er/c.go",
+		"none/*": "", "out/*": "", "link": "link", "./main.go": "main.go", "main.go/x": "", "src/**/er": "src/deep/er",
+		"*/*/*/*.go": "src/deep/er/c.go",
 	} {
 		names, cut := globbed(t, s, wire.GlobRequest{Pattern: pattern})
 		if strings.Join(names, " ") != want || cut {
 			t.Errorf("%s: %q, truncated %v; want %q", pattern, names, cut, want)
 		}
 	}
-	names, _ := globbed(t, s, wire.GlobRequest{FileRequest: wire.FileRequest{Path: "/workspace/src"}, Pattern: "*", Hidden: true})
+	names, _ := globbed(t, s,
+		wire.GlobRequest{FileRequest: wire.FileRequest{Path: "/workspace/src"}, Pattern: "*", Hidden: true})
 	if strings.Join(names, " ") != "src/.env src/a.go src/b.ts src/deep src/empty" {
 		t.Errorf("below a folder: %q", names)
 	}
@@ -138,16 +148,20 @@ func TestGlobMatchesNames(t *testing.T) {
 func TestInvalidPatternsAreRefused(t *testing.T) {
 	s, _ := tree(t, map[string]string{"f": "x"})
 	for name, q := range map[string]wire.GlobRequest{
-		"empty": {}, "absolute": {Pattern: "/etc/*"}, "open class": {Pattern: "[a"}, "open braces": {Pattern: "{a,b"}, "a backslash": {Pattern: `a\`},
-		"NUL": {Pattern: "a\x00"}, "long": {Pattern: strings.Repeat("*", 2000)}, "backward": {Pattern: "[z-a]"}, "a negative max": {Pattern: "*", Max: -1}, "a large max": {Pattern: "*", Max: 1001},
+		"empty": {}, "absolute": {Pattern: "/etc/*"}, "open class": {Pattern: "[a"}, "open braces": {Pattern: "{a,b"},
+		"a backslash": {Pattern: `a\`},
+		"NUL":         {Pattern: "a\x00"}, "long": {Pattern: strings.Repeat("*", 2000)}, "backward": {Pattern: "[z-a]"},
+		"a negative max": {Pattern: "*", Max: -1}, "a large max": {Pattern: "*", Max: 1001},
 	} {
 		if r := send(t, s, wire.OpGlob, q); r.code() != wire.InvalidArgument || r.failure.Field == "" {
 			t.Errorf("glob %s: %+v", name, r.failure)
 		}
 	}
 	for name, q := range map[string]wire.SearchRequest{
-		"empty": {}, "open": {Pattern: "("}, "backreference": {Pattern: `(a)\1`}, "huge": {Pattern: strings.Repeat("(.{1000})", 100)}, "nested": {Pattern: "((a{30}){30}){30}"},
-		"long": {Pattern: strings.Repeat("a", 5000)}, "lines": {Pattern: "a\nb", Literal: true}, "before": {Pattern: "a", Before: 11}, "after": {Pattern: "a", After: -1},
+		"empty": {}, "open": {Pattern: "("}, "backreference": {Pattern: `(a)\1`},
+		"huge": {Pattern: strings.Repeat("(.{1000})", 100)}, "nested": {Pattern: "((a{30}){30}){30}"},
+		"long": {Pattern: strings.Repeat("a", 5000)}, "lines": {Pattern: "a\nb", Literal: true},
+		"before": {Pattern: "a", Before: 11}, "after": {Pattern: "a", After: -1},
 		"glob": {Pattern: "a", Glob: "[a"}, "max": {Pattern: "a", Max: 5000},
 	} {
 		if r := send(t, s, wire.OpSearch, q); r.code() != wire.InvalidArgument || r.failure.Field == "" {
@@ -179,7 +193,8 @@ func brief(r wire.SearchReply) string {
 
 func TestSearchFindsLines(t *testing.T) {
 	s, dir := tree(t, map[string]string{
-		"a.go": "package a\n\nfunc Foo() {}\n", "b/b.go": "// foo\r\nvar foo = 1\r\n", "b/c.txt": "foo", ".env": "foo=1\n", "bin": "foo\x00", "late": "foo\n" + strings.Repeat("x", 1<<20) + "\x00",
+		"a.go": "package a\n\nfunc Foo() {}\n", "b/b.go": "// foo\r\nvar foo = 1\r\n", "b/c.txt": "foo", ".env": "foo=1\n",
+		"bin": "foo\x00", "late": "foo\n" + strings.Repeat("x", 1<<20) + "\x00",
 		"bad": "f\xffoo foo\n",
 	})
 	must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "passwd")))
@@ -198,8 +213,9 @@ func TestSearchFindsLines(t *testing.T) {
 		"hidden":      {wire.SearchRequest{Pattern: "foo=", Hidden: true}, ".env:1:1"},
 		"dotted glob": {wire.SearchRequest{Pattern: "foo=", Glob: ".env"}, ".env:1:1"},
 		"in a file":   {wire.SearchRequest{FileRequest: wire.FileRequest{Path: "b/c.txt"}, Pattern: "o"}, "b/c.txt:1:2"},
-		"in a folder": {wire.SearchRequest{FileRequest: wire.FileRequest{Path: "/workspace/b"}, Pattern: "foo", Glob: "*.txt"}, "b/c.txt:1:1"},
-		"none":        {wire.SearchRequest{Pattern: "nowhere"}, ""},
+		"in a folder": {wire.SearchRequest{FileRequest: wire.FileRequest{Path: "/workspace/b"}, Pattern: "foo",
+			Glob: "*.txt"}, "b/c.txt:1:1"},
+		"none": {wire.SearchRequest{Pattern: "nowhere"}, ""},
 	} {
 		r := found(t, s, c.q)
 		if brief(r) != c.want || r.Truncated {
@@ -223,7 +239,8 @@ func TestSearchReturnsContext(t *testing.T) {
 		{Path: "f", Line: 3, Column: 3, Text: "3 x", Before: []string{"2 x"}, After: []string{"4", "5"}},
 		{Path: "f", Line: 7, Column: 3, Text: "7 x", Before: []string{"6"}},
 	}
-	if !slices.EqualFunc(r.Matches, want, func(a, b wire.Match) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) }) {
+	if !slices.EqualFunc(r.Matches, want,
+		func(a, b wire.Match) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) }) {
 		t.Errorf("%+v", r.Matches)
 	}
 	r = found(t, s, wire.SearchRequest{Pattern: "x", After: 2, Max: 1})
@@ -239,13 +256,16 @@ func TestSearchReturnsContext(t *testing.T) {
 func TestResultsAreLimited(t *testing.T) {
 	long := strings.Repeat("é", 3<<20) // a single line over the limit
 	s, _ := tree(t, map[string]string{
-		"many": strings.Repeat(strings.Repeat("<", 900)+"\n", 3000), "long": "x" + long + "needle\nshort needle\n", "cut": strings.Repeat("é", 600) + "\n",
+		"many": strings.Repeat(strings.Repeat("<", 900)+"\n", 3000), "long": "x" + long + "needle\nshort needle\n",
+		"cut": strings.Repeat("é", 600) + "\n",
 	})
-	r := send(t, s, wire.OpSearch, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "many"}, Pattern: "<", Before: 10, After: 10})
+	r := send(t, s, wire.OpSearch,
+		wire.SearchRequest{FileRequest: wire.FileRequest{Path: "many"}, Pattern: "<", Before: 10, After: 10})
 	if reply := got[wire.SearchReply](t, r); !reply.Truncated || len(reply.Matches) == 0 || len(r.last) > wire.MaxHeader {
 		t.Errorf("%d matches in %d bytes, truncated %v", len(reply.Matches), len(r.last), reply.Truncated)
 	}
-	if reply := found(t, s, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "long"}, Pattern: "needle"}); brief(reply) != "long:2:7" || !reply.Truncated {
+	if reply := found(t, s, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "long"},
+		Pattern: "needle"}); brief(reply) != "long:2:7" || !reply.Truncated {
 		t.Errorf("%s, truncated %v", brief(reply), reply.Truncated)
 	}
 	reply := found(t, s, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "cut"}, Pattern: "é"})
@@ -319,14 +339,16 @@ func TestSwappedLinksDoNotEscape(t *testing.T) {
 				wire.SearchRequest
 				Old string `json:"old"`
 				New string `json:"new"`
-			}{wire.SearchRequest{FileRequest: wire.FileRequest{Path: path, NoFollow: i%2 == 0}, Pattern: "secret"}, "inside", "changed"}
+			}{wire.SearchRequest{FileRequest: wire.FileRequest{Path: path, NoFollow: i%2 == 0}, Pattern: "secret"}, "inside",
+				"changed"}
 			if op == wire.OpGlob {
 				q.Pattern = "**"
 			}
 			if op == wire.OpEdit {
 				q.Path = path + "/f"
 			}
-			if r := send(t, s, op, q); strings.Contains(string(r.last), "secret") || strings.Contains(string(r.last), filepath.Base(outside)+"/") {
+			if r := send(t, s, op, q); strings.Contains(string(r.last), "secret") ||
+				strings.Contains(string(r.last), filepath.Base(outside)+"/") {
 				t.Fatalf("%s of %s: %s", op, path, r.last)
 			}
 		}
@@ -343,7 +365,8 @@ func TestSwappedLinksDoNotEscape(t *testing.T) {
 // FuzzGlob checks that each pattern compiles quickly or is refused, and that a plain name matches
 // only itself.
 func FuzzGlob(f *testing.F) {
-	for _, p := range []string{"**/*.go", "{a,b}{c,d}", "[!a-z]", `\*`, "a/**/b", "[[:alpha:]]", "{{{,}}}", "[]-]", "**{**/,a}**"} {
+	for _, p := range []string{"**/*.go", "{a,b}{c,d}", "[!a-z]", `\*`, "a/**/b", "[[:alpha:]]", "{{{,}}}", "[]-]",
+		"**{**/,a}**"} {
 		f.Add(p, "a/b.go")
 	}
 	f.Fuzz(func(t *testing.T, pattern, name string) {

@@ -40,7 +40,8 @@ const word = unsafe.Sizeof(uintptr(0))
 // build serializes p: the header, the pointer arrays, then the strings. No string may contain a NUL
 // byte. It fails if the result exceeds regionBytes.
 func (b *blob) build(p *Program) error {
-	size := int(unsafe.Sizeof(header{})) + int(word)*(len(p.Argv)+1+len(p.Env)+1+len(p.Paths)) + 4*len(p.Groups) + int(word)
+	size := int(unsafe.Sizeof(header{})) + int(word)*(len(p.Argv)+1+len(p.Env)+1+len(p.Paths)) + 4*len(p.Groups) +
+		int(word)
 	for _, list := range [][]string{p.Argv, p.Env, p.Paths, {p.Dir}} {
 		for _, s := range list {
 			size += len(s) + 1

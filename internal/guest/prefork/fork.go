@@ -278,7 +278,8 @@ func execProgram(m *childMem, h *header) (int, syscall.Errno) {
 	syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&m.mask)), 0, sigBytes, 0, 0)
 	if h.file != 0 {
 		syscall.RawSyscall(unix.SYS_FCNTL, h.file, unix.F_SETFD, unix.FD_CLOEXEC)
-		_, _, errno := syscall.RawSyscall6(unix.SYS_EXECVEAT, h.file, uintptr(unsafe.Pointer(&h.empty)), h.argv, h.envp, unix.AT_EMPTY_PATH, 0)
+		_, _, errno := syscall.RawSyscall6(unix.SYS_EXECVEAT, h.file, uintptr(unsafe.Pointer(&h.empty)), h.argv, h.envp,
+			unix.AT_EMPTY_PATH, 0)
 		return stepExec, errno
 	}
 	last := syscall.ENOENT

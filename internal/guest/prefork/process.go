@@ -53,7 +53,8 @@ type Forker struct {
 
 // NewForker returns a forker whose children reaper waits for.
 func NewForker(reaper *Reaper) (*Forker, error) {
-	region, err := unix.Mmap(-1, 0, memBytes+regionBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	region, err := unix.Mmap(-1, 0, memBytes+regionBytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("map the command buffer: %w", err)
 	}

@@ -105,12 +105,14 @@ func run(t testing.TB, p *Program) (string, Exit, error) {
 }
 
 func sh(script string) *Program {
-	return &Program{Argv: []string{"sh", "-c", script}, Env: []string{"A=b c", "PATH=/usr/bin:/bin"}, Paths: []string{"/nowhere/sh", "/dev/null/sh", "/bin/sh"}, Dir: "/tmp", UID: 1000, GID: 1001, Groups: []uint32{4711}}
+	return &Program{Argv: []string{"sh", "-c", script}, Env: []string{"A=b c", "PATH=/usr/bin:/bin"},
+		Paths: []string{"/nowhere/sh", "/dev/null/sh", "/bin/sh"}, Dir: "/tmp", UID: 1000, GID: 1001, Groups: []uint32{4711}}
 }
 
 func TestCommandGetsWhatItWasGiven(t *testing.T) {
 	t.Parallel()
-	out, e, err := run(t, sh(`echo "$0 $A"; pwd; id -u; id -g; id -G; umask; ls /proc/self/fd | tr '\n' ' '; env | sort; exit 7`))
+	out, e, err := run(t, sh(`echo "$0 $A"; pwd; id -u; id -g; id -G; umask; `+
+		`ls /proc/self/fd | tr '\n' ' '; env | sort; exit 7`))
 	if err != nil || e.Status.ExitStatus() != 7 {
 		t.Fatalf("ended with %v, %v: %s", e.Status, err, out)
 	}
@@ -123,11 +125,14 @@ func TestCommandGetsWhatItWasGiven(t *testing.T) {
 
 func TestCommandHasNoPrivilegesAndDefaultSignals(t *testing.T) {
 	t.Parallel()
-	out, _, err := run(t, &Program{Argv: []string{"cat", "/proc/self/status", "/proc/self/stat"}, Paths: []string{"/bin/cat"}, Dir: "/", UID: 1000, GID: 1000})
+	out, _, err := run(t, &Program{Argv: []string{"cat", "/proc/self/status", "/proc/self/stat"},
+		Paths: []string{"/bin/cat"}, Dir: "/", UID: 1000, GID: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000", "SigCgt:\t0000000000000000", "Groups:\t \n", "Uid:\t1000\t1000\t1000\t1000"} {
+	for _, want := range []string{"CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1",
+		"SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000", "SigCgt:\t0000000000000000", "Groups:\t \n",
+		"Uid:\t1000\t1000\t1000\t1000"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in %s", want, out)
 		}
@@ -161,12 +166,15 @@ func TestFailuresNameStepAndErrno(t *testing.T) {
 		change func(*Program)
 		want   StepError
 	}{
-		"no such program":   {func(p *Program) { p.Paths = []string{"/nowhere/x", "/dev/null/x"} }, StepError{StepExec, syscall.ENOENT}},
-		"not executable":    {func(p *Program) { p.Paths = []string{"/etc/passwd", "/nowhere"} }, StepError{StepExec, syscall.EACCES}},
-		"no directory":      {func(p *Program) { p.Dir = "/nowhere" }, StepError{StepDir, syscall.ENOENT}},
-		"not a directory":   {func(p *Program) { p.Dir = "/etc/passwd" }, StepError{StepDir, syscall.ENOTDIR}},
-		"argument too long": {func(p *Program) { p.Argv = append(p.Argv, strings.Repeat("x", 200<<10)) }, StepError{StepExec, syscall.E2BIG}},
-		"nothing to try":    {func(p *Program) { p.Paths = nil }, StepError{StepExec, syscall.ENOENT}},
+		"no such program": {func(p *Program) { p.Paths = []string{"/nowhere/x", "/dev/null/x"} },
+			StepError{StepExec, syscall.ENOENT}},
+		"not executable": {func(p *Program) { p.Paths = []string{"/etc/passwd", "/nowhere"} },
+			StepError{StepExec, syscall.EACCES}},
+		"no directory":    {func(p *Program) { p.Dir = "/nowhere" }, StepError{StepDir, syscall.ENOENT}},
+		"not a directory": {func(p *Program) { p.Dir = "/etc/passwd" }, StepError{StepDir, syscall.ENOTDIR}},
+		"argument too long": {func(p *Program) { p.Argv = append(p.Argv, strings.Repeat("x", 200<<10)) },
+			StepError{StepExec, syscall.E2BIG}},
+		"nothing to try": {func(p *Program) { p.Paths = nil }, StepError{StepExec, syscall.ENOENT}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

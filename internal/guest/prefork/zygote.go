@@ -84,7 +84,8 @@ func (f *Forker) listReleasable(m *childMem) {
 	for line := range bytes.Lines(text) {
 		// from-to perms offset device inode [path]
 		fields := bytes.Fields(line)
-		if len(fields) < 5 || !bytes.Equal(fields[1], []byte("rw-p")) || len(fields) > 5 && !bytes.HasPrefix(fields[5], []byte("[anon")) {
+		if len(fields) < 5 || !bytes.Equal(fields[1], []byte("rw-p")) || len(fields) > 5 &&
+			!bytes.HasPrefix(fields[5], []byte("[anon")) {
 			continue
 		}
 		a, b, _ := bytes.Cut(fields[0], []byte("-"))
@@ -187,7 +188,8 @@ func (f *Forker) forkProcess(socket int) (int, <-chan Exit, error) {
 			}
 		}
 		pid, exit, err := f.reaper.Start(func() (int, error) { return f.zygote.requestFork(f.forkMode, socket) })
-		if _, refused := errors.AsType[syscall.Errno](err); err == nil || refused && len(f.zygote.exit) == 0 && !errors.Is(err, syscall.EPIPE) {
+		if _, refused := errors.AsType[syscall.Errno](err); err == nil || refused && len(f.zygote.exit) == 0 &&
+			!errors.Is(err, syscall.EPIPE) {
 			return pid, exit, err
 		}
 		// The zygote is dead or broke the protocol. Do not wait for either.

@@ -21,7 +21,9 @@ func BenchmarkBareTrue(b *testing.B) {
 	fd := null.Fd()
 	for b.Loop() {
 		_, done, err := s.reaper.Start(func() (int, error) {
-			return syscall.ForkExec("/bin/true", []string{"true"}, &syscall.ProcAttr{Dir: "/", Files: []uintptr{fd, fd, fd}, Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}})
+			return syscall.ForkExec("/bin/true", []string{"true"},
+				&syscall.ProcAttr{Dir: "/", Files: []uintptr{fd, fd, fd},
+					Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}})
 		})
 		if err != nil {
 			b.Fatal(err)

@@ -33,7 +33,8 @@ func TestRulesDecideOnArguments(t *testing.T) {
 		}
 		for _, op := range []wire.Op{wire.OpExec, wire.OpStart} {
 			for name, cmd := range map[string]wire.Command{
-				"not listed": checked(only("echo"), "cat", "/etc/passwd"), "no rules": checked(only(), "echo"), "a path of one": checked(only("echo"), "./echo"),
+				"not listed": checked(only("echo"), "cat", "/etc/passwd"), "no rules": checked(only(), "echo"),
+				"a path of one": checked(only("echo"), "./echo"),
 			} {
 				cmd.ID = "checked"
 				f := dial(t, s, op, cmd).all().failure
@@ -87,7 +88,8 @@ func TestCheckedCommandEnvironmentIsFiltered(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		cmd := checked(only("env"), "env")
 		cmd.Env = map[string]string{
-			"LD_PRELOAD": "/workspace/x.so", "HOME": "/workspace", "RIPGREP_CONFIG_PATH": "/workspace/rg", "LC_ALL": "C", "TZ": "Europe/Paris", "LANG": "/workspace/x", "MINE": "x",
+			"LD_PRELOAD": "/workspace/x.so", "HOME": "/workspace", "RIPGREP_CONFIG_PATH": "/workspace/rg", "LC_ALL": "C",
+			"TZ": "Europe/Paris", "LANG": "/workspace/x", "MINE": "x",
 		}
 		a, r := run1(t, s, cmd)
 		wantEnding(t, r, runtime.Exited, 0)
@@ -110,7 +112,8 @@ func TestCommandLimits(t *testing.T) {
 		memory.MemoryBytes, memory.Timeout, cpu.CPUs = 32<<20, bound, 0.5
 		if s == serverTag {
 			for field, cmd := range map[string]wire.Command{"memory_bytes": memory, "cpus": cpu} {
-				if f := dial(t, s, wire.OpExec, cmd).all().failure; f == nil || f.Code != wire.FailedPrecondition || f.Field != field {
+				if f := dial(t, s, wire.OpExec, cmd).all().failure; f == nil || f.Code != wire.FailedPrecondition ||
+					f.Field != field {
 					t.Errorf("%s: %v", field, f)
 				}
 			}

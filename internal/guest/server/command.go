@@ -68,7 +68,8 @@ func check(cmd *wire.Command) *wire.Failure {
 	case strings.IndexByte(cmd.Cwd, 0) >= 0 || len(cmd.Cwd) > wire.MaxPathBytes:
 		return bad("cwd", "must have at most %d bytes and no NUL byte", wire.MaxPathBytes)
 	case len(cmd.Dirs) > maxDirs || !absolute(cmd.Dirs):
-		return bad("dirs", "must be at most %d absolute paths of at most %d bytes, without a NUL byte", maxDirs, wire.MaxPathBytes)
+		return bad("dirs", "must be at most %d absolute paths of at most %d bytes, without a NUL byte", maxDirs,
+			wire.MaxPathBytes)
 	case cmd.Timeout < 0:
 		return bad("timeout_ns", "is negative")
 	case cmd.OutputLimit < 0:
@@ -98,7 +99,8 @@ func checkEnv(env map[string]string) *wire.Failure {
 		}
 	}
 	if len(env) > wire.MaxArgs || size > wire.MaxArgBytes {
-		return wire.Failf(wire.InvalidArgument, "env", "has %d variables with %d bytes: the maximum is %d with %d", len(env), size, wire.MaxArgs, wire.MaxArgBytes)
+		return wire.Failf(wire.InvalidArgument, "env", "has %d variables with %d bytes: the maximum is %d with %d", len(env),
+			size, wire.MaxArgs, wire.MaxArgBytes)
 	}
 	return nil
 }
@@ -112,7 +114,8 @@ func (s *Server) program(cmd *wire.Command) (*prefork.Program, *wire.Failure) {
 	if f != nil {
 		return nil, f
 	}
-	env := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8", "TERM": "dumb"}
+	env := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8",
+		"TERM": "dumb"}
 	own, template := cmd.Env, base.Env
 	if cmd.Check != nil {
 		template, lease, own = filterEnv(template), filterEnv(lease), filterEnv(own)

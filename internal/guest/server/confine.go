@@ -41,7 +41,8 @@ func confine(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 		return stepFailure(&prefork.StepError{Step: prefork.StepDir, Errno: errno}, cmd)
 	}
 	for _, dir := range cmd.Dirs {
-		if top, err := resolve(dir); err == nil && (real == top || strings.HasPrefix(real, strings.TrimSuffix(top, "/")+"/")) {
+		if top, err := resolve(dir); err == nil &&
+			(real == top || strings.HasPrefix(real, strings.TrimSuffix(top, "/")+"/")) {
 			p.Dir = real
 			return nil
 		}
@@ -61,7 +62,8 @@ func resolve(dir string) (string, error) {
 
 // resources maps runtime.UlimitNames to the kernel's numbers.
 var resources = map[string]int{
-	"as": unix.RLIMIT_AS, "cpu": unix.RLIMIT_CPU, "data": unix.RLIMIT_DATA, "fsize": unix.RLIMIT_FSIZE, "rss": unix.RLIMIT_RSS, "stack": unix.RLIMIT_STACK,
+	"as": unix.RLIMIT_AS, "cpu": unix.RLIMIT_CPU, "data": unix.RLIMIT_DATA, "fsize": unix.RLIMIT_FSIZE,
+	"rss": unix.RLIMIT_RSS, "stack": unix.RLIMIT_STACK,
 }
 
 // checkUlimits rejects invalid limits.

@@ -26,7 +26,8 @@ func (s *Server) serveDial(c *wire.Conn, body json.RawMessage) error {
 	select {
 	case s.dials.slots <- struct{}{}:
 	default:
-		return wire.Failf(wire.ResourceExhausted, "", "the limit of %d open connections into the sandbox is reached", cap(s.dials.slots))
+		return wire.Failf(wire.ResourceExhausted, "", "the limit of %d open connections into the sandbox is reached",
+			cap(s.dials.slots))
 	}
 	conn, err := s.dialLoopback(d.Port)
 	if err != nil {
@@ -58,9 +59,11 @@ func (s *Server) dialLoopback(port int) (net.Conn, error) {
 		case s.ctx.Err() != nil:
 			return nil, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
 		case ctx.Err() != nil:
-			return nil, wire.Failf(wire.Unavailable, "port", "the server on port %d did not accept a connection within %s", port, wire.HeaderTime)
+			return nil, wire.Failf(wire.Unavailable, "port", "the server on port %d did not accept a connection within %s", port,
+				wire.HeaderTime)
 		}
-		full = full || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
+		full = full || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) ||
+			errors.Is(err, syscall.ENOMEM)
 	}
 	if full {
 		return nil, wire.Failf(wire.ResourceExhausted, "", "the sandbox has no resources for another connection")

@@ -123,7 +123,8 @@ func listenProxy() (net.Listener, error) {
 	lc := net.ListenConfig{KeepAlive: -1}
 	ln, err := lc.Listen(context.Background(), "tcp4", net.JoinHostPort("127.0.0.1", proxyPort))
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, wire.Failf(wire.FailedPrecondition, "", "a command listens on port %s, which the sandbox's proxy needs: end that command first", proxyPort)
+		return nil, wire.Failf(wire.FailedPrecondition, "",
+			"a command listens on port %s, which the sandbox's proxy needs: end that command first", proxyPort)
 	}
 	if err != nil {
 		return nil, wire.Failf(wire.Internal, "", "listen for the sandbox's proxy: %v", err)

@@ -93,7 +93,8 @@ func TestProxyOffersConnectionsToLiveStreams(t *testing.T) {
 	if a := early.all(); a.failure == nil || a.failure.Code != wire.InvalidArgument {
 		t.Errorf("bytes before their turn: %+v", a)
 	}
-	eventually(t, "all connections are forgotten", func() bool { return len(w.s.proxy.conns.slots) <= 1 }) // one is held for the next connection
+	// one is held for the next connection
+	eventually(t, "all connections are forgotten", func() bool { return len(w.s.proxy.conns.slots) <= 1 })
 }
 
 func TestProxyOffClosesConnections(t *testing.T) {
@@ -134,7 +135,8 @@ func TestProxyOffClosesConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	if a := dial(t, w.s, wire.OpEgress, wire.Egress{On: true}).all(); a.failure == nil || a.failure.Code != wire.FailedPrecondition || !strings.Contains(a.failure.Message, "3128") {
+	if a := dial(t, w.s, wire.OpEgress, wire.Egress{On: true}).all(); a.failure == nil ||
+		a.failure.Code != wire.FailedPrecondition || !strings.Contains(a.failure.Message, "3128") {
 		t.Errorf("with its port taken: %+v", a)
 	}
 }
@@ -146,7 +148,8 @@ func TestCommandsGetProxyEnvironment(t *testing.T) {
 	cmd.Env = map[string]string{"https_proxy": "mine"}
 	a, _ := run1(t, w.s, cmd)
 	const url = "http://127.0.0.1:3128"
-	if got, want := a.stdout.String(), strings.Join([]string{url, url, url, "example.org", "placeholder", "mine\n"}, " "); got != want {
+	if got, want := a.stdout.String(),
+		strings.Join([]string{url, url, url, "example.org", "placeholder", "mine\n"}, " "); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	w.turn(wire.Egress{})
@@ -174,7 +177,8 @@ func TestDialReachesLoopback(t *testing.T) {
 		nc.Close()
 	}
 	for port, code := range map[int]wire.Code{0: wire.InvalidArgument, 65536: wire.InvalidArgument, 1: wire.NotFound} {
-		if a := dial(t, s, wire.OpDial, wire.Dial{Port: port}).all(); a.failure == nil || a.failure.Code != code || a.failure.Field != "port" {
+		if a := dial(t, s, wire.OpDial, wire.Dial{Port: port}).all(); a.failure == nil || a.failure.Code != code ||
+			a.failure.Field != "port" {
 			t.Errorf("port %d: %+v", port, a.failure)
 		}
 	}

@@ -114,7 +114,8 @@ func (f *endingFacts) hitPidsCap() bool {
 
 // usageOf returns the usage of the group, or of the first process if the group has no counters.
 func usageOf(f endingFacts) runtime.Usage {
-	u := runtime.Usage{CPUUser: f.used.CPUUser, CPUSystem: f.used.CPUSystem, MemoryBytes: f.used.MemoryPeak, Pids: f.used.PidsPeak}
+	u := runtime.Usage{CPUUser: f.used.CPUUser, CPUSystem: f.used.CPUSystem, MemoryBytes: f.used.MemoryPeak,
+		Pids: f.used.PidsPeak}
 	if u.CPUUser == 0 && u.CPUSystem == 0 && f.exit != nil {
 		u.CPUUser = time.Duration(f.exit.Rusage.Utime.Nano())
 		u.CPUSystem = time.Duration(f.exit.Rusage.Stime.Nano())

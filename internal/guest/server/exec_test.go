@@ -110,7 +110,8 @@ func TestExecSendsAllOutput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		a, r := run1(t, s, sh("head -c 10485760 /dev/zero | tr '\\0' x; echo end >&2"))
 		wantEnding(t, r, runtime.Exited, 0)
-		if a.stdout.Len() != 10<<20 || a.stderr.String() != "end\n" || bytes.Trim(a.stdout.Bytes(), "x") != nil && len(bytes.Trim(a.stdout.Bytes(), "x")) > 0 {
+		if a.stdout.Len() != 10<<20 || a.stderr.String() != "end\n" || bytes.Trim(a.stdout.Bytes(), "x") != nil &&
+			len(bytes.Trim(a.stdout.Bytes(), "x")) > 0 {
 			t.Errorf("got %d bytes and %q", a.stdout.Len(), a.stderr.String())
 		}
 	})
@@ -247,8 +248,10 @@ func TestInvalidCommandNamesField(t *testing.T) {
 
 func TestCommandsGetTheirEnvironment(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		a, _ := run1(t, s, wire.Command{Argv: []string{"sh", "-c", `env | sort; id -u; pwd`}, Env: map[string]string{"LANG": "x", "MINE": "a b"}, Cwd: "/"})
-		for _, want := range []string{"HOME=/home/user\n", "LANG=x\n", "MINE=a b\n", "PATH=" + defaultPath + "\n", "\n1000\n/\n"} {
+		a, _ := run1(t, s, wire.Command{Argv: []string{"sh", "-c", `env | sort; id -u; pwd`},
+			Env: map[string]string{"LANG": "x", "MINE": "a b"}, Cwd: "/"})
+		for _, want := range []string{"HOME=/home/user\n", "LANG=x\n", "MINE=a b\n", "PATH=" + defaultPath + "\n",
+			"\n1000\n/\n"} {
 			if !strings.Contains(a.stdout.String(), want) {
 				t.Errorf("%q is missing in %q", want, a.stdout.String())
 			}

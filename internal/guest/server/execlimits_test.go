@@ -125,7 +125,8 @@ func TestLimitDeterminesEnding(t *testing.T) {
 	if r.Ending != runtime.OOM || r.Unclean {
 		t.Errorf("memory: got %+v", r)
 	}
-	_, r = run1(t, s, wire.Command{Argv: []string{"sh", "-c", "i=0; while [ $i -lt 500 ]; do sleep 8333 & i=$((i+1)); done; exit 0"}, Timeout: bound})
+	_, r = run1(t, s, wire.Command{Argv: []string{"sh", "-c",
+		"i=0; while [ $i -lt 500 ]; do sleep 8333 & i=$((i+1)); done; exit 0"}, Timeout: bound})
 	if r.Ending != runtime.Pids || r.Unclean {
 		t.Errorf("pids: got %+v", r)
 	}
@@ -152,18 +153,22 @@ func TestCwdMustBeInAllowedDirectories(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for name, target := range map[string]string{"in/out": "/tmp", "in/dots": "../inner", "in/here": "sub", "in/round": "round", "into": "in/sub", "in/proc": "/proc/self/cwd"} {
+		for name, target := range map[string]string{"in/out": "/tmp", "in/dots": "../inner", "in/here": "sub",
+			"in/round": "round", "into": "in/sub", "in/proc": "/proc/self/cwd"} {
 			if err := os.Symlink(target, filepath.Join(top, name)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for cwd, code := range map[string]string{
 			"in": "", "in/sub": "", "in/sub/..": "", "in/here": "", "in/here/..": "", "into": "", "in/": "",
-			"": wire.PermissionDenied, "inner": wire.PermissionDenied, "in/..": wire.PermissionDenied, "in/out": wire.PermissionDenied, "in/dots": wire.PermissionDenied,
-			"in/proc": wire.PermissionDenied, "in/here/../..": wire.PermissionDenied, "in/none": wire.NotFound, "in/round": wire.InvalidArgument,
+			"": wire.PermissionDenied, "inner": wire.PermissionDenied, "in/..": wire.PermissionDenied,
+			"in/out": wire.PermissionDenied, "in/dots": wire.PermissionDenied,
+			"in/proc": wire.PermissionDenied, "in/here/../..": wire.PermissionDenied, "in/none": wire.NotFound,
+			"in/round": wire.InvalidArgument,
 		} {
 			for _, full := range []string{base + "/" + cwd, top + "/" + cwd} {
-				a := dial(t, s, wire.OpExec, wire.Command{Argv: []string{"true"}, Cwd: full, Dirs: []string{"/no/such/folder", top + "/in"}}).all()
+				a := dial(t, s, wire.OpExec,
+					wire.Command{Argv: []string{"true"}, Cwd: full, Dirs: []string{"/no/such/folder", top + "/in"}}).all()
 				switch {
 				case code == "":
 					wantEnding(t, a.result(t), runtime.Exited, 0)

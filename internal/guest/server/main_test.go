@@ -74,7 +74,8 @@ func testServer(t testing.TB, cg bool) *Server {
 func newTestServer(t testing.TB, tree *cgroup.Tree) *Server {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	s, err := New(Options{Tree: tree, Workspace: workspace, Sessions: filepath.Join(workspace, "sh"), Programs: map[string]string{"echo": "/bin/echo", "none": "/none"}, Log: log})
+	s, err := New(Options{Tree: tree, Workspace: workspace, Sessions: filepath.Join(workspace, "sh"),
+		Programs: map[string]string{"echo": "/bin/echo", "none": "/none"}, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +261,8 @@ func withMarker(t testing.TB, marker string) []int {
 		b, err := os.ReadFile(name)
 		pid, _ := strconv.Atoi(strings.Split(name, "/")[2])
 		if err == nil && pid != os.Getpid() && slices.ContainsFunc(bytes.Split(b, []byte{0}), func(a []byte) bool {
-			return bytes.Contains(a, []byte(marker)) && !bytes.HasPrefix(a, []byte("-test.")) // arguments of go test, which spares have too
+			// arguments of go test, which spares have too
+			return bytes.Contains(a, []byte(marker)) && !bytes.HasPrefix(a, []byte("-test."))
 		}) {
 			found = append(found, pid)
 		}

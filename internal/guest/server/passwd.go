@@ -31,7 +31,8 @@ type user struct {
 
 // readUsers reads the image's users. It returns none if the file is missing or invalid.
 func readUsers(root string) []user {
-	fd, err := unix.Open(filepath.Join(root, "etc", "passwd"), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+	fd, err := unix.Open(filepath.Join(root, "etc", "passwd"), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY,
+		0)
 	if err != nil {
 		return nil
 	}

@@ -26,7 +26,8 @@ func TestOwnPrograms(t *testing.T) {
 		{wire.Command{Program: "echo", Check: &argv.Rules{}}, wire.InvalidArgument, "check"},
 		{wire.Command{Program: "echo", Argv: []string{"\x00"}}, wire.InvalidArgument, "argv"},
 	} {
-		if a := dial(t, s, wire.OpExec, c.cmd).all(); a.failure == nil || a.failure.Code != c.code || a.failure.Field != c.field {
+		if a := dial(t, s, wire.OpExec, c.cmd).all(); a.failure == nil || a.failure.Code != c.code ||
+			a.failure.Field != c.field {
 			t.Errorf("%+v: got %+v", c.cmd, a.failure)
 		}
 	}

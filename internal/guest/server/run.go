@@ -301,7 +301,8 @@ func (r *commandRun) kill(exit *prefork.Exit) (*prefork.Exit, bool) {
 	if r.timer != nil {
 		defer r.timer.Stop()
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), killTime, errors.New("time limit for killing processes exceeded"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), killTime,
+		errors.New("time limit for killing processes exceeded"))
 	defer cancel()
 	if exit == nil {
 		_ = r.spare.process.Signal(syscall.SIGKILL) // the process may not be in the group yet; it may also be gone

@@ -145,8 +145,9 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("open input of commands: %w", err)
 	}
 	s := &Server{
-		Options: o, started: time.Now(), reaper: prefork.NewReaper(), spools: spool.New(wire.SpoolTotal), large: newLargeBuffers(),
-		null: null, ended: make(chan struct{}), running: make(map[string]*commandRun), shells: make(map[string]*shell),
+		Options: o, started: time.Now(), reaper: prefork.NewReaper(), spools: spool.New(wire.SpoolTotal),
+		large: newLargeBuffers(),
+		null:  null, ended: make(chan struct{}), running: make(map[string]*commandRun), shells: make(map[string]*shell),
 		sessions: make(map[string]*session), sessionCommands: make(map[string]*sessionCommand),
 	}
 	s.places = sync.OnceValue(s.findWritablePlaces)
@@ -261,7 +262,8 @@ func (s *Server) answer(c *wire.Conn, err error) {
 // in use.
 func isEssential(op wire.Op) bool {
 	switch op {
-	case wire.OpPing, wire.OpEgress, wire.OpKill, wire.OpSignal, wire.OpForget, wire.OpEnd, wire.OpShell, wire.OpShells, wire.OpSessions, wire.OpSessionEnd, wire.OpResize:
+	case wire.OpPing, wire.OpEgress, wire.OpKill, wire.OpSignal, wire.OpForget, wire.OpEnd, wire.OpShell, wire.OpShells,
+		wire.OpSessions, wire.OpSessionEnd, wire.OpResize:
 		return true
 	}
 	return false
@@ -313,7 +315,8 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 		err := c.Reply(nil)
 		s.end()
 		return err
-	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpEdit, wire.OpGlob, wire.OpSearch, wire.OpPack, wire.OpUnpack:
+	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpEdit,
+		wire.OpGlob, wire.OpSearch, wire.OpPack, wire.OpUnpack:
 		if s.Files == nil {
 			return wire.Failf(wire.FailedPrecondition, "", "this guest does not serve files")
 		}

@@ -82,7 +82,8 @@ func (s *Server) reserveSession(st wire.SessionStart) (*session, bool, error) {
 		return se, false, nil
 	}
 	if len(s.sessions) >= wire.MaxSessions && !s.dropEnded() {
-		return nil, false, wire.Failf(wire.ResourceExhausted, "", "the limit of %d open sessions is reached: end one", wire.MaxSessions)
+		return nil, false, wire.Failf(wire.ResourceExhausted, "", "the limit of %d open sessions is reached: end one",
+			wire.MaxSessions)
 	}
 	return s.newSession(st), true, nil
 }
@@ -148,7 +149,8 @@ func (se *session) launch() {
 }
 
 func (se *session) startShell() (err error) {
-	cmd := wire.Command{Argv: shellArgv[se.spec.Shell], Cwd: se.spec.Cwd, Env: se.spec.Env, User: se.spec.User, Stdin: true}
+	cmd := wire.Command{Argv: shellArgv[se.spec.Shell], Cwd: se.spec.Cwd, Env: se.spec.Env, User: se.spec.User,
+		Stdin: true}
 	if f := check(&cmd); f != nil {
 		return f
 	}
@@ -206,9 +208,11 @@ func (se *session) runPreamble() error {
 	switch {
 	case err != nil:
 	case res.Ended:
-		err = wire.Failf(wire.FailedPrecondition, "shell", "%s ended during its start: %s", se.spec.Shell, describeEnding(&res.Result))
+		err = wire.Failf(wire.FailedPrecondition, "shell", "%s ended during its start: %s", se.spec.Shell,
+			describeEnding(&res.Result))
 	case res.Ending != runtime.Exited || res.ExitCode != 0:
-		err = wire.Failf(wire.FailedPrecondition, "shell", "%s failed to start: %s", se.spec.Shell, describeEnding(&res.Result))
+		err = wire.Failf(wire.FailedPrecondition, "shell", "%s failed to start: %s", se.spec.Shell,
+			describeEnding(&res.Result))
 	}
 	if err != nil {
 		se.end()

@@ -107,7 +107,8 @@ func TestSessionKeepsState(t *testing.T) {
 		se := openSession(t, s, wire.SessionStart{Env: map[string]string{"GIVEN": "yes"}, Cwd: "/usr"})
 		se.gives(`pwd; echo $GIVEN`, 0, "/usr\nyes\n")
 		se.gives(`cd /tmp; x=5; export Y=6; f() { echo fn $x; }; alias hi='echo aliased'; shopt -s nullglob; trap 'echo usr' USR1`, 0, "")
-		se.gives(`pwd; f; sh -c 'echo $Y'; hi there; echo /nope*; shopt nullglob; kill -USR1 $$`, 0, "/tmp\nfn 5\n6\naliased there\n\nnullglob       \ton\nusr\n")
+		se.gives(`pwd; f; sh -c 'echo $Y'; hi there; echo /nope*; shopt nullglob; kill -USR1 $$`, 0,
+			"/tmp\nfn 5\n6\naliased there\n\nnullglob       \ton\nusr\n")
 		se.gives(`(exit 7)`, 7, "")
 		se.gives(`echo $?`, 0, "0\n")
 	})
@@ -178,7 +179,8 @@ func TestSessionSurvivesFailingCommands(t *testing.T) {
 
 func TestSessionEndsWithShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		for text, code := range map[string]int{"exit 3": 3, "echo x; exit": 0, "exec sh -c 'exit 4'": 4, "kill -9 $$": -1, "trap 'exit 6' EXIT; exit 5": 6} {
+		for text, code := range map[string]int{"exit 3": 3, "echo x; exit": 0, "exec sh -c 'exit 4'": 4, "kill -9 $$": -1,
+			"trap 'exit 6' EXIT; exit 5": 6} {
 			se := openSession(t, s, wire.SessionStart{})
 			o := se.run(text)
 			if !o.Ended || o.ExitCode != code || code < 0 && o.Ending != runtime.Signalled {
@@ -305,7 +307,8 @@ func TestSessionSerializesCommands(t *testing.T) {
 		se := openSession(t, s, wire.SessionStart{})
 		first := se.dial(wire.SessionExec{Text: `read go; x=set`, Stdin: true, Timeout: bound})
 		first.untilStarted()
-		if a := se.dial(wire.SessionExec{Text: `echo no`}).all(); a.failure == nil || a.failure.Code != wire.ResourceExhausted || !strings.Contains(a.failure.Message, "busy") {
+		if a := se.dial(wire.SessionExec{Text: `echo no`}).all(); a.failure == nil ||
+			a.failure.Code != wire.ResourceExhausted || !strings.Contains(a.failure.Message, "busy") {
 			t.Errorf("a busy session answers %+v %s", a.failure, a.reply)
 		}
 		if a := se.dial(wire.SessionExec{Text: `echo no`, Wait: 10 * time.Millisecond}).all(); a.failure == nil {
@@ -313,7 +316,8 @@ func TestSessionSerializesCommands(t *testing.T) {
 		}
 		second := se.dial(wire.SessionExec{Text: `echo $x`, Wait: bound, Timeout: bound})
 		eventually(t, "the second waits", func() bool {
-			return slices.ContainsFunc(ask[[]wire.Session](t, s, wire.OpSessions, nil), func(w wire.Session) bool { return w.ID == se.id && w.Waiting == 1 })
+			return slices.ContainsFunc(ask[[]wire.Session](t, s, wire.OpSessions, nil),
+				func(w wire.Session) bool { return w.ID == se.id && w.Waiting == 1 })
 		})
 		if err := first.c.WriteFrame(wire.KindStdin, []byte("now\n")); err != nil {
 			t.Fatal(err)
@@ -358,7 +362,8 @@ func TestSessionCannotBeForged(t *testing.T) {
 		if o.Ending == runtime.Exited && o.ExitCode == 0 {
 			t.Errorf("got %v", o)
 		}
-		if o := se.dial(wire.SessionExec{Text: "echo x", Timeout: bound}).all(); o.failure == nil && o.stdout.String() != "x\n" {
+		if o := se.dial(wire.SessionExec{Text: "echo x", Timeout: bound}).all(); o.failure == nil &&
+			o.stdout.String() != "x\n" {
 			t.Errorf("the broken session answers %s", o.reply)
 		}
 		other.gives("echo whole", 0, "whole\n")
@@ -403,7 +408,8 @@ func manyInterrupts(t *testing.T, se *testSession) {
 	t.Helper()
 	marker := se.marker(27)
 	for i := range 60 {
-		k := se.dial(wire.SessionExec{Text: []string{`sleep ` + marker, `:`, `while :; do :; done`, `echo x | cat`}[i%4], Wait: bound})
+		k := se.dial(wire.SessionExec{Text: []string{`sleep ` + marker, `:`, `while :; do :; done`, `echo x | cat`}[i%4],
+			Wait: bound})
 		k.untilStarted()
 		time.Sleep(time.Duration(i*37%200) * 10 * time.Microsecond)
 		k.nc.Close()

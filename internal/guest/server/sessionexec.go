@@ -98,7 +98,9 @@ func (se *session) checkBackground() *wire.Failure {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if se.background >= wire.MaxSessionLeft {
-		return wire.Failf(wire.ResourceExhausted, "session", "%d ended commands of the session have background processes that hold their output open: end some, or redirect their output to files", wire.MaxSessionLeft)
+		return wire.Failf(wire.ResourceExhausted, "session",
+			"%d ended commands of the session have background processes that hold their output open: end some, or redirect "+
+				"their output to files", wire.MaxSessionLeft)
 	}
 	return nil
 }
@@ -138,7 +140,8 @@ func (t *sessionCommand) signal(n int) error {
 		t.stop(runtime.Cancelled)
 		return nil
 	}
-	return wire.Failf(wire.FailedPrecondition, "number", "a command in a session accepts only signals that end it: 1, 2, 3, 9 and 15")
+	return wire.Failf(wire.FailedPrecondition, "number",
+		"a command in a session accepts only signals that end it: 1, 2, 3, 9 and 15")
 }
 
 func (t *sessionCommand) stopCause() runtime.Ending {
@@ -223,7 +226,8 @@ func (se *session) endBroken(err error) error {
 		return se.endedError()
 	}
 	se.end()
-	return wire.Failf(wire.FailedPrecondition, "session", "session %q was ended, the command did not run: %v", se.spec.ID, err)
+	return wire.Failf(wire.FailedPrecondition, "session", "session %q was ended, the command did not run: %v", se.spec.ID,
+		err)
 }
 
 // openStreams hands the command to the shell and waits until the shell has opened its ends of the
@@ -391,5 +395,6 @@ func (se *session) setBusy(busy bool) {
 
 // endedError is the error for a session that has ended.
 func (se *session) endedError() error {
-	return wire.Failf(wire.FailedPrecondition, "session", "session %q has ended (%s): start another one, or allow its renewal", se.spec.ID, describeEnding(&se.result))
+	return wire.Failf(wire.FailedPrecondition, "session",
+		"session %q has ended (%s): start another one, or allow its renewal", se.spec.ID, describeEnding(&se.result))
 }

@@ -227,7 +227,8 @@ func (p *pipes) keepOwnEnds() error {
 		*file = one
 		return nil
 	}
-	return errors.Join(turn(&p.in, nameIn, unix.O_WRONLY), turn(&p.out, nameOut, unix.O_RDONLY), turn(&p.err, nameErr, unix.O_RDONLY))
+	return errors.Join(turn(&p.in, nameIn, unix.O_WRONLY), turn(&p.out, nameOut, unix.O_RDONLY),
+		turn(&p.err, nameErr, unix.O_RDONLY))
 }
 
 func (p *pipes) close() {

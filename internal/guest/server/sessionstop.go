@@ -14,7 +14,8 @@ import (
 // session has ended.
 func (t *sessionCommand) interrupt(events <-chan string) (int, string) {
 	se := t.se
-	ctx, cancel := context.WithTimeoutCause(context.Background(), wire.SessionTime, errors.New("the session's shell does not respond"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), wire.SessionTime,
+		errors.New("the session's shell does not respond"))
 	defer cancel()
 	for ctx.Err() == nil {
 		_ = se.run.spare.process.Signal(syscall.SIGCONT) // the shell may have ended

@@ -74,7 +74,8 @@ func (s *Server) reserveShell(cmd wire.Command) (*shell, bool, error) {
 		return sh, false, nil
 	}
 	if len(s.shells) >= wire.MaxShells {
-		return nil, false, wire.Failf(wire.ResourceExhausted, "", "the limit of %d shells is reached: forget one that has ended", wire.MaxShells)
+		return nil, false, wire.Failf(wire.ResourceExhausted, "",
+			"the limit of %d shells is reached: forget one that has ended", wire.MaxShells)
 	}
 	sh := &shell{cmd: cmd, input: make(chan struct{}, 1), started: make(chan struct{}), done: make(chan struct{})}
 	limit := cmp.Or(cmd.Spool, wire.SpoolBytes)
@@ -229,7 +230,8 @@ func (s *Server) killShell(k wire.Kill) (wire.Shell, error) {
 	if err != nil {
 		return wire.Shell{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), k.Grace+2*killTime, errors.New("the command did not end in time"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), k.Grace+2*killTime,
+		errors.New("the command did not end in time"))
 	defer cancel()
 	if k.Grace > 0 && !sh.ended() {
 		sh.run.setCause(runtime.Cancelled)

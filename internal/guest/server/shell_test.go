@@ -44,12 +44,14 @@ func output(t testing.TB, s *Server, o wire.Output) (*answer, wire.OutputEnd) {
 
 func TestShellOutputIsReadByOffset(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c", "echo one; echo err >&2; read x; echo two $x; exit 4"}, Stdin: true})
+		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c", "echo one; echo err >&2; read x; echo two $x; exit 4"},
+			Stdin: true})
 		a, end := output(t, s, wire.Output{ID: sh.ID, Wait: maxWait})
 		if a.data.String() != "one\n" || end.Next != 4 || end.EOF || end.Shell.Result != nil {
 			t.Fatalf("got %q, %+v", a.data.String(), end)
 		}
-		if again := start(t, s, wire.Command{Argv: []string{"false"}}); !again.StartedAt.Equal(sh.StartedAt) || again.Argv[0] != "sh" {
+		if again := start(t, s, wire.Command{Argv: []string{"false"}}); !again.StartedAt.Equal(sh.StartedAt) ||
+			again.Argv[0] != "sh" {
 			t.Errorf("the same id started %+v", again)
 		}
 		k := dial(t, s, wire.OpInput, wire.ShellRef{ID: sh.ID})
@@ -61,7 +63,8 @@ func TestShellOutputIsReadByOffset(t *testing.T) {
 		if a.data.String() != "two x y\n" || !end.EOF || end.Next != 12 || a.chunks[0] != 4 {
 			t.Errorf("got %q, %+v", a.data.String(), end)
 		}
-		eventually(t, "the shell has a result", func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
+		eventually(t, "the shell has a result",
+			func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
 		got := ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID})
 		wantEnding(t, *got.Result, runtime.Exited, 4)
 		if got.Stdout != (wire.Span{End: 12}) || got.Stderr != (wire.Span{End: 4}) {
@@ -76,7 +79,8 @@ func TestShellOutputIsReadByOffset(t *testing.T) {
 		}
 		ask[struct{}](t, s, wire.OpForget, wire.ShellRef{ID: sh.ID})
 		for _, op := range []wire.Op{wire.OpShell, wire.OpForget, wire.OpOutput, wire.OpKill, wire.OpInput} {
-			if f := dial(t, s, op, wire.ShellRef{ID: sh.ID}).all().failure; f == nil || f.Code != wire.NotFound || f.Field != "id" {
+			if f := dial(t, s, op, wire.ShellRef{ID: sh.ID}).all().failure; f == nil || f.Code != wire.NotFound ||
+				f.Field != "id" {
 				t.Errorf("%s of a forgotten shell: %v", op, f)
 			}
 		}
@@ -86,7 +90,8 @@ func TestShellOutputIsReadByOffset(t *testing.T) {
 func TestShellReportsExactGap(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		sh := start(t, s, wire.Command{Argv: []string{"seq", "200000"}, Spool: 64 << 10})
-		eventually(t, "it has ended", func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
+		eventually(t, "it has ended",
+			func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
 		var want bytes.Buffer
 		for i := range 200_000 {
 			fmt.Fprintln(&want, i+1)
@@ -108,7 +113,8 @@ func TestWaitingShellLosesNoOutput(t *testing.T) {
 		var got bytes.Buffer
 		for round := 0; ; round++ {
 			// Every third reader disconnects in the middle.
-			k := dial(t, s, wire.OpOutput, wire.Output{ID: sh.ID, Stream: wire.Stdout, Offset: int64(got.Len()), Limit: 700_000, Wait: maxWait})
+			k := dial(t, s, wire.OpOutput,
+				wire.Output{ID: sh.ID, Stream: wire.Stdout, Offset: int64(got.Len()), Limit: 700_000, Wait: maxWait})
 			a, done := &answer{}, false
 			for frames := 0; !done && (round%3 != 1 || frames < 3); frames++ {
 				done = k.read(a)
@@ -132,7 +138,8 @@ func TestWaitingShellLosesNoOutput(t *testing.T) {
 		if want := bytes.Repeat([]byte("123456789\n"), size/10+1)[:size]; !bytes.Equal(got.Bytes(), want) {
 			t.Errorf("got %d bytes, not what was written", got.Len())
 		}
-		a, _ := output(t, s, wire.Output{ID: start(t, s, wire.Command{ID: "2", Argv: []string{"sh", "-c", "yes | head -c 5000000"}, Wait: true}).ID, Follow: true})
+		a, _ := output(t, s, wire.Output{ID: start(t, s,
+			wire.Command{ID: "2", Argv: []string{"sh", "-c", "yes | head -c 5000000"}, Wait: true}).ID, Follow: true})
 		if a.data.Len() != 5_000_000 {
 			t.Errorf("followed %d bytes", a.data.Len())
 		}
@@ -143,8 +150,10 @@ func TestWaitingShellEndsWithoutReader(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		var got wire.Shell
 		metBy(300*time.Millisecond, func(timeout time.Duration) bool {
-			sh := start(t, s, wire.Command{ID: timeout.String(), Argv: []string{"yes"}, Wait: true, Spool: 64 << 10, Timeout: timeout})
-			eventually(t, "it has ended", func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
+			sh := start(t, s, wire.Command{ID: timeout.String(), Argv: []string{"yes"}, Wait: true, Spool: 64 << 10,
+				Timeout: timeout})
+			eventually(t, "it has ended",
+				func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
 			got = ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID})
 			return got.Stdout.End > 0
 		})
@@ -156,8 +165,10 @@ func TestWaitingShellEndsWithoutReader(t *testing.T) {
 
 func TestKillEndsAllProcessesOfShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c", "setsid sleep 8555 & trap '' TERM; while :; do sleep 8555; done"}})
-		if f := dial(t, s, wire.OpForget, wire.ShellRef{ID: sh.ID}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
+		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c",
+			"setsid sleep 8555 & trap '' TERM; while :; do sleep 8555; done"}})
+		if f := dial(t, s, wire.OpForget, wire.ShellRef{ID: sh.ID}).all().failure; f == nil ||
+			f.Code != wire.FailedPrecondition {
 			t.Errorf("forget of a running shell: %v", f)
 		}
 		other := start(t, s, wire.Command{ID: "other", Argv: []string{"sleep", "8556"}})
@@ -171,7 +182,8 @@ func TestKillEndsAllProcessesOfShell(t *testing.T) {
 		if ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: other.ID}).Result != nil || len(withMarker(t, "8556")) == 0 {
 			t.Error("another shell died too")
 		}
-		soft := start(t, s, wire.Command{ID: "soft", Argv: []string{"sh", "-c", "trap 'echo bye; exit 5' TERM; echo hi; while :; do sleep 0.05; done"}})
+		soft := start(t, s, wire.Command{ID: "soft",
+			Argv: []string{"sh", "-c", "trap 'echo bye; exit 5' TERM; echo hi; while :; do sleep 0.05; done"}})
 		output(t, s, wire.Output{ID: soft.ID, Wait: maxWait})
 		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: soft.ID, Grace: maxGrace})
 		if got.Result == nil || got.Result.Ending != runtime.Cancelled || got.Result.ExitCode != 5 {
@@ -203,7 +215,8 @@ func TestShellInputIsClosed(t *testing.T) {
 			t.Errorf("got %q, %+v", a.data.String(), end)
 		}
 		none := start(t, s, wire.Command{ID: "none", Argv: []string{"sleep", "8557"}})
-		if f := dial(t, s, wire.OpInput, wire.ShellRef{ID: none.ID}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
+		if f := dial(t, s, wire.OpInput, wire.ShellRef{ID: none.ID}).all().failure; f == nil ||
+			f.Code != wire.FailedPrecondition {
 			t.Errorf("input without stdin: %v", f)
 		}
 	})
@@ -211,7 +224,8 @@ func TestShellInputIsClosed(t *testing.T) {
 
 func TestFailedStartLeavesNoShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		for _, cmd := range []wire.Command{{ID: "x", Argv: []string{"no-such-program"}}, {ID: "x", Argv: []string{"true"}, User: "root"}, {Argv: []string{"true"}}} {
+		for _, cmd := range []wire.Command{{ID: "x", Argv: []string{"no-such-program"}},
+			{ID: "x", Argv: []string{"true"}, User: "root"}, {Argv: []string{"true"}}} {
 			if f := dial(t, s, wire.OpStart, cmd).all().failure; f == nil || f.Field == "" {
 				t.Errorf("%v: %v", cmd, f)
 			}
@@ -233,7 +247,8 @@ func TestInvalidOutputRequestNamesField(t *testing.T) {
 			{wire.Output{Limit: -1}, "limit"}, {wire.Output{Wait: -1}, "wait_ns"}, {wire.Output{Wait: time.Hour}, "wait_ns"},
 		} {
 			o.ID = sh.ID
-			if f := dial(t, s, wire.OpOutput, o.Output).all().failure; f == nil || f.Code != wire.InvalidArgument || f.Field != o.field {
+			if f := dial(t, s, wire.OpOutput, o.Output).all().failure; f == nil || f.Code != wire.InvalidArgument ||
+				f.Field != o.field {
 				t.Errorf("%+v: %v", o.Output, f)
 			}
 		}

@@ -97,7 +97,8 @@ func trace(args []string) error {
 		if err != nil {
 			return err
 		}
-		if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(id), 0, unix.PTRACE_O_EXITKILL, 0, 0); errno != 0 {
+		if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(id), 0, unix.PTRACE_O_EXITKILL, 0,
+			0); errno != 0 {
 			return fmt.Errorf("seize %d: %w", id, errno)
 		}
 	}

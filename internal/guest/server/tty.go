@@ -104,7 +104,8 @@ func (t *terminal) close() {
 // resize sets the size. The kernel signals the foreground processes.
 func (t *terminal) resize(cols, rows int) error {
 	return t.control(func(fd int) error {
-		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(cols), Row: uint16(rows)}) //nolint:gosec // checked
+		//nolint:gosec // checked
+		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(cols), Row: uint16(rows)})
 	})
 }
 
@@ -136,7 +137,8 @@ func (r *commandRun) attachTerminal(p *prefork.Program) *wire.Failure {
 	t, err := openTerminal(p.UID, r.cmd.TTY)
 	if err != nil {
 		if errors.Is(err, unix.ENOSPC) {
-			return wire.Failf(wire.ResourceExhausted, "", "all terminals of the sandbox are in use: end a command with a terminal")
+			return wire.Failf(wire.ResourceExhausted, "",
+				"all terminals of the sandbox are in use: end a command with a terminal")
 		}
 		if errors.Is(err, unix.ENOENT) {
 			return wire.Failf(wire.FailedPrecondition, "tty", "this sandbox has no terminals: %v", err)

@@ -33,7 +33,8 @@ func onScreen(t *testing.T, s *Server, cmd wire.Command) *screen {
 }
 
 func bash() wire.Command {
-	return wire.Command{Argv: []string{"bash", "--norc", "--noprofile"}, Env: map[string]string{"PS1": "$ ", "HISTFILE": ""}}
+	return wire.Command{Argv: []string{"bash", "--norc", "--noprofile"},
+		Env: map[string]string{"PS1": "$ ", "HISTFILE": ""}}
 }
 
 // press types text and waits until the terminal has accepted it.
@@ -123,7 +124,8 @@ func TestJobControl(t *testing.T) {
 		c.sees("Stopped")
 		c.press("fg\r")
 		// bash prints its name before it gives it the terminal and continues it.
-		eventually(t, "it goes on", func() bool { return strings.Count(c.shown(), "sleep 4711\r\n") == 3 && !isStopped(t, pids[0]) })
+		eventually(t, "it goes on",
+			func() bool { return strings.Count(c.shown(), "sleep 4711\r\n") == 3 && !isStopped(t, pids[0]) })
 		c.press("\x03") // Ctrl-C
 		eventually(t, "sleep is gone", func() bool { return len(withMarker(t, "4711")) == 0 })
 		c.press("echo code=$?\r")
@@ -146,20 +148,23 @@ func isStopped(t *testing.T, pid int) bool {
 
 func TestResizeReachesCommand(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", `trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done`}})
+		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c",
+			`trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done`}})
 		c.sees("ready")
 		ask[struct{}](t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 101, Rows: 33})
 		c.sees("33 101\r\n")
 		if got := ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: c.id}); got.TTY.Cols != 101 || got.TTY.Rows != 33 {
 			t.Errorf("its state is %+v", got.TTY)
 		}
-		for _, z := range []wire.Resize{{ID: c.id, Rows: 1}, {ID: c.id, Cols: 1, Rows: -1}, {ID: c.id, Cols: wire.MaxCells + 1, Rows: 1}} {
+		for _, z := range []wire.Resize{{ID: c.id, Rows: 1}, {ID: c.id, Cols: 1, Rows: -1},
+			{ID: c.id, Cols: wire.MaxCells + 1, Rows: 1}} {
 			if f := dial(t, s, wire.OpResize, z).all().failure; f == nil || f.Code != wire.InvalidArgument || f.Field == "" {
 				t.Errorf("%+v: %v", z, f)
 			}
 		}
 		ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id})
-		if f := dial(t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 1, Rows: 1}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
+		if f := dial(t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 1, Rows: 1}).all().failure; f == nil ||
+			f.Code != wire.FailedPrecondition {
 			t.Errorf("resize of one that has ended: %v", f)
 		}
 	})
@@ -229,7 +234,8 @@ func TestUnreadInputBlocksNoOtherStream(t *testing.T) {
 
 func TestKillReachesProcessesOutsideSession(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", "setsid -f sleep 4712; nohup sleep 4712 & echo ready; wait"}})
+		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c",
+			"setsid -f sleep 4712; nohup sleep 4712 & echo ready; wait"}})
 		c.sees("ready")
 		eventually(t, "both run", func() bool { return len(withMarker(t, "4712")) >= 2 })
 		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id})
@@ -243,7 +249,8 @@ func TestKillReachesProcessesOutsideSession(t *testing.T) {
 // A command may close its terminal and open it again.
 func TestTerminalCanBeReopened(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", `exec </dev/null >/dev/null 2>&1; sleep 0.1; echo back >/dev/tty; sleep 0.1; echo again >/dev/tty`}})
+		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c",
+			`exec </dev/null >/dev/null 2>&1; sleep 0.1; echo back >/dev/tty; sleep 0.1; echo again >/dev/tty`}})
 		if text, _ := c.ends(); text != "back\r\nagain\r\n" {
 			t.Errorf("got %q", text)
 		}
@@ -267,10 +274,12 @@ func TestInvalidTerminalRequests(t *testing.T) {
 				t.Errorf("%s: %v", name, f)
 			}
 		}
-		if f := dial(t, s, wire.OpExec, wire.Command{Argv: []string{"true"}, TTY: &wire.TTY{}}).all().failure; f == nil || f.Field != "tty" {
+		if f := dial(t, s, wire.OpExec, wire.Command{Argv: []string{"true"}, TTY: &wire.TTY{}}).all().failure; f == nil ||
+			f.Field != "tty" {
 			t.Errorf("exec with a terminal: %v", f)
 		}
-		f := dial(t, s, wire.OpStart, wire.Command{ID: "no", Argv: []string{"no-such-program"}, TTY: &wire.TTY{}}).all().failure
+		f := dial(t, s, wire.OpStart,
+			wire.Command{ID: "no", Argv: []string{"no-such-program"}, TTY: &wire.TTY{}}).all().failure
 		if f == nil || f.Code != wire.NotFound || f.Field != "argv" {
 			t.Errorf("a missing program: %v", f)
 		}

@@ -31,25 +31,33 @@ func TestResolveResult(t *testing.T) {
 		code   int
 		signal int
 	}{
-		"exit 0":                       {endingFacts{exit: exited(0), findFull: yes, used: u(1, 1, 0)}, runtime.Exited, 0, 0},
-		"exit 3":                       {endingFacts{exit: exited(3), findFull: no}, runtime.Exited, 3, 0},
-		"signal":                       {endingFacts{exit: signalled(11), findFull: no}, runtime.Signalled, -1, 11},
-		"our cause is first":           {endingFacts{exit: signalled(9), cause: runtime.Timeout, used: u(1, 0, 0), findFull: yes}, runtime.Timeout, -1, 9},
-		"oom":                          {endingFacts{exit: signalled(9), used: u(1, 0, 0), findFull: no}, runtime.OOM, -1, 9},
-		"oom before pids":              {endingFacts{exit: exited(1), used: u(1, 1, 0), findFull: yes}, runtime.OOM, 1, 0},
-		"oom of all, alone":            {endingFacts{exit: exited(1), after: u(1, 0, 0), alone: true, findFull: no}, runtime.OOM, 1, 0},
-		"oom of all, with others":      {endingFacts{exit: exited(1), after: u(1, 0, 0), findFull: no}, runtime.Exited, 1, 0},
-		"pids":                         {endingFacts{exit: exited(1), used: u(0, 1, 0), findFull: yes}, runtime.Pids, 1, 0},
-		"pids of all, most by it":      {endingFacts{exit: exited(1), used: u(0, 0, 60), after: u(0, 1, 100), findFull: no}, runtime.Pids, 1, 0},
-		"pids of all, most by others":  {endingFacts{exit: exited(1), used: u(0, 0, 40), after: u(0, 1, 100), findFull: no}, runtime.Exited, 1, 0},
-		"pids of all, met before":      {endingFacts{exit: exited(1), before: u(0, 1, 0), after: u(0, 1, 0), alone: true, findFull: no}, runtime.Exited, 1, 0},
-		"disk, filled":                 {endingFacts{exit: exited(1), alone: true, findFull: yes}, runtime.Disk, 1, 0},
-		"disk, killed":                 {endingFacts{exit: signalled(7), alone: true, findFull: yes}, runtime.Disk, -1, 7},
-		"disk, filled by whom":         {endingFacts{exit: exited(1), findFull: yes}, runtime.Exited, 1, 0},
-		"disk, told among others":      {endingFacts{exit: exited(1), findFull: yes, saidDiskFull: true}, runtime.Disk, 1, 0},
-		"disk, full before and told":   {endingFacts{exit: exited(1), alone: true, findFull: yes, fullBefore: was, saidDiskFull: true}, runtime.Disk, 1, 0},
-		"disk, full before":            {endingFacts{exit: exited(1), alone: true, findFull: yes, fullBefore: was}, runtime.Exited, 1, 0},
-		"disk, told with room":         {endingFacts{exit: exited(1), alone: true, findFull: no, saidDiskFull: true}, runtime.Exited, 1, 0},
+		"exit 0": {endingFacts{exit: exited(0), findFull: yes, used: u(1, 1, 0)}, runtime.Exited, 0, 0},
+		"exit 3": {endingFacts{exit: exited(3), findFull: no}, runtime.Exited, 3, 0},
+		"signal": {endingFacts{exit: signalled(11), findFull: no}, runtime.Signalled, -1, 11},
+		"our cause is first": {endingFacts{exit: signalled(9), cause: runtime.Timeout, used: u(1, 0, 0),
+			findFull: yes}, runtime.Timeout, -1, 9},
+		"oom":             {endingFacts{exit: signalled(9), used: u(1, 0, 0), findFull: no}, runtime.OOM, -1, 9},
+		"oom before pids": {endingFacts{exit: exited(1), used: u(1, 1, 0), findFull: yes}, runtime.OOM, 1, 0},
+		"oom of all, alone": {endingFacts{exit: exited(1), after: u(1, 0, 0), alone: true, findFull: no},
+			runtime.OOM, 1, 0},
+		"oom of all, with others": {endingFacts{exit: exited(1), after: u(1, 0, 0), findFull: no}, runtime.Exited, 1, 0},
+		"pids":                    {endingFacts{exit: exited(1), used: u(0, 1, 0), findFull: yes}, runtime.Pids, 1, 0},
+		"pids of all, most by it": {endingFacts{exit: exited(1), used: u(0, 0, 60), after: u(0, 1, 100), findFull: no},
+			runtime.Pids, 1, 0},
+		"pids of all, most by others": {endingFacts{exit: exited(1), used: u(0, 0, 40), after: u(0, 1, 100), findFull: no},
+			runtime.Exited, 1, 0},
+		"pids of all, met before": {endingFacts{exit: exited(1), before: u(0, 1, 0), after: u(0, 1, 0), alone: true,
+			findFull: no}, runtime.Exited, 1, 0},
+		"disk, filled":            {endingFacts{exit: exited(1), alone: true, findFull: yes}, runtime.Disk, 1, 0},
+		"disk, killed":            {endingFacts{exit: signalled(7), alone: true, findFull: yes}, runtime.Disk, -1, 7},
+		"disk, filled by whom":    {endingFacts{exit: exited(1), findFull: yes}, runtime.Exited, 1, 0},
+		"disk, told among others": {endingFacts{exit: exited(1), findFull: yes, saidDiskFull: true}, runtime.Disk, 1, 0},
+		"disk, full before and told": {endingFacts{exit: exited(1), alone: true, findFull: yes, fullBefore: was,
+			saidDiskFull: true}, runtime.Disk, 1, 0},
+		"disk, full before": {endingFacts{exit: exited(1), alone: true, findFull: yes, fullBefore: was},
+			runtime.Exited, 1, 0},
+		"disk, told with room": {endingFacts{exit: exited(1), alone: true, findFull: no, saidDiskFull: true},
+			runtime.Exited, 1, 0},
 		"not seen to end":              {endingFacts{findFull: no}, runtime.SandboxLost, -1, 0},
 		"not seen to end, but ordered": {endingFacts{cause: runtime.Cancelled, findFull: no}, runtime.Cancelled, -1, 0},
 	}
@@ -64,7 +72,8 @@ func TestResolveResult(t *testing.T) {
 func TestFirstEndingIsKept(t *testing.T) {
 	for _, c := range []struct{ before, after, want runtime.Ending }{
 		{"", runtime.SandboxLost, ""}, {"", runtime.Timeout, ""}, {"", runtime.OutputLimit, runtime.OutputLimit},
-		{runtime.Timeout, runtime.SandboxLost, runtime.Timeout}, {runtime.SandboxLost, runtime.OutputLimit, runtime.SandboxLost},
+		{runtime.Timeout, runtime.SandboxLost, runtime.Timeout},
+		{runtime.SandboxLost, runtime.OutputLimit, runtime.SandboxLost},
 	} {
 		r := &commandRun{stopped: make(chan struct{})}
 		if c.before != "" {
@@ -132,7 +141,8 @@ func TestLookUp(t *testing.T) {
 			t.Errorf("%q: got %v, %v", name, got, f)
 		}
 	}
-	for _, name := range []string{"root", "toor", "0", "0:0", "00", "x", "app:33", ":", "1:", "-1", "1\x00", strings.Repeat("x", 300)} {
+	for _, name := range []string{"root", "toor", "0", "0:0", "00", "x", "app:33", ":", "1:", "-1", "1\x00",
+		strings.Repeat("x", 300)} {
 		if got, f := s.lookUpUser(name); f == nil || f.Field != "user" {
 			t.Errorf("%q: got %v, %v", name, got, f)
 		}
@@ -141,7 +151,8 @@ func TestLookUp(t *testing.T) {
 
 func TestStatusHasTag(t *testing.T) {
 	status := "Name:\tx\nState:\t%\nTgid:\t1\nGroups:\t5 77 9 \nVmPeak:\t 1 kB\n"
-	for state, want := range map[string]bool{"R (running)": true, "T (stopped)": true, "D (disk sleep)": true, "Z (zombie)": false, "X (dead)": false} {
+	for state, want := range map[string]bool{"R (running)": true, "T (stopped)": true, "D (disk sleep)": true,
+		"Z (zombie)": false, "X (dead)": false} {
 		if got, _ := statusHasGroup([]byte(strings.Replace(status, "%", state, 1)), 77); got != want {
 			t.Errorf("%s: got %v", state, got)
 		}
@@ -189,7 +200,8 @@ func TestSandboxCounters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for dir, want := range map[string]cgroup.Usage{v2: {OOMKills: 3, PidsDenied: 7}, v1: {OOMKills: 3, PidsDenied: 7}, t.TempDir(): {}} {
+	for dir, want := range map[string]cgroup.Usage{v2: {OOMKills: 3, PidsDenied: 7}, v1: {OOMKills: 3, PidsDenied: 7},
+		t.TempDir(): {}} {
 		if got := findSandboxCounters(dir).read(); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
@@ -228,16 +240,19 @@ func TestClaimIsExclusive(t *testing.T) {
 	s.lease = "" // other tests and benchmarks may have claimed it
 	s.mu.Unlock()
 	t.Cleanup(func() { s.mu.Lock(); s.lease, s.env = "", nil; s.mu.Unlock() })
-	if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Claimed || p.Kill != "tag" || p.Version != wire.Version || p.RSSBytes <= 0 {
+	if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Claimed || p.Kill != "tag" || p.Version != wire.Version ||
+		p.RSSBytes <= 0 {
 		t.Errorf("got %+v", p)
 	}
 	for range 2 {
 		ask[struct{}](t, s, wire.OpClaim, wire.Claim{Lease: "one", Env: map[string]string{"CLAIMED": "yes", "LANG": "y"}})
 	}
-	if f := dial(t, s, wire.OpClaim, wire.Claim{Lease: "two"}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
+	if f := dial(t, s, wire.OpClaim, wire.Claim{Lease: "two"}).all().failure; f == nil ||
+		f.Code != wire.FailedPrecondition {
 		t.Errorf("second claim: %v", f)
 	}
-	a, _ := run1(t, s, wire.Command{Argv: []string{"sh", "-c", "echo $CLAIMED $LANG"}, Env: map[string]string{"LANG": "x"}})
+	a, _ := run1(t, s, wire.Command{Argv: []string{"sh", "-c", "echo $CLAIMED $LANG"},
+		Env: map[string]string{"LANG": "x"}})
 	if a.stdout.String() != "yes x\n" {
 		t.Errorf("got %q", a.stdout.String())
 	}
@@ -257,7 +272,8 @@ func TestInvalidStreamsAreRefused(t *testing.T) {
 	if f := dial(t, s, wire.OpExec, []int{1}).all().failure; f == nil || f.Code != wire.InvalidArgument {
 		t.Errorf("got %v", f)
 	}
-	if f := dial(t, s, wire.OpRead, wire.FileRequest{Path: "x"}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
+	if f := dial(t, s, wire.OpRead, wire.FileRequest{Path: "x"}).all().failure; f == nil ||
+		f.Code != wire.FailedPrecondition {
 		t.Errorf("got %v", f)
 	}
 }

@@ -46,7 +46,8 @@ func DecodeRequest(payload []byte) (Request, error) {
 		return Request{}, Failf(InvalidArgument, "", "decode request: %v", err)
 	}
 	if r.Version != Version {
-		return Request{}, Failf(FailedPrecondition, "v", "the guest has protocol version %d, the host has %d", Version, r.Version)
+		return Request{}, Failf(FailedPrecondition, "v", "the guest has protocol version %d, the host has %d", Version,
+			r.Version)
 	}
 	if r.Op == "" || len(r.Op) > 32 {
 		return Request{}, Failf(InvalidArgument, "op", "invalid operation name: use 1 to 32 bytes")

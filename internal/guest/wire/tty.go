@@ -70,7 +70,8 @@ func validTerm(term string) bool {
 		return false
 	}
 	for _, c := range []byte(term) {
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' || c == '+') {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' ||
+			c == '+') {
 			return false
 		}
 	}

@@ -62,7 +62,8 @@ func (p *Pool) rest() string {
 	if p.taken+p.pipes.taken+len(p.pipes.free)+p.pipes.users == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d buffers and %d pipes are lost, %d pipes kept, %d copies under way", p.taken, p.pipes.taken, len(p.pipes.free), p.pipes.users)
+	return fmt.Sprintf("%d buffers and %d pipes are lost, %d pipes kept, %d copies under way", p.taken, p.pipes.taken,
+		len(p.pipes.free), p.pipes.users)
 }
 
 func TestJoin(t *testing.T) {
@@ -144,7 +145,8 @@ func TestBuffersAreLimited(t *testing.T) {
 }
 
 func BenchmarkJoin(b *testing.B) {
-	for name, hide := range map[string]func(net.Conn) net.Conn{"sockets": func(c net.Conn) net.Conn { return c }, "streams": func(c net.Conn) net.Conn { return whole{c} }} {
+	for name, hide := range map[string]func(net.Conn) net.Conn{"sockets": func(c net.Conn) net.Conn { return c },
+		"streams": func(c net.Conn) net.Conn { return whole{c} }} {
 		b.Run(name, func(b *testing.B) {
 			var p Pool
 			from, in := pair(b)

@@ -77,10 +77,11 @@ func TestPipesAreHeldOnlyWhileUsed(t *testing.T) {
 
 // Nothing of a refused piece is sent, and each byte is counted once.
 func TestCountPrecedesSending(t *testing.T) {
-	for name, pairs := range map[string]func(testing.TB) (a, b net.Conn){"by pipes": unixPair, "copied": func(t testing.TB) (a, b net.Conn) {
-		a, b = pair(t)
-		return struct{ net.Conn }{a}, b
-	}} {
+	for name, pairs := range map[string]func(testing.TB) (a, b net.Conn){"by pipes": unixPair,
+		"copied": func(t testing.TB) (a, b net.Conn) {
+			a, b = pair(t)
+			return struct{ net.Conn }{a}, b
+		}} {
 		t.Run(name, func(t *testing.T) {
 			const most = 1 << 20
 			var p Pool

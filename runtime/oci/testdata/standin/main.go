@@ -38,7 +38,8 @@ func main() {
 		fmt.Println("hello from", os.Args[0])
 		return
 	}
-	if err := guestconn.Park(context.Background(), wire.HostSocket, 4, func(c net.Conn) bool { serve(c); return false }, func() {}); err != nil {
+	if err := guestconn.Park(context.Background(), wire.HostSocket, 4, func(c net.Conn) bool { serve(c); return false },
+		func() {}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
