@@ -1,27 +1,27 @@
 #!/bin/sh
-# The browser of a browser's sandbox:
+# Runs the browser of a browser sandbox:
 #
-#     browser run      Chromium without a window, with a fresh profile, until it is killed
-#     browser ready    waits until that one listens
-#     browser trust    takes authorities in PEM on standard input for hosts' certificates, before the first page
+#     browser run      runs headless Chromium with a fresh profile until it is killed
+#     browser ready    waits until that Chromium listens
+#     browser trust    adds the certificate authorities in PEM on standard input; call it before the first page
 #
-# It listens on loopback, port 9222, for the host that drives it, and reaches everything else by the sandbox's proxy
-# alone: names are never looked up in here, and what a page asks of loopback goes to the proxy too. What else is to be
-# off stands in the policies of the image (/etc/chromium/policies).
+# Chromium listens on loopback, port 9222, for the host that controls it. It reaches everything else through the
+# sandbox's proxy: it resolves no names, and requests of pages to loopback go to the proxy too. The policies in the image
+# (/etc/chromium/policies) turn off other features.
 set -eu
 
 port=9222
 proxy=127.0.0.1:3128
-nowhere=http://127.0.0.1:1 # for what Chromium asks of its makers however it is told not to: the gateway refuses it
-home=/tmp/browser # on a tmpfs, gone with the sandbox
+nowhere=http://127.0.0.1:1 # for requests to Google that Chromium makes despite these flags: the gateway refuses it
+home=/tmp/browser # on a tmpfs, removed with the sandbox
 store=sql:$home/.pki/nssdb
 
 run() {
 	mkdir -m 0700 -p "$home/.pki/nssdb" "$home/tmp"
 	export HOME="$home" TMPDIR="$home/tmp"
 	certutil -N -d "$store" --empty-password
-	# No user namespace is to be had in a sandbox, and nothing may be setuid: so Chromium's own sandbox is off, and the
-	# one around it is all there is. /dev/shm is small; shared memory goes to the tmpfs.
+	# Chromium's sandbox needs user namespaces or setuid, which are not available here, so it is off. The outer sandbox
+	# remains. /dev/shm is small, so shared memory is on the tmpfs.
 	exec /usr/lib/chromium/chromium \
 		--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --mute-audio --hide-scrollbars \
 		--remote-debugging-address=127.0.0.1 --remote-debugging-port="$port" --user-data-dir="$home/profile" \
@@ -40,14 +40,14 @@ run() {
 		about:blank
 }
 
-# listens: bash alone can say it without a further program.
+# ready uses bash, which can check the port without another program.
 ready() {
 	until bash -c "exec 3<>/dev/tcp/127.0.0.1/$port" 2>/dev/null; do
 		sleep 0.05
 	done
 }
 
-# trust splits what comes, for certutil takes one certificate of a file.
+# trust splits the input, because certutil reads one certificate per file.
 trust() {
 	dir=$(mktemp -d "$home/trust.XXXXXX")
 	awk -v dir="$dir" '

@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# Makes the sandbox image, once, in the cache:
+# Builds the sandbox image once, in the cache:
 #
 #     build.sh [--docker HOST] [--print-path | --print-archive]
 #
-# Without --docker no engine is needed: debootstrap makes the base from the distribution's archive. With it the
-# engine at HOST (unix:///path or tcp://...) builds the Dockerfile; the base comes from a registry if one answers
-# within seconds, and is the same debootstrap root, imported, if none does.
+# Without --docker, debootstrap makes the image from the distribution's archive, and no engine is needed. With it, the
+# engine at HOST (unix:///path or tcp://...) builds the Dockerfile. Its base comes from a registry if one responds
+# within seconds. Otherwise it is the root that debootstrap makes, imported.
 #
-# Both ways end in a folder with
+# The result is a directory with
 #     rootfs/       the unpacked root filesystem             (--print-path prints this path)
 #     sandbox.tar   the same as a docker-archive for "docker load" and "orchestrator image import", named
 #                   orchestrator/sandbox:latest              (--print-archive prints this path)
-#     source        what the base was
-# whose name carries a hash of everything it was made from; when it exists nothing is done. Everything else goes to
-# stderr. ORCHESTRATOR_CACHE (default /var/cache/orchestrator), ORCHESTRATOR_IMAGE_SUITE (bookworm) and
-# ORCHESTRATOR_IMAGE_MIRROR (the distribution's own archive, as debootstrap knows it) change where from and where to.
+#     source        the base of the image
+# Its name contains a hash of all inputs. If it exists, the script does nothing. Messages go to stderr.
 #
-# Concurrent runs wait for each other. A run that is interrupted or fails leaves no mount and no half-made result.
+#     ORCHESTRATOR_CACHE           directory of the results (default: /var/cache/orchestrator)
+#     ORCHESTRATOR_IMAGE_SUITE     suite of the distribution (default: bookworm)
+#     ORCHESTRATOR_IMAGE_MIRROR    archive of the distribution (default: debootstrap's)
+#
+# Concurrent runs wait for each other. An interrupted or failed run leaves no mount and no partial result.
 # shellcheck source-path=SCRIPTDIR/../../integration/scripts
 source "$(dirname "${BASH_SOURCE[0]}")/../../integration/scripts/lib.sh"
 
@@ -46,7 +48,7 @@ done
 
 packages() { sed -e 's/#.*//' "$HERE/packages" | xargs; }
 
-# key: the hash of all that decides about the content.
+# key prints the hash of all inputs.
 key() {
     {
         cat "$HERE/packages" "$HERE/setup.sh" "$HERE/entrypoint.sh" "$HERE/Dockerfile" "$HERE/build.sh" "$HERE/image.sh"
@@ -74,10 +76,10 @@ debootstrap_base() {
     unmount_under "$root"
 }
 
-# by_debootstrap does by hand what the Dockerfile says.
+# by_debootstrap runs the steps of the Dockerfile without an engine.
 by_debootstrap() {
     local root=$work/out/rootfs lib=/usr/local/lib/orchestrator
-    retry 3 debootstrap_base || die "debootstrap did not work three times; is ${MIRROR:-the distribution} in reach? (ORCHESTRATOR_IMAGE_MIRROR names another)"
+    retry 3 debootstrap_base || die "debootstrap failed three times: check that ${MIRROR:-the distribution} is reachable, or set ORCHESTRATOR_IMAGE_MIRROR"
     mv "$work/base" "$root"
     mkdir -p "$root$lib"
     install -m 0644 "$HERE/packages" "$root$lib/packages"
@@ -88,25 +90,25 @@ by_debootstrap() {
     printf 'debootstrap %s\n' "$SUITE" >"$work/out/source"
 }
 
-# by_docker builds the Dockerfile and takes the root out again, so that both ways give the same kind of archive.
+# by_docker builds the Dockerfile and exports the root, so that both ways produce the same kind of archive.
 by_docker() {
     local base tag=orchestrator/sandbox:build-$key
-    timeout 20 docker --host "$engine" version >/dev/null 2>&1 || die "the engine at $engine does not answer"
+    timeout 20 docker --host "$engine" version >/dev/null 2>&1 || die "the engine at $engine does not respond"
     if timeout 10 docker --host "$engine" pull --quiet "$REGISTRY_BASE" >/dev/null 2>&1; then
         base=$REGISTRY_BASE
     else
         base=orchestrator/sandbox-base:$key
-        say "no registry answers; the base is the root that debootstrap makes"
+        say "no registry responds: using the root that debootstrap makes"
         if [[ -d $CACHE/sandbox-$key/rootfs ]]; then
             tar --numeric-owner -C "$CACHE/sandbox-$key/rootfs" -c . | docker_ import - "$base" >/dev/null
         else
-            retry 3 debootstrap_base || die "debootstrap did not work three times; is ${MIRROR:-the distribution} in reach?"
+            retry 3 debootstrap_base || die "debootstrap failed three times: check that ${MIRROR:-the distribution} is reachable"
             tar --numeric-owner -C "$work/base" -c . | docker_ import - "$base" >/dev/null
         fi
     fi
-    # The engine of the tests has no bridge; with the packages there already nothing is fetched.
+    # The tests' engine has no bridge. If the base has all packages, the build fetches nothing.
     docker_ build --network host --build-arg "BASE=$base" --tag "$tag" "$HERE" >"$work/build.log" 2>&1 ||
-        { tail -n 40 "$work/build.log" >&2; die "docker build did not work"; }
+        { tail -n 40 "$work/build.log" >&2; die "docker build failed"; }
     container=$(docker_ create --network none "$tag" true)
     mkdir -p "$work/out/rootfs"
     docker_ export "$container" | tar --numeric-owner -C "$work/out/rootfs" -x

@@ -3,13 +3,13 @@
 #
 #     entrypoint.sh GUEST [ARGUMENT...]
 #
-# It refuses to go on in a container that is not set up as one of ours: a writable root, a guest that the commands
-# could overwrite, a workspace that is not a mount. One line on stderr says which; the exit codes are
+# It refuses to continue in a container that is not a sandbox: one with a writable root, with a guest that commands
+# could overwrite, or with a workspace that is not a mount. It then prints the reason to stderr and exits with
 #   70 no guest given      71 the guest is missing or not executable
-#   72 the guest's folder is not a read-only mount
+#   72 the guest's directory is not a read-only mount
 #   73 /workspace is not a mount          74 / is not read-only
 #
-# POSIX sh and its builtins only: nothing else of the image is trusted or needed.
+# It uses only POSIX sh and its builtins, because other files of the image are not trusted.
 
 refuse() {
 	code=$1
@@ -18,8 +18,8 @@ refuse() {
 	exit "$code"
 }
 
-# options_of MOUNTPOINT sets $options to the options of the mount on it, or to nothing.
-# Of several mounts at one place the last is the one that is seen.
+# options_of MOUNTPOINT sets $options to the options of the mount there, or to nothing.
+# Of several mounts at one place, the last one is visible.
 options_of() {
 	options=
 	while read -r _ at _ opts _; do
@@ -27,7 +27,7 @@ options_of() {
 	done </proc/self/mounts
 }
 
-# mount_of PATH sets $mount to the mount point that PATH lies on.
+# mount_of PATH sets $mount to the mount point that contains PATH.
 mount_of() {
 	mount=/
 	while read -r _ at _; do
@@ -45,19 +45,19 @@ read_only() {
 }
 
 guest=${1:-}
-[ -n "$guest" ] || refuse 70 "no guest given: the first argument is the path of the guest"
+[ -n "$guest" ] || refuse 70 "no guest given: pass the path of the guest as the first argument"
 [ -r /proc/self/mounts ] || refuse 74 "/proc is not mounted"
 
 case $guest in
 /*/*) ;;
-*) refuse 71 "the guest must be an absolute path in a folder of its own, not $guest" ;;
+*) refuse 71 "the guest must be an absolute path in a separate directory, not $guest" ;;
 esac
 { [ -f "$guest" ] && [ -x "$guest" ]; } || refuse 71 "the guest $guest is missing or not executable"
 
-# Locally the guest is in /run/orchestrator; on a remote engine it comes in a volume of its own.
-folder=${guest%/*}
-mount_of "$folder"
-[ "$mount" != / ] || refuse 72 "$folder is not a mount: the guest must come from outside the image"
+# A local guest is in /run/orchestrator. On a remote engine, it is in a separate volume.
+dir=${guest%/*}
+mount_of "$dir"
+[ "$mount" != / ] || refuse 72 "$dir is not a mount: the guest must come from outside the image"
 options_of "$mount"
 read_only "$options" || refuse 72 "$mount is mounted writable: the guest could be replaced"
 options_of /run/orchestrator

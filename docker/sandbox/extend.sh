@@ -1,29 +1,30 @@
 #!/usr/bin/env bash
-# Makes an image that stands on the sandbox image, once, in the cache:
+# Builds an image that extends the sandbox image once, in the cache:
 #
-#     extend.sh FOLDER [--print-path | --print-archive]
+#     extend.sh DIR [--print-path | --print-archive]
 #
-# FOLDER has the list "packages" and, where more is to be done than to install those, a setup.sh. Of it and the rest of
-# the folder there is a copy in the root while it runs, in that folder, after the packages were installed. The image is named orchestrator/NAME:latest, NAME being the folder's. No engine is needed. What comes out,
-# and where it is kept, is as build.sh says; ORCHESTRATOR_IMAGE_SECURITY names another archive of security updates.
+# DIR contains the list "packages" and, optionally, a setup.sh. The script installs the packages, copies DIR into the
+# root, runs setup.sh in the copy and removes the copy. The image is named orchestrator/NAME:latest, where NAME is the
+# name of DIR. No engine is needed. For the result and the environment variables, see build.sh. In addition,
+# ORCHESTRATOR_IMAGE_SECURITY is the archive of security updates.
 # shellcheck source-path=SCRIPTDIR/../../integration/scripts
 source "$(dirname "${BASH_SOURCE[0]}")/../../integration/scripts/lib.sh"
 
 SANDBOX=$ROOT/docker/sandbox
 SECURITY=${ORCHESTRATOR_IMAGE_SECURITY:-http://deb.debian.org/debian-security}
-[[ -r ${1:-}/packages ]] || die "usage: extend.sh FOLDER [--print-path | --print-archive]; FOLDER has a file \"packages\""
-FOLDER=$(cd "$1" && pwd)
-NAME=$(basename "$FOLDER")
+[[ -r ${1:-}/packages ]] || die "usage: extend.sh DIR [--print-path | --print-archive]; DIR must contain a file \"packages\""
+DIR=$(cd "$1" && pwd)
+NAME=$(basename "$DIR")
 # shellcheck source-path=SCRIPTDIR
 source "$SANDBOX/image.sh"
 case ${2:-} in
 --print-path) print=rootfs ;;
 --print-archive) print=archive ;;
 '') ;;
-*) die "there is no $2" ;;
+*) die "unknown option $2: use --print-path or --print-archive" ;;
 esac
 
-# install_in ROOT: apt and the scripts, in the root. It has no network of its own, but the host's names and proxies.
+# install_in ROOT runs apt and the scripts in the root, with the host's network, names and proxies.
 install_in() {
     local root=$1 lib=/usr/local/lib/orchestrator file
     for file in /etc/resolv.conf /etc/hosts; do
@@ -31,14 +32,14 @@ install_in() {
     done
     mknod -m 0666 "$root/dev/null" c 1 3
     mknod -m 0666 "$root/dev/urandom" c 1 9
-    cp -R "$FOLDER" "$root$lib/make"
+    cp -R "$DIR" "$root$lib/make"
     for file in "$SANDBOX/setup.sh" "$SANDBOX/security.sh"; do
         install -m 0755 "$file" "$root$lib/make.$(basename "$file")"
     done
     inside "$root" sh "$lib/make.security.sh" "$SECURITY"
     inside "$root" sh "$lib/make.setup.sh" "$lib/make/packages"
-    [[ ! -r $FOLDER/setup.sh ]] || inside "$root" sh -c "cd $lib/make && exec sh setup.sh"
-    install -m 0644 "$FOLDER/packages" "$root$lib/packages.$NAME"
+    [[ ! -r $DIR/setup.sh ]] || inside "$root" sh -c "cd $lib/make && exec sh setup.sh"
+    install -m 0644 "$DIR/packages" "$root$lib/packages.$NAME"
     rm -r "$root$lib/make" "$root$lib/make.setup.sh" "$root$lib/make.security.sh"
 }
 
@@ -47,7 +48,7 @@ inside() {
     shift
     env -i PATH="$PATH" HOME=/root LANG=C.UTF-8 http_proxy="${http_proxy:-}" https_proxy="${https_proxy:-}" \
         timeout --kill-after=10 900 chroot "$root" "$@" >>"$log" 2>&1 ||
-        { tail -n 40 "$log" >&2; die "$* did not work in the root of $NAME"; }
+        { tail -n 40 "$log" >&2; die "$* failed in the root of $NAME"; }
 }
 
 on_sandbox() {
@@ -58,7 +59,7 @@ on_sandbox() {
 
 base=$("$SANDBOX/build.sh" --print-path)
 key=$({
-    (cd "$FOLDER" && find . -type f | sort | xargs cat)
+    (cd "$DIR" && find . -type f | sort | xargs cat)
     cat "$SANDBOX/extend.sh" "$SANDBOX/security.sh"
     printf '%s\n' "$(basename "$(dirname "$base")")" "$SECURITY"
 } | sha256sum | cut -c1-16)

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What the scripts that make images share: build.sh, which makes the sandbox image, and extend.sh, which makes those
-# that stand on it. It is sourced after lib.sh, and starts nothing by itself. Who sources it sets NAME, the image's.
-KEEP_DAYS=14 # results of other versions that nobody asked for in this time are removed
-print=folder
+# Functions shared by build.sh, which builds the sandbox image, and extend.sh, which builds images that extend it.
+# Source it after lib.sh and set NAME to the image's name. Sourcing starts nothing.
+KEEP_DAYS=14 # results of other versions that were unused for this time are removed
+print=dir
 
 architecture() { dpkg --print-architecture; }
 
@@ -16,7 +16,7 @@ clean_up() {
     exit "$status"
 }
 
-# remove_stale: what a killed run has left; the lock says that no other one is at work.
+# remove_stale removes what a killed run left, and old results. The caller holds the lock.
 remove_stale() {
     local left
     for left in "$CACHE"/tmp."$NAME".*; do
@@ -27,7 +27,7 @@ remove_stale() {
         -exec rm -rf --one-file-system {} +
 }
 
-# tidy ROOT: what depends on the machine the root was made on, and what a runtime mounts over anyway.
+# tidy ROOT removes what depends on the build machine, and what a runtime covers with mounts.
 tidy() {
     local root=$1
     find "$root/dev" "$root/proc" "$root/sys" "$root/tmp" "$root/var/tmp" -mindepth 1 -delete
@@ -41,7 +41,7 @@ tidy() {
     chmod 1777 "$root/tmp" "$root/var/tmp"
 }
 
-# archive OUT: rootfs/ as a docker-archive with one layer.
+# archive OUT packs rootfs/ as a docker-archive with one layer.
 archive() {
     local out=$1 tree=$work/archive diff config arch
     arch=$(architecture)
@@ -74,15 +74,15 @@ show() {
     esac
 }
 
-# make_image HOW: runs HOW, which leaves a root in $work/out/rootfs and says in $work/out/source what it was made from,
-# unless $result is there already, and shows it. One at a time for each name.
+# make_image HOW prints $result. If it does not exist, it first runs HOW, which must put the root into
+# $work/out/rootfs and the name of its base into $work/out/source. One run at a time for each name.
 make_image() {
     local started=$SECONDS
     if [[ -d $result ]]; then
         show
         return
     fi
-    ((EUID == 0)) || die "must be root: a root filesystem has files of several users (sudo $0)"
+    ((EUID == 0)) || die "must be root, because a root filesystem has files of several users (sudo $0)"
     mkdir -p "$CACHE"
     exec 8>"$CACHE/$NAME.lock"
     flock --nonblock 8 || { say "another build of the $NAME image is running; waiting for it"; flock 8; }

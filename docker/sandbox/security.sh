@@ -1,9 +1,9 @@
 #!/bin/sh
-# Names the archive of security updates to apt, in a Debian root whose sources do not know it yet:
+# Adds the archive of security updates to apt's sources in a Debian root, unless it is there:
 #
 #     security.sh [ARCHIVE]
 #
-# debootstrap knows one suite alone; what speaks to the network is not to be without its updates.
+# debootstrap adds only one suite, and programs that use the network need security updates.
 set -eu
 
 grep -rqs -- -security /etc/apt/sources.list /etc/apt/sources.list.d && exit 0

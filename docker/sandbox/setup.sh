@@ -1,10 +1,10 @@
 #!/bin/sh
-# Makes a Debian root into the root of a sandbox; run inside of it, as root, by the Dockerfile and by build.sh, so
-# that both give the same content.
+# Turns a Debian root into the root of a sandbox. The Dockerfile and build.sh run it inside the root, as root, so that
+# both produce the same content.
 #
-#     setup.sh PACKAGES     the file with the list of packages
+#     setup.sh PACKAGES     installs the packages listed in the file PACKAGES
 #
-# Packages that are there already are not asked for again: with a base that has them all it uses no network.
+# It skips installed packages. If all are installed, it uses no network.
 set -eu
 
 missing=
@@ -31,10 +31,10 @@ mkdir -p /workspace /run/orchestrator
 chown 1000:1000 /workspace
 chmod 0755 /workspace /run/orchestrator
 
-# Commands run without new privileges; nothing in the image should look as if it could give them.
+# Commands run with no_new_privs, so setuid and setgid bits have no effect: remove them.
 find / -xdev -type f -perm /6000 -exec chmod u-s,g-s {} +
 
-# What nobody reads in a sandbox. Copyright files stay: the licences ask for them.
+# Remove documentation. Copyright files stay, because the licences require them.
 find /usr/share/doc -type f ! -name copyright -delete
 find /usr/share/doc -depth -type d -empty -delete
 find /usr/share/doc -xtype l -delete
