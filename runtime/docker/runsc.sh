@@ -1,8 +1,8 @@
 #!/bin/sh
-# What Docker starts for runsc: sandboxes of class gvisor run in cgroups that the orchestrator makes before the start, and
-# names, one in a line, in a file called as the container. runsc's own handling of cgroups is off: it gives up where a cgroup
-# is mounted in a second place, as it is for every other sandbox. A container of somebody else is not started, for nothing would
-# cap it. Docker gives the flags of "runtimeArgs" first; the last word is the container.
+# Docker starts this program for runsc. Sandboxes of class gvisor run in cgroups that the orchestrator creates before the
+# start. It writes their names, one per line, to a file with the name of the container. runsc's own cgroup handling is off,
+# because it fails if a cgroup is also mounted elsewhere, as it is for every other sandbox. Containers of other users do not
+# start, because they would have no limits. Docker passes the flags of "runtimeArgs" first, and the container last.
 making=
 for last; do
 	[ "$last" != create ] || making=yes
