@@ -18,6 +18,7 @@ type brokenArchive struct {
 
 // brokenDockerArchives returns tars and docker-archives that must be refused.
 func brokenDockerArchives(t *testing.T) []brokenArchive {
+	t.Helper()
 	l := mkTar(t, reg("a", "aaaa"))
 	good := mkDocker(t, "good:1", mkConfig(t, nil, l), false, l)
 	return []brokenArchive{
@@ -68,6 +69,7 @@ func brokenDockerArchives(t *testing.T) []brokenArchive {
 
 // brokenOCIArchives returns OCI layouts that must be refused.
 func brokenOCIArchives(t *testing.T) []brokenArchive {
+	t.Helper()
 	l := mkTar(t, reg("a", "aaaa"))
 	twice := func(m *imagespec.Manifest, x *imagespec.Index) {
 		x.Manifests = []imagespec.Descriptor{{}, {}}

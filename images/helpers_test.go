@@ -21,25 +21,25 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // memoryDir returns a directory on a tmpfs if possible. Unpacking syncs a whole filesystem, which
 // is slow on a busy disk.
-func memoryDir(t testing.TB) string {
-	t.Helper()
+func memoryDir(tb testing.TB) string {
+	tb.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "orchestrator-images-*")
 	if err != nil {
-		return t.TempDir()
+		return tb.TempDir()
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return dir
 }
 
-func newStore(t testing.TB, limits Limits) *Store {
-	t.Helper()
-	s, err := Open(Options{Dir: filepath.Join(memoryDir(t), "images"), Limits: limits})
+func newStore(tb testing.TB, limits Limits) *Store {
+	tb.Helper()
+	s, err := Open(Options{Dir: filepath.Join(memoryDir(tb), "images"), Limits: limits})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s
 }
@@ -66,8 +66,8 @@ func hard(name, target string) item {
 	return item{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target, Mode: 0o644}, ""}
 }
 
-func mkTar(t testing.TB, items ...item) []byte {
-	t.Helper()
+func mkTar(tb testing.TB, items ...item) []byte {
+	tb.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, i := range items {
@@ -75,43 +75,43 @@ func mkTar(t testing.TB, items ...item) []byte {
 			i.Size = int64(len(i.content))
 		}
 		if err := w.WriteHeader(&i.Header); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		if _, err := io.WriteString(w, i.content); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return b.Bytes()
 }
 
-func zip(t testing.TB, raw []byte) []byte {
-	t.Helper()
+func zip(tb testing.TB, raw []byte) []byte {
+	tb.Helper()
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
 	if _, err := w.Write(raw); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return b.Bytes()
 }
 
 func sum(raw []byte) string { return digest.FromBytes(raw).String() }
 
-func toJSON(t testing.TB, v any) string {
-	t.Helper()
+func toJSON(tb testing.TB, v any) string {
+	tb.Helper()
 	raw, err := json.Marshal(v)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return string(raw)
 }
 
-func mkConfig(t testing.TB, change func(*config), layers ...[]byte) string {
+func mkConfig(tb testing.TB, change func(*config), layers ...[]byte) string {
 	c := config{Architecture: goarch, OS: "linux"}
 	c.RootFS.Type = "layers"
 	for _, l := range layers {
@@ -120,11 +120,11 @@ func mkConfig(t testing.TB, change func(*config), layers ...[]byte) string {
 	if change != nil {
 		change(&c)
 	}
-	return toJSON(t, c)
+	return toJSON(tb, c)
 }
 
 // mkDocker returns a docker-archive. If pack is set, its layers are compressed.
-func mkDocker(t testing.TB, tag, config string, pack bool, layers ...[]byte) []byte {
+func mkDocker(tb testing.TB, tag, config string, pack bool, layers ...[]byte) []byte {
 	m := dockerManifest{Config: hexOf(sum([]byte(config))) + ".json"}
 	if tag != "" {
 		m.RepoTags = []string{tag}
@@ -133,17 +133,17 @@ func mkDocker(t testing.TB, tag, config string, pack bool, layers ...[]byte) []b
 	for _, l := range layers {
 		name := hexOf(sum(l)) + "/layer.tar"
 		if pack {
-			l = zip(t, l)
+			l = zip(tb, l)
 		}
 		m.Layers = append(m.Layers, name)
 		items = append(items, reg(name, string(l)))
 	}
-	items = append(items, reg(m.Config, config), reg(manifestFile, toJSON(t, []dockerManifest{m})))
-	return mkTar(t, items...)
+	items = append(items, reg(m.Config, config), reg(manifestFile, toJSON(tb, []dockerManifest{m})))
+	return mkTar(tb, items...)
 }
 
 // mkOCI returns the files of an OCI layout with gzip layers. change may modify it.
-func mkOCI(t testing.TB, name, config string, change func(*imagespec.Manifest, *imagespec.Index),
+func mkOCI(tb testing.TB, name, config string, change func(*imagespec.Manifest, *imagespec.Index),
 	layers ...[]byte) []item {
 	blobs := map[string]string{}
 	blob := func(media, content string) imagespec.Descriptor {
@@ -154,7 +154,7 @@ func mkOCI(t testing.TB, name, config string, change func(*imagespec.Manifest, *
 	m := imagespec.Manifest{Config: blob(imagespec.MediaTypeImageConfig, config)}
 	m.SchemaVersion = 2
 	for _, l := range layers {
-		m.Layers = append(m.Layers, blob(imagespec.MediaTypeImageLayerGzip, string(zip(t, l))))
+		m.Layers = append(m.Layers, blob(imagespec.MediaTypeImageLayerGzip, string(zip(tb, l))))
 	}
 	var x imagespec.Index
 	x.SchemaVersion = 2
@@ -162,13 +162,13 @@ func mkOCI(t testing.TB, name, config string, change func(*imagespec.Manifest, *
 		change(&m, &x)
 	}
 	if x.Manifests == nil {
-		d := blob(imagespec.MediaTypeImageManifest, toJSON(t, m))
+		d := blob(imagespec.MediaTypeImageManifest, toJSON(tb, m))
 		if name != "" {
 			d.Annotations = map[string]string{imagespec.AnnotationRefName: name}
 		}
 		x.Manifests = []imagespec.Descriptor{d}
 	}
-	items := []item{reg(layoutFile, `{"imageLayoutVersion":"1.0.0"}`), reg(indexFile, toJSON(t, x))}
+	items := []item{reg(layoutFile, `{"imageLayoutVersion":"1.0.0"}`), reg(indexFile, toJSON(tb, x))}
 	for hex, content := range blobs {
 		items = append(items, reg("blobs/sha256/"+hex, content))
 	}
@@ -176,9 +176,9 @@ func mkOCI(t testing.TB, name, config string, change func(*imagespec.Manifest, *
 }
 
 // root imports an archive and unpacks it.
-func root(t testing.TB, s *Store, archive []byte) (string, error) {
-	t.Helper()
-	image, err := s.Import(t.Context(), bytes.NewReader(archive), "test")
+func root(tb testing.TB, s *Store, archive []byte) (string, error) {
+	tb.Helper()
+	image, err := s.Import(tb.Context(), bytes.NewReader(archive), "test")
 	if err != nil {
 		return "", err
 	}
@@ -186,12 +186,12 @@ func root(t testing.TB, s *Store, archive []byte) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return s.Root(t.Context(), resolved)
+	return s.Root(tb.Context(), resolved)
 }
 
 // listing returns the content of a directory without the mount points, one file per line.
-func listing(t testing.TB, dir string) string {
-	t.Helper()
+func listing(tb testing.TB, dir string) string {
+	tb.Helper()
 	var b strings.Builder
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -231,25 +231,25 @@ func listing(t testing.TB, dir string) string {
 		return nil
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return b.String()
 }
 
 // checkNoLeftovers fails the test if the store has temporary or unknown files.
-func checkNoLeftovers(t testing.TB, s *Store) {
-	t.Helper()
+func checkNoLeftovers(tb testing.TB, s *Store) {
+	tb.Helper()
 	for _, kind := range []string{"tmp", "archives", "roots"} {
 		entries, err := os.ReadDir(s.path(kind))
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		for _, e := range entries {
 			s.mu.Lock()
 			_, known := s.index.Images["sha256:"+e.Name()]
 			s.mu.Unlock()
 			if !known {
-				t.Errorf("leftover %s/%s", kind, e.Name())
+				tb.Errorf("leftover %s/%s", kind, e.Name())
 			}
 		}
 	}

@@ -96,6 +96,7 @@ func BenchmarkThroughput(b *testing.B) {
 	})
 	port := l.Addr().(*net.TCPAddr).Port
 	drain := func(b *testing.B, open func() net.Conn) {
+		b.Helper()
 		b.SetBytes(each)
 		buf := make([]byte, 256<<10)
 		for b.Loop() {

@@ -15,11 +15,11 @@ import (
 )
 
 // certificate returns a self-signed certificate for names below .test.
-func certificate(t testing.TB) tls.Certificate {
-	t.Helper()
+func certificate(tb testing.TB) tls.Certificate {
+	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, DNSNames: []string{"*.test"},
@@ -28,18 +28,18 @@ func certificate(t testing.TB) tls.Certificate {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
 // echConfig returns a list with one configuration for Encrypted Client Hello, which lets a client
 // hide its server name behind a public one.
-func echConfig(t testing.TB) []byte {
-	t.Helper()
+func echConfig(tb testing.TB) []byte {
+	tb.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	u16 := func(b []byte, n int) []byte { return binary.BigEndian.AppendUint16(b, uint16(n)) }
 	public := key.PublicKey().Bytes()

@@ -104,6 +104,7 @@ func FuzzDecide(f *testing.F) {
 // checkRules checks a decision against each rule: the one that allowed has the host and port, and
 // no rule denies the result.
 func checkRules(t *testing.T, r *Rules, d Decision, w Want) {
+	t.Helper()
 	host, addr, _ := CanonicalHost(w.Host)
 	for i := range r.rules {
 		one := &r.rules[i]

@@ -10,7 +10,7 @@ import (
 
 // parseRules parses the rules of tests, one per line: "deny? protocol? host[:port,port]
 // METHOD,METHOD /path ...".
-func parseRules(t testing.TB, text string) []Rule {
+func parseRules(tb testing.TB, text string) []Rule {
 	var rules []Rule
 	for line := range strings.SplitSeq(text, "\n") {
 		var r Rule
@@ -41,11 +41,11 @@ func parseRules(t testing.TB, text string) []Rule {
 	return rules
 }
 
-func mustCompile(t testing.TB, text string) *Rules {
-	t.Helper()
-	r, err := Compile(parseRules(t, text))
+func mustCompile(tb testing.TB, text string) *Rules {
+	tb.Helper()
+	r, err := Compile(parseRules(tb, text))
 	if err != nil {
-		t.Fatalf("%s: %v", text, err)
+		tb.Fatalf("%s: %v", text, err)
 	}
 	return r
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // realHello returns a ClientHello of crypto/tls.
-func realHello(t testing.TB, name string) []byte {
+func realHello(tb testing.TB, name string) []byte {
 	client, server := net.Pipe()
 	defer server.Close()
 	go func() {
@@ -22,11 +22,11 @@ func realHello(t testing.TB, name string) []byte {
 	}()
 	header := make([]byte, recordHeader)
 	if _, err := io.ReadFull(server, header); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	body := make([]byte, binary.BigEndian.Uint16(header[3:]))
 	if _, err := io.ReadFull(server, body); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return append(header, body...)
 }

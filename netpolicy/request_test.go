@@ -20,13 +20,13 @@ type site struct {
 	asked chan *http.Request
 }
 
-func newSite(t testing.TB) *site {
-	t.Helper()
+func newSite(tb testing.TB) *site {
+	tb.Helper()
 	s := &site{asked: make(chan *http.Request, 100)}
 	s.Server = httptest.NewServer(s)
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
-	t.Cleanup(s.Close)
-	s.port = portOf(t, s.Server)
+	tb.Cleanup(s.Close)
+	s.port = portOf(tb, s.Server)
 	return s
 }
 

@@ -22,6 +22,7 @@ func TestTimeLimits(t *testing.T) {
 	tunnels := Rule{Host: "a.test", Protocol: TCP, Ports: []int{port}}
 	secure := Rule{Host: "a.test", Ports: []int{port}}
 	rests := func(t *testing.T, w *world) {
+		t.Helper()
 		nc, err := w.connect(target("a.test", port))
 		if err != nil {
 			t.Fatal(err)
@@ -39,6 +40,7 @@ func TestTimeLimits(t *testing.T) {
 		try    func(*testing.T, *world)
 	}{
 		"a server that falls silent": {idle, requests, func(t *testing.T, w *world) {
+			t.Helper()
 			resp, err := w.client().Get(fmt.Sprintf("http://a.test:%d/slow", s.port))
 			if err != nil {
 				t.Fatal(err)
@@ -50,26 +52,36 @@ func TestTimeLimits(t *testing.T) {
 			wantText(t, "audit", w.audited(1).Reason, "without traffic")
 		}},
 		"a client in its body": {idle, requests, func(t *testing.T, w *world) {
+			t.Helper()
 			wantText(t, "answer", w.say(fmt.Sprintf(shortBody, s.port)), "HTTP/1.1 504 ended after")
 			if line := w.audited(1); line.Sent != 3 {
 				t.Errorf("audited %+v", line)
 			}
 		}},
 		"a client that does not read": {idle, requests, func(t *testing.T, w *world) {
+			t.Helper()
 			fmt.Fprintf(w.dial(), "GET http://a.test:%d/large HTTP/1.1\r\nHost: a.test\r\n\r\n", s.port)
 			if line := w.audited(1); line.Received == 0 || line.Received == 16<<20 {
 				t.Errorf("audited %+v", line)
 			}
 		}},
 		"half a request": {header, requests, func(t *testing.T, w *world) {
+			t.Helper()
 			w.refuses(t, 1, attempt{"GET http://a.test/ HTTP/1.1\r\nHost: a.te", "", "not complete within"})
 		}},
 		"half a handshake of SOCKS5": {header, requests, func(t *testing.T, w *world) {
+			t.Helper()
 			w.refuses(t, 1, attempt{"\x05\x01\x00\x05\x01", "\x05\x00", "timed out"})
 		}},
 		"half a ClientHello": {header, secure,
-			func(t *testing.T, w *world) { w.noHello(t, 1, port, "\x16\x03\x01\x02\x00\x01", "timed out") }},
-		"no ClientHello":      {header, secure, func(t *testing.T, w *world) { w.noHello(t, 1, port, "", "timed out") }},
+			func(t *testing.T, w *world) {
+				t.Helper()
+				w.noHello(t, 1, port, "\x16\x03\x01\x02\x00\x01", "timed out")
+			}},
+		"no ClientHello": {header, secure, func(t *testing.T, w *world) {
+			t.Helper()
+			w.noHello(t, 1, port, "", "timed out")
+		}},
 		"a tunnel that rests": {Limits{IdleTime: brief}, tunnels, rests},
 		"a tunnel for long":   {Limits{MaxTime: brief}, tunnels, rests},
 	} {

@@ -94,14 +94,14 @@ func TestTunnelOnStreamWithoutCloseWrite(t *testing.T) {
 }
 
 // secureServer is an HTTPS server for names below .test, with a self-signed certificate.
-func secureServer(t testing.TB, h http.Handler) (*httptest.Server, *x509.CertPool) {
-	t.Helper()
+func secureServer(tb testing.TB, h http.Handler) (*httptest.Server, *x509.CertPool) {
+	tb.Helper()
 	s := httptest.NewUnstartedServer(h)
 	s.EnableHTTP2 = true
 	s.Config.ErrorLog = log.New(io.Discard, "", 0) // errors of refused clients
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate(t)}}
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate(tb)}}
 	s.StartTLS()
-	t.Cleanup(s.Close)
+	tb.Cleanup(s.Close)
 	roots := x509.NewCertPool()
 	roots.AddCert(s.Certificate())
 	return s, roots

@@ -49,9 +49,9 @@ type world struct {
 }
 
 // newWorld serves rules. Names below .test resolve to 127.0.0.1, which is allowed for them.
-func newWorld(t testing.TB, o Options, so SessionOptions, rules ...Rule) *world {
-	t.Helper()
-	w := &world{t: t, in: make(chan net.Conn), more: make(chan struct{}, 1<<16)}
+func newWorld(tb testing.TB, o Options, so SessionOptions, rules ...Rule) *world {
+	tb.Helper()
+	w := &world{t: tb, in: make(chan net.Conn), more: make(chan struct{}, 1<<16)}
 	if o.Resolver == nil {
 		o.Resolver = answers{"a.test": loopback, "b.test": loopback, "secret.test": loopback}
 	}
@@ -66,9 +66,9 @@ func newWorld(t testing.TB, o Options, so SessionOptions, rules ...Rule) *world 
 	}
 	g, err := New(o)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	so.Name, so.Rules = "lease-1", compiled(t, rules...)
+	so.Name, so.Rules = "lease-1", compiled(tb, rules...)
 	w.g, w.s = g, g.Session(so)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
@@ -76,23 +76,23 @@ func newWorld(t testing.TB, o Options, so SessionOptions, rules ...Rule) *world 
 	w.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-served; err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		w.stop()
 		if err := g.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return w
 }
 
-func compiled(t testing.TB, rules ...Rule) *Rules {
-	t.Helper()
+func compiled(tb testing.TB, rules ...Rule) *Rules {
+	tb.Helper()
 	r, err := Compile(rules)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return r
 }
@@ -118,22 +118,22 @@ func (w *world) dial() net.Conn {
 	return ours
 }
 
-func socketPair(t testing.TB) (a, b net.Conn) {
-	t.Helper()
+func socketPair(tb testing.TB) (a, b net.Conn) {
+	tb.Helper()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	conns := [2]net.Conn{}
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), "pair")
 		if conns[i], err = net.FileConn(f); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		f.Close()
 	}
 	conns[0].SetDeadline(time.Now().Add(6 * soon))
-	t.Cleanup(func() { conns[0].Close(); conns[1].Close() })
+	tb.Cleanup(func() { conns[0].Close(); conns[1].Close() })
 	return conns[0], conns[1]
 }
 
@@ -201,11 +201,11 @@ func (w *world) audited(n int) Connection {
 
 // echo starts a server that sends back what it receives until the client ends, and returns its
 // port.
-func echo(t testing.TB) int {
-	t.Helper()
+func echo(tb testing.TB) int {
+	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -220,19 +220,19 @@ func echo(t testing.TB) int {
 			})
 		}
 	})
-	t.Cleanup(func() { l.Close(); all.Wait() })
+	tb.Cleanup(func() { l.Close(); all.Wait() })
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-func portOf(t testing.TB, s *httptest.Server) int {
-	t.Helper()
+func portOf(tb testing.TB, s *httptest.Server) int {
+	tb.Helper()
 	u, err := url.Parse(s.URL)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	port, err := strconv.Atoi(u.Port())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return port
 }

@@ -57,10 +57,10 @@ func TestCommitSelectedPaths(t *testing.T) {
 }
 
 // listing returns everything in a tree as commands see it.
-func listing(t testing.TB, dir string) string {
-	t.Helper()
+func listing(tb testing.TB, dir string) string {
+	tb.Helper()
 	var b strings.Builder
-	must(t, filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
+	must(tb, filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -88,8 +88,8 @@ func listing(t testing.TB, dir string) string {
 }
 
 // scramble makes random changes in a tree.
-func scramble(t testing.TB, r *rand.Rand, dir string, steps int) {
-	t.Helper()
+func scramble(tb testing.TB, r *rand.Rand, dir string, steps int) {
+	tb.Helper()
 	names := []string{"a", "b", "c"}
 	at := func() string {
 		p := dir
@@ -117,7 +117,7 @@ func scramble(t testing.TB, r *rand.Rand, dir string, steps int) {
 		}
 		_ = err // Many steps are impossible.
 	}
-	must(t, filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
+	must(tb, filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, os.Lchown(p, runtime.CommandUID, runtime.CommandGID))
 	}))
 }

@@ -30,10 +30,10 @@ func (c *lapsing) Err() error {
 }
 
 // goneFolders returns the directories below dir that are being removed.
-func goneFolders(t testing.TB, dir string) []string {
-	t.Helper()
+func goneFolders(tb testing.TB, dir string) []string {
+	tb.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, gonePrefix+"*"))
-	must(t, err)
+	must(tb, err)
 	return found
 }
 

@@ -18,88 +18,88 @@ import (
 )
 
 // start opens a Manager of dir. Its mounts are removed with the test.
-func start(t testing.TB, dir string, opts Options) *Manager {
-	t.Helper()
+func start(tb testing.TB, dir string, opts Options) *Manager {
+	tb.Helper()
 	m, err := Open(dir, opts)
-	must(t, err)
-	t.Cleanup(func() { must(t, m.Down(context.Background())) })
+	must(tb, err)
+	tb.Cleanup(func() { must(tb, m.Down(context.Background())) })
 	return m
 }
 
 // world creates a workspace "w" with files.
-func world(t testing.TB, opts Options, files map[string]string) *Manager {
-	t.Helper()
-	needRoot(t)
-	m := start(t, filepath.Join(t.TempDir(), "workspaces"), opts)
-	_, err := m.Create(t.Context(), "w", CreateOptions{})
-	must(t, err)
-	h := hold(t, m, "first", ReadWrite)
+func world(tb testing.TB, opts Options, files map[string]string) *Manager {
+	tb.Helper()
+	needRoot(tb)
+	m := start(tb, filepath.Join(tb.TempDir(), "workspaces"), opts)
+	_, err := m.Create(tb.Context(), "w", CreateOptions{})
+	must(tb, err)
+	h := hold(tb, m, "first", ReadWrite)
 	for p, text := range files {
-		write(t, h, p, text)
+		write(tb, h, p, text)
 	}
 	h.Release()
 	return m
 }
 
-func hold(t testing.TB, m *Manager, lease string, mode Mode) *Hold {
-	t.Helper()
-	h, err := m.Acquire(t.Context(), "w", lease, mode)
-	must(t, err)
+func hold(tb testing.TB, m *Manager, lease string, mode Mode) *Hold {
+	tb.Helper()
+	h, err := m.Acquire(tb.Context(), "w", lease, mode)
+	must(tb, err)
 	return h
 }
 
-func write(t testing.TB, h *Hold, p, text string) {
-	t.Helper()
+func write(tb testing.TB, h *Hold, p, text string) {
+	tb.Helper()
 	p = filepath.Join(h.Binding().Source, p)
-	must(t, os.MkdirAll(filepath.Dir(p), 0o755))
-	must(t, os.WriteFile(p, []byte(text), 0o644))
+	must(tb, os.MkdirAll(filepath.Dir(p), 0o755))
+	must(tb, os.WriteFile(p, []byte(text), 0o644))
 }
 
-func read(t testing.TB, h *Hold, p string) string {
-	t.Helper()
+func read(tb testing.TB, h *Hold, p string) string {
+	tb.Helper()
 	b, err := os.ReadFile(filepath.Join(h.Binding().Source, p))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "-"
 	}
-	must(t, err)
+	must(tb, err)
 	return string(b)
 }
 
 // now returns what a new lease reads at a path.
-func now(t testing.TB, m *Manager, p string) string {
-	t.Helper()
-	h := hold(t, m, "now", ReadOnly)
+func now(tb testing.TB, m *Manager, p string) string {
+	tb.Helper()
+	h := hold(tb, m, "now", ReadOnly)
 	defer h.Release()
-	return read(t, h, p)
+	return read(tb, h, p)
 }
 
-func remove(t testing.TB, h *Hold, p string) {
-	t.Helper()
-	must(t, os.RemoveAll(filepath.Join(h.Binding().Source, p)))
+func remove(tb testing.TB, h *Hold, p string) {
+	tb.Helper()
+	must(tb, os.RemoveAll(filepath.Join(h.Binding().Source, p)))
 }
 
 // overlaid creates an overlay of an ended lease.
-func overlaid(t testing.TB, m *Manager, lease string, files map[string]string) {
-	t.Helper()
-	h := hold(t, m, lease, Overlaid)
+func overlaid(tb testing.TB, m *Manager, lease string, files map[string]string) {
+	tb.Helper()
+	h := hold(tb, m, lease, Overlaid)
 	for p, text := range files {
-		write(t, h, p, text)
+		write(tb, h, p, text)
 	}
 	h.Release()
 }
 
-func commit(t testing.TB, m *Manager, id string, paths ...string) Committed {
-	t.Helper()
-	c, err := m.Commit(t.Context(), id, CommitOptions{Paths: paths})
-	must(t, err)
+func commit(tb testing.TB, m *Manager, id string, paths ...string) Committed {
+	tb.Helper()
+	c, err := m.Commit(tb.Context(), id, CommitOptions{Paths: paths})
+	must(tb, err)
 	return c
 }
 
-func conflicts(t testing.TB, err error) []Conflict {
-	t.Helper()
+func conflicts(tb testing.TB, err error) []Conflict {
+	tb.Helper()
 	var c *ConflictError
 	if !errors.As(err, &c) || !errdefs.IsConflict(err) {
-		t.Fatalf("no conflict: %v", err)
+		tb.Fatalf("no conflict: %v", err)
 	}
 	return c.Conflicts
 }
@@ -156,11 +156,11 @@ func TestOverlaysAreIsolated(t *testing.T) {
 }
 
 // oneGeneration fails the test if earlier generations or overlays still use space.
-func oneGeneration(t testing.TB, m *Manager) {
-	t.Helper()
+func oneGeneration(tb testing.TB, m *Manager) {
+	tb.Helper()
 	e := m.byName["w"]
 	entries, err := os.ReadDir(e.root)
-	must(t, err)
+	must(tb, err)
 	var names []string
 	for _, f := range entries {
 		if _, is := generationOf(f.Name()); is || strings.HasPrefix(f.Name(), ".") {
@@ -168,10 +168,10 @@ func oneGeneration(t testing.TB, m *Manager) {
 		}
 	}
 	if !slices.Equal(names, []string{generationName(e.state.Current)}) {
-		t.Errorf("generations = %v, want only %d", names, e.state.Current)
+		tb.Errorf("generations = %v, want only %d", names, e.state.Current)
 	}
 	if uppers, err := os.ReadDir(filepath.Join(e.root, uppersDir)); err == nil && len(uppers) != len(e.overlays) {
-		t.Errorf("%d uppers of %d overlays", len(uppers), len(e.overlays))
+		tb.Errorf("%d uppers of %d overlays", len(uppers), len(e.overlays))
 	}
 }
 

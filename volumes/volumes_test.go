@@ -28,17 +28,17 @@ func open(t *testing.T, dir string) *Manager {
 	return m
 }
 
-func needRoot(t testing.TB) {
-	t.Helper()
+func needRoot(tb testing.TB) {
+	tb.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("not root")
+		tb.Skip("not root")
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 

@@ -45,8 +45,8 @@ type site struct {
 	before func(w http.ResponseWriter, r *http.Request) bool
 }
 
-func newSite(t testing.TB) *site {
-	t.Helper()
+func newSite(tb testing.TB) *site {
+	tb.Helper()
 	s := &site{}
 	inner := served.New(served.Logger(log.New(io.Discard, "", 0)))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -59,8 +59,8 @@ func newSite(t testing.TB) *site {
 		}
 		inner.ServeHTTP(w, r)
 	}))
-	t.Cleanup(srv.Close)
-	t.Cleanup(http.DefaultTransport.(*http.Transport).CloseIdleConnections)
+	tb.Cleanup(srv.Close)
+	tb.Cleanup(http.DefaultTransport.(*http.Transport).CloseIdleConnections)
 	s.host = strings.TrimPrefix(srv.URL, "http://")
 	return s
 }
@@ -95,96 +95,96 @@ func (s *site) forget() {
 }
 
 // push stores an image under a name and returns its reference.
-func (s *site) push(t testing.TB, at string, img v1.Image) string {
-	t.Helper()
+func (s *site) push(tb testing.TB, at string, img v1.Image) string {
+	tb.Helper()
 	text := s.host + "/" + at
 	r, err := name.ParseReference(text)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	before := s.before
 	s.on(nil)
 	if err := remote.Write(r, img); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s.on(before)
 	s.forget()
 	return text
 }
 
-func (s *site) pushIndex(t testing.TB, at string, x v1.ImageIndex) string {
-	t.Helper()
+func (s *site) pushIndex(tb testing.TB, at string, x v1.ImageIndex) string {
+	tb.Helper()
 	text := s.host + "/" + at
 	r, err := name.ParseReference(text)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := remote.WriteIndex(r, x); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s.forget()
 	return text
 }
 
 // layer returns a layer with one file.
-func layer(t testing.TB, file, content string) v1.Layer {
-	t.Helper()
+func layer(tb testing.TB, file, content string) v1.Layer {
+	tb.Helper()
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
 	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644,
 		Size: int64(len(content))}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if _, err := io.WriteString(w, content); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := z.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(b.Bytes())),
 			nil
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return l
 }
 
 // image returns an image for this host with these layers.
-func image(t testing.TB, layers ...v1.Layer) v1.Image {
-	t.Helper()
-	return imageFor(t, goruntime.GOARCH, layers...)
+func image(tb testing.TB, layers ...v1.Layer) v1.Image {
+	tb.Helper()
+	return imageFor(tb, goruntime.GOARCH, layers...)
 }
 
-func imageFor(t testing.TB, arch string, layers ...v1.Layer) v1.Image {
-	t.Helper()
+func imageFor(tb testing.TB, arch string, layers ...v1.Layer) v1.Image {
+	tb.Helper()
 	img, err := mutate.AppendLayers(empty.Image, layers...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	c, err := img.ConfigFile()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	c = c.DeepCopy()
 	c.Architecture, c.OS = arch, "linux"
 	c.Config.Env = []string{"PATH=/bin"}
 	if img, err = mutate.ConfigFile(img, c); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return img
 }
 
-func digestOf(t testing.TB, x interface{ Digest() (v1.Hash, error) }) string {
-	t.Helper()
+func digestOf(tb testing.TB, x interface{ Digest() (v1.Hash, error) }) string {
+	tb.Helper()
 	h, err := x.Digest()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return h.String()
 }
@@ -197,30 +197,30 @@ type world struct {
 }
 
 // memory returns a directory on a tmpfs if possible.
-func memory(t testing.TB) string {
-	t.Helper()
+func memory(tb testing.TB) string {
+	tb.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "orchestrator-pull-*")
 	if err != nil {
-		return t.TempDir()
+		return tb.TempDir()
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return dir
 }
 
-func newWorld(t testing.TB, s *site, change func(*Options, *registry.Options)) *world {
-	t.Helper()
-	return worldIn(t, filepath.Join(memory(t), "images"), s, change)
+func newWorld(tb testing.TB, s *site, change func(*Options, *registry.Options)) *world {
+	tb.Helper()
+	return worldIn(tb, filepath.Join(memory(tb), "images"), s, change)
 }
 
-func worldIn(t testing.TB, dir string, s *site, change func(*Options, *registry.Options)) *world {
-	t.Helper()
+func worldIn(tb testing.TB, dir string, s *site, change func(*Options, *registry.Options)) *world {
+	tb.Helper()
 	store, err := images.Open(images.Options{Dir: dir})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	o := Options{Store: store}
 	ro := registry.Options{
@@ -232,16 +232,16 @@ func worldIn(t testing.TB, dir string, s *site, change func(*Options, *registry.
 	}
 	o.Registry = registry.New(ro)
 	p := New(o)
-	t.Cleanup(func() { p.Close() })
+	tb.Cleanup(func() { p.Close() })
 	return &world{dir, store, p}
 }
 
 // blobs returns the names of the files of unfinished downloads.
-func (w *world) blobs(t testing.TB) []string {
-	t.Helper()
+func (w *world) blobs(tb testing.TB) []string {
+	tb.Helper()
 	entries, err := os.ReadDir(filepath.Join(w.dir, "blobs"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var out []string
 	for _, e := range entries {
@@ -250,18 +250,18 @@ func (w *world) blobs(t testing.TB) []string {
 	return out
 }
 
-func (w *world) pull(t testing.TB, text string) (images.Image, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+func (w *world) pull(tb testing.TB, text string) (images.Image, error) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
 	defer cancel()
 	return w.Pull(ctx, text, nil)
 }
 
-func list(t testing.TB, patterns ...string) ref.List {
-	t.Helper()
+func list(tb testing.TB, patterns ...string) ref.List {
+	tb.Helper()
 	l, err := ref.ParseList(patterns)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return l
 }

@@ -35,19 +35,19 @@ func noise(n int) string {
 }
 
 // blobOf returns the path of a layer in the registry, its digest and its content.
-func blobOf(t testing.TB, l v1.Layer) (part, sum string, content []byte) {
-	t.Helper()
+func blobOf(tb testing.TB, l v1.Layer) (part, sum string, content []byte) {
+	tb.Helper()
 	h, err := l.Digest()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	r, err := l.Compressed()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer r.Close()
 	if content, err = io.ReadAll(r); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return "/blobs/" + h.String(), h.String(), content
 }
@@ -214,6 +214,7 @@ func badBlobs(path string, content []byte) map[string]badResponse {
 
 // badDocuments returns well-formed manifests with content that must be refused.
 func badDocuments(t *testing.T) map[string]badResponse {
+	t.Helper()
 	descriptor := func(n int, size int64) imagespec.Descriptor {
 		return imagespec.Descriptor{MediaType: imagespec.MediaTypeImageLayerGzip,
 			Digest: digest.FromString(strconv.Itoa(n)), Size: size}

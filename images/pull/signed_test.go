@@ -34,38 +34,38 @@ type signer struct {
 	signature.Key
 }
 
-func newSigner(t testing.TB, name string, private crypto.Signer) signer {
-	t.Helper()
+func newSigner(tb testing.TB, name string, private crypto.Signer) signer {
+	tb.Helper()
 	der, err := x509.MarshalPKIXPublicKey(private.Public())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	k, err := signature.ParseKey(name, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return signer{private, k}
 }
 
-func signers(t testing.TB) (all []signer) {
-	t.Helper()
+func signers(tb testing.TB) (all []signer) {
+	tb.Helper()
 	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	rs, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	return []signer{newSigner(t, "ec.pub", ec), newSigner(t, "ed.pub", ed), newSigner(t, "rsa.pub", rs)}
+	return []signer{newSigner(tb, "ec.pub", ec), newSigner(tb, "ed.pub", ed), newSigner(tb, "rsa.pub", rs)}
 }
 
-func (k signer) sign(t testing.TB, payload []byte) string {
-	t.Helper()
+func (k signer) sign(tb testing.TB, payload []byte) string {
+	tb.Helper()
 	message, hash := payload, crypto.Hash(0)
 	if _, ed := k.private.(ed25519.PrivateKey); !ed {
 		sum := sha256.Sum256(payload)
@@ -73,7 +73,7 @@ func (k signer) sign(t testing.TB, payload []byte) string {
 	}
 	sig, err := k.private.Sign(rand.Reader, message, hash)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return base64.StdEncoding.EncodeToString(sig)
 }
@@ -85,23 +85,23 @@ func payload(repository, digest string) []byte {
 }
 
 // attach stores signatures for a digest.
-func (s *site) attach(t testing.TB, repository, digest string, signed map[string][]byte) {
-	t.Helper()
+func (s *site) attach(tb testing.TB, repository, digest string, signed map[string][]byte) {
+	tb.Helper()
 	img := empty.Image
 	for sig, raw := range signed {
 		var err error
 		img, err = mutate.Append(img, mutate.Addendum{Layer: static.NewLayer(raw, types.MediaType(signature.MediaType)),
 			Annotations: map[string]string{signature.Annotation: sig}})
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	at, err := name.ParseReference(s.host + "/" + repository + ":" + signature.Tag(digest))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := remote.Write(at, img); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s.forget()
 }
@@ -113,6 +113,7 @@ type signatureCase struct {
 
 // signatureCases returns signatures of an image, by keys or by a stranger, with the expected error.
 func signatureCases(t *testing.T, keys []signer, stranger signer) map[string]signatureCase {
+	t.Helper()
 	return map[string]signatureCase{
 		"ECDSA": {func(r, d string) map[string][]byte {
 			p := payload(r, d)

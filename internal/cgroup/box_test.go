@@ -20,6 +20,7 @@ import (
 const patience = time.Minute
 
 func bounded(t *testing.T) context.Context {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
@@ -82,7 +83,10 @@ var boxes atomic.Int64
 
 // box returns the init of a sandbox without a runtime: a process in a separate pid namespace, with
 // separate cgroups in the hierarchies for which join returns true.
-func box(t *testing.T, join func(name string) bool) *helper { return boxOf(t, "sleep", join) }
+func box(t *testing.T, join func(name string) bool) *helper {
+	t.Helper()
+	return boxOf(t, "sleep", join)
+}
 
 // boxOf returns a box whose init plays the role.
 func boxOf(t *testing.T, role string, join func(name string) bool) *helper {
@@ -118,6 +122,7 @@ func boxOf(t *testing.T, role string, join func(name string) bool) *helper {
 
 // sweepDir removes the cgroup of a test and everything below it.
 func sweepDir(t *testing.T, dir string, init *helper) {
+	t.Helper()
 	_ = init.Process.Kill()
 	_ = init.Wait()
 	eventually(t, "removal of "+dir, func() bool {

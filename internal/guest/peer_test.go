@@ -18,10 +18,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -39,10 +39,10 @@ type peer struct {
 }
 
 // talk returns a client of a peer. Times are short where tests wait for them.
-func talk(t testing.TB, p *peer) *Client {
-	t.Helper()
-	p.t = t
-	t.Cleanup(func() {
+func talk(tb testing.TB, p *peer) *Client {
+	tb.Helper()
+	p.t = tb
+	tb.Cleanup(func() {
 		p.mu.Lock()
 		for _, c := range p.conns {
 			_ = c.Close()
@@ -90,16 +90,16 @@ func (p *peer) Open(context.Context) (net.Conn, error) {
 	return host, nil
 }
 
-func socketPair(t testing.TB) (net.Conn, net.Conn) {
-	t.Helper()
+func socketPair(tb testing.TB) (net.Conn, net.Conn) {
+	tb.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	must(t, err)
+	must(tb, err)
 	var ends [2]net.Conn
 	for i, n := range fds {
 		f := os.NewFile(uintptr(n), "pair")
 		ends[i], err = net.FileConn(f)
-		must(t, err)
-		must(t, f.Close())
+		must(tb, err)
+		must(tb, f.Close())
 	}
 	return ends[0], ends[1]
 }
@@ -153,9 +153,9 @@ func drain(c *wire.Conn) {
 }
 
 // soon returns a context that limits the duration of a test.
-func soon(t testing.TB) context.Context {
-	t.Helper()
+func soon(tb testing.TB) context.Context {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	t.Cleanup(cancel)
+	tb.Cleanup(cancel)
 	return ctx
 }

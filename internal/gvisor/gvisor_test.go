@@ -41,6 +41,7 @@ esac
 }
 
 func search(t *testing.T, try func(p *Program) error) *Search {
+	t.Helper()
 	return &Search{
 		Driver: "test", Memo: Memo{File: filepath.Join(t.TempDir(), "memo.json")}, Log: slog.New(slog.DiscardHandler),
 		Try: func(_ context.Context, p *Program, _ time.Duration) error { return try(p) },

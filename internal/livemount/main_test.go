@@ -177,10 +177,10 @@ func obey(do, path string, held *[]*os.File) (string, error) {
 	return do, nil
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 

@@ -198,11 +198,11 @@ func TestLongHeredocIsCheap(t *testing.T) {
 }
 
 // readOnlyRules returns the argument rules of the profile readonly.
-func readOnlyRules(t testing.TB) argv.Rules {
-	t.Helper()
+func readOnlyRules(tb testing.TB) argv.Rules {
+	tb.Helper()
 	data, err := os.ReadFile("../profile/data/readonly.yaml")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var file struct {
 		Policy struct {
@@ -210,7 +210,7 @@ func readOnlyRules(t testing.TB) argv.Rules {
 		} `json:"policy"`
 	}
 	if err := yaml.Unmarshal(data, &file); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return file.Policy.Argv
 }

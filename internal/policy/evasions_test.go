@@ -11,25 +11,25 @@ import (
 )
 
 // policies compiles every rule set in testdata and returns them by file name without extension.
-func policies(t testing.TB) map[string]*Policy {
-	t.Helper()
+func policies(tb testing.TB) map[string]*Policy {
+	tb.Helper()
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
-		t.Fatal("no rule sets found:", err)
+		tb.Fatal("no rule sets found:", err)
 	}
 	out := map[string]*Policy{}
 	for _, f := range files {
 		data, err := os.ReadFile(f)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		var rules Rules
 		if err := yaml.UnmarshalStrict(data, &rules); err != nil {
-			t.Fatalf("%s: %v", f, err)
+			tb.Fatalf("%s: %v", f, err)
 		}
 		p, err := Compile(rules)
 		if err != nil {
-			t.Fatalf("%s: %v", f, err)
+			tb.Fatalf("%s: %v", f, err)
 		}
 		out[strings.TrimSuffix(filepath.Base(f), ".yaml")] = p
 	}
@@ -42,11 +42,11 @@ type evasion struct {
 	profile, verdict, rule, command string
 }
 
-func evasions(t testing.TB) []evasion {
-	t.Helper()
+func evasions(tb testing.TB) []evasion {
+	tb.Helper()
 	f, err := os.Open("testdata/evasions.txt")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer f.Close()
 	var out []evasion
@@ -64,7 +64,7 @@ func evasions(t testing.TB) []evasion {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return out
 }

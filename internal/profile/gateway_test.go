@@ -13,11 +13,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-func example(t testing.TB) string {
-	t.Helper()
+func example(tb testing.TB) string {
+	tb.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "gateway.json"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return string(b)
 }
@@ -96,11 +96,11 @@ func checkExampleTools(t *testing.T, c *Compiled) {
 	}
 }
 
-func mustTool(t testing.TB, c *Compiled, name string) *CompiledTool {
-	t.Helper()
+func mustTool(tb testing.TB, c *Compiled, name string) *CompiledTool {
+	tb.Helper()
 	ct, err := c.Tool(name)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return ct
 }

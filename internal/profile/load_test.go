@@ -9,11 +9,11 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-func builtins(t testing.TB) *Set {
-	t.Helper()
+func builtins(tb testing.TB) *Set {
+	tb.Helper()
 	s, err := Builtin()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-func toolOf(t testing.TB, profile, name string) *CompiledTool {
-	t.Helper()
-	c, err := builtins(t).Get(profile)
+func toolOf(tb testing.TB, profile, name string) *CompiledTool {
+	tb.Helper()
+	c, err := builtins(tb).Get(profile)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	ct, err := c.Tool(name)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return ct
 }

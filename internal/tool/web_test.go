@@ -44,6 +44,7 @@ func compiled(t *testing.T, r Reach) *Reached {
 
 // newWebBox allows what a service allows by itself, and answers with a page.
 func newWebBox(t *testing.T, text string) *webBox {
+	t.Helper()
 	return &webBox{
 		host: WebHost{
 			Fetch:   compiled(t, Reach{Allow: []string{"*"}, Deny: []string{"evil.example"}}).Named("web.fetch"),

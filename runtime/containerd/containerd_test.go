@@ -29,6 +29,7 @@ func TestVersions(t *testing.T) {
 }
 
 func good(t *testing.T) Options {
+	t.Helper()
 	guest := filepath.Join(t.TempDir(), "guest")
 	if err := os.WriteFile(guest, nil, 0o700); err != nil {
 		t.Fatal(err)

@@ -170,6 +170,7 @@ func TestGVisor(t *testing.T) {
 
 // gvisorKilledInCreate kills each process at any time during a Create: nothing must be left.
 func gvisorKilledInCreate(t *testing.T, b bench) {
+	t.Helper()
 	for what, prey := range map[string]func(id string) []int{
 		"shim":                        b.shimsOf,
 		"launcher, or what it became": func(id string) []int { return members(t, id) },

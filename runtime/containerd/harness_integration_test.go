@@ -46,10 +46,10 @@ func script(verb string) error {
 	return nil
 }
 
-func daemon(t testing.TB, verb string) {
-	t.Helper()
+func daemon(tb testing.TB, verb string) {
+	tb.Helper()
 	if err := script(verb); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -83,54 +83,54 @@ type bench struct {
 	image runtime.Image
 }
 
-func newBench(t testing.TB) bench {
-	t.Helper()
+func newBench(tb testing.TB) bench {
+	tb.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("not root")
+		tb.Skip("not root")
 	}
 	archive := os.Getenv("ORCHESTRATOR_TEST_IMAGE_ARCHIVE")
 	if archive == "" {
-		t.Skip("ORCHESTRATOR_TEST_IMAGE_ARCHIVE is not given")
+		tb.Skip("ORCHESTRATOR_TEST_IMAGE_ARCHIVE is not given")
 	}
 	guest, err := prepared()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	b := bench{state: t.TempDir(), guest: guest,
-		image: runtime.Image{Ref: "test", Archive: archive, ID: imageID(t, archive)}}
-	b.Driver = b.another(t)
-	t.Cleanup(func() {
+	b := bench{state: tb.TempDir(), guest: guest,
+		image: runtime.Image{Ref: "test", Archive: archive, ID: imageID(tb, archive)}}
+	b.Driver = b.another(tb)
+	tb.Cleanup(func() {
 		found, err := b.List(context.Background(), owner)
 		if err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 		for _, f := range found {
 			if err := b.Remove(context.Background(), f.ID); err != nil {
-				t.Errorf("clean up: %v", err)
+				tb.Errorf("clean up: %v", err)
 			}
-			b.wantNothingLeft(t, f.ID)
+			b.wantNothingLeft(tb, f.ID)
 		}
 		if err := b.Close(); err != nil {
-			t.Errorf("close: %v", err)
+			tb.Errorf("close: %v", err)
 		}
 	})
-	if err := b.Prepare(t.Context(), b.image); err != nil {
-		t.Fatal(err)
+	if err := b.Prepare(tb.Context(), b.image); err != nil {
+		tb.Fatal(err)
 	}
 	return b
 }
 
 // imageID is the digest of the configuration that an archive names.
-func imageID(t testing.TB, archive string) string {
+func imageID(tb testing.TB, archive string) string {
 	f, err := os.Open(archive)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer f.Close()
 	for r := tar.NewReader(f); ; {
 		h, err := r.Next()
 		if err != nil {
-			t.Fatalf("%s has no manifest: %v", archive, err)
+			tb.Fatalf("%s has no manifest: %v", archive, err)
 		}
 		if h.Name != "manifest.json" {
 			continue
@@ -138,44 +138,44 @@ func imageID(t testing.TB, archive string) string {
 		var manifest []struct{ Config string }
 		text, err := io.ReadAll(r)
 		if err = errors.Join(err, json.Unmarshal(text, &manifest)); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		return "sha256:" + strings.TrimSuffix(manifest[0].Config, ".json")
 	}
 }
 
 // another is a second driver on the same state, as after a restart.
-func (b bench) another(t testing.TB) *Driver {
-	t.Helper()
-	d, err := New(t.Context(), Options{
+func (b bench) another(tb testing.TB) *Driver {
+	tb.Helper()
+	d, err := New(tb.Context(), Options{
 		Address: daemonSocket, StateDir: b.state, GuestPath: b.guest, Runtime: os.Getenv("ORCHESTRATOR_TEST_RUNTIME"),
 		Snapshotter: os.Getenv("ORCHESTRATOR_TEST_SNAPSHOTTER"),
-		Log:         slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log:         slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return d
 }
 
 // wantNothingLeft looks for a sandbox in everything that the driver and the daemon make.
-func (b bench) wantNothingLeft(t testing.TB, id string) {
-	t.Helper()
+func (b bench) wantNothingLeft(tb testing.TB, id string) {
+	tb.Helper()
 	if left := b.leftOf(id); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		tb.Errorf("left: %v", left)
 	}
 	if _, err := b.api.ContainerService().Get(context.Background(), id); !errdefs.IsNotFound(err) {
-		t.Errorf("the record is left: %v", err)
+		tb.Errorf("the record is left: %v", err)
 	}
 	if bundle := filepath.Join(daemonTasks, b.namespace, id); exists(bundle) {
-		t.Errorf("left: %s", bundle)
+		tb.Errorf("left: %s", bundle)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || strings.Contains(string(mounts), id) {
-		t.Errorf("mounts are left: %v\n%s", err, mounts)
+		tb.Errorf("mounts are left: %v\n%s", err, mounts)
 	}
 	if dirs, err := ocidriver.CgroupsOf(id); err != nil || len(dirs) > 0 {
-		t.Errorf("cgroups are left: %v, %v", dirs, err)
+		tb.Errorf("cgroups are left: %v, %v", dirs, err)
 	}
 }
 
@@ -195,11 +195,11 @@ func (b bench) spec() runtime.Spec {
 	}
 }
 
-func (b bench) make(t testing.TB) *ocidriver.Sandbox {
-	t.Helper()
-	s, err := b.Create(t.Context(), b.spec())
+func (b bench) make(tb testing.TB) *ocidriver.Sandbox {
+	tb.Helper()
+	s, err := b.Create(tb.Context(), b.spec())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s.(*ocidriver.Sandbox)
 }
@@ -211,46 +211,46 @@ type answer struct {
 }
 
 // sh runs a shell line inside as user 1000 and returns what it wrote.
-func sh(t testing.TB, s runtime.Sandbox, line string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+func sh(tb testing.TB, s runtime.Sandbox, line string) string {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
 	defer cancel()
 	conn, err := s.Open(ctx)
 	if err != nil {
-		t.Fatalf("%s: %v", line, err)
+		tb.Fatalf("%s: %v", line, err)
 	}
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := json.NewEncoder(conn).Encode(map[string]any{"argv": []string{"/bin/sh", "-c", line},
 		"uid": 1000}); err != nil {
-		t.Fatalf("%s: %v", line, err)
+		tb.Fatalf("%s: %v", line, err)
 	}
 	var a answer
 	if err := json.NewDecoder(bufio.NewReader(conn)).Decode(&a); err != nil || a.Error != "" {
-		t.Fatalf("%s: %+v, %v", line, a, err)
+		tb.Fatalf("%s: %+v, %v", line, a, err)
 	}
 	return a.Output
 }
 
-func wantDone(t testing.TB, s runtime.Sandbox) {
-	t.Helper()
+func wantDone(tb testing.TB, s runtime.Sandbox) {
+	tb.Helper()
 	select {
 	case <-s.Done():
 	case <-time.After(patience):
-		t.Fatal("the sandbox's end was not noticed")
+		tb.Fatal("the sandbox's end was not noticed")
 	}
 }
 
-func wantAlive(t testing.TB, s runtime.Sandbox) {
-	t.Helper()
+func wantAlive(tb testing.TB, s runtime.Sandbox) {
+	tb.Helper()
 	select {
 	case <-s.Done():
-		t.Error("the sandbox is taken for ended")
+		tb.Error("the sandbox is taken for ended")
 	default:
 	}
-	if got := sh(t, s, "echo here"); got != "here\n" {
-		t.Errorf("a command says %q", got)
+	if got := sh(tb, s, "echo here"); got != "here\n" {
+		tb.Errorf("a command says %q", got)
 	}
 }

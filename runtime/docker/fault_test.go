@@ -62,6 +62,7 @@ func TestWhatAKilledProcessLeavesIsFoundAndRemoved(t *testing.T) {
 }
 
 func killAtEveryPoint(t *testing.T, mode string, class runtime.Class, points ...string) {
+	t.Helper()
 	for _, point := range points {
 		t.Run(mode+" "+string(class)+" "+point, func(t *testing.T) {
 			h := newHost(t)

@@ -48,60 +48,60 @@ type host struct {
 	dir, engine, archive, guest string
 }
 
-func newHost(t testing.TB) host {
-	t.Helper()
+func newHost(tb testing.TB) host {
+	tb.Helper()
 	h := host{engine: os.Getenv(envEngine), archive: os.Getenv(envArchive)}
 	if h.engine == "" || h.archive == "" {
-		t.Skipf("%s and %s are not set: make test sets them", envEngine, envArchive)
+		tb.Skipf("%s and %s are not set: make test sets them", envEngine, envArchive)
 	}
 	if os.Getuid() != 0 {
-		t.Skip("needs root")
+		tb.Skip("needs root")
 	}
 	var err error
 	if h.guest, err = standin(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	// Short: the path of a unix socket is made from it.
 	if h.dir, err = os.MkdirTemp("", "od"); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := os.RemoveAll(h.dir); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return h
 }
 
-func (h host) open(t testing.TB, mode string) *Driver {
-	t.Helper()
-	d, err := New(t.Context(), Options{Host: h.engine, StateDir: h.dir, GuestPath: h.guest, Mode: mode})
+func (h host) open(tb testing.TB, mode string) *Driver {
+	tb.Helper()
+	d, err := New(tb.Context(), Options{Host: h.engine, StateDir: h.dir, GuestPath: h.guest, Mode: mode})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := errors.Join(d.Purge(context.WithoutCancel(t.Context())), d.Close()); err != nil {
-			t.Error(err)
+	tb.Cleanup(func() {
+		if err := errors.Join(d.Purge(context.WithoutCancel(tb.Context())), d.Close()); err != nil {
+			tb.Error(err)
 		}
 	})
 	return d
 }
 
-func (h host) image(t testing.TB) runtime.Image {
-	t.Helper()
+func (h host) image(tb testing.TB) runtime.Image {
+	tb.Helper()
 	a, err := readArchive(h.archive)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return runtime.Image{Ref: "sandbox", ID: a.config, Archive: h.archive}
 }
 
-func (h host) spec(t testing.TB) runtime.Spec {
-	t.Helper()
+func (h host) spec(tb testing.TB) runtime.Spec {
+	tb.Helper()
 	id := strings.ReplaceAll(uuid.NewString(), "-", "")
 	return runtime.Spec{
 		ID: "t" + id[:15], Owner: "o" + id[16:], Template: "default", Build: "test",
-		Image: h.image(t), Entrypoint: []string{entrypoint},
+		Image: h.image(tb), Entrypoint: []string{entrypoint},
 	}
 }
 

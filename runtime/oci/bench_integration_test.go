@@ -89,5 +89,6 @@ func BenchmarkParts(b *testing.B) {
 }
 
 func report(b *testing.B, name string, sum time.Duration) {
+	b.Helper()
 	b.ReportMetric(float64(sum.Microseconds())/1000/float64(b.N), name)
 }

@@ -57,53 +57,53 @@ type bench struct {
 	guest string
 }
 
-func newBench(t testing.TB) bench {
-	t.Helper()
+func newBench(tb testing.TB) bench {
+	tb.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("not root")
+		tb.Skip("not root")
 	}
 	if os.Getenv("ORCHESTRATOR_TEST_ROOTFS") == "" {
-		t.Skip("ORCHESTRATOR_TEST_ROOTFS is not given")
+		tb.Skip("ORCHESTRATOR_TEST_ROOTFS is not given")
 	}
 	guest, err := standin()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	b := bench{state: t.TempDir(), guest: guest}
-	b.Driver = b.another(t)
-	t.Cleanup(func() {
-		for _, id := range b.ids(t) {
+	b := bench{state: tb.TempDir(), guest: guest}
+	b.Driver = b.another(tb)
+	tb.Cleanup(func() {
+		for _, id := range b.ids(tb) {
 			if err := b.Remove(context.Background(), id); err != nil {
-				t.Errorf("clean up: %v", err)
+				tb.Errorf("clean up: %v", err)
 			}
 		}
 		if err := b.Close(); err != nil {
-			t.Errorf("close: %v", err)
+			tb.Errorf("close: %v", err)
 		}
-		b.wantNothingLeft(t)
+		b.wantNothingLeft(tb)
 	})
 	return b
 }
 
 // another is a second driver on the same state, as after a restart.
 
-func (b bench) another(t testing.TB) *Driver {
-	t.Helper()
-	d, err := New(t.Context(), Options{
+func (b bench) another(tb testing.TB) *Driver {
+	tb.Helper()
+	d, err := New(tb.Context(), Options{
 		StateDir: b.state, GuestPath: b.guest, Runtime: os.Getenv("ORCHESTRATOR_TEST_RUNTIME"),
-		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return d
 }
 
-func (b bench) ids(t testing.TB) []string {
-	t.Helper()
+func (b bench) ids(tb testing.TB) []string {
+	tb.Helper()
 	entries, err := os.ReadDir(b.dir)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var ids []string
 	for _, e := range entries {
@@ -116,49 +116,49 @@ func (b bench) ids(t testing.TB) []string {
 
 // wantNothingLeft looks at what the driver makes outside its own folders.
 
-func (b bench) wantNothingLeft(t testing.TB) {
-	t.Helper()
+func (b bench) wantNothingLeft(tb testing.TB) {
+	tb.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if strings.Contains(string(mounts), b.state) {
-		t.Errorf("mounts are left below %s:\n%s", b.state, mounts)
+		tb.Errorf("mounts are left below %s:\n%s", b.state, mounts)
 	}
 	for _, dir := range []string{b.cells, b.runtime.Root} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		for _, e := range entries {
-			t.Errorf("left: %s", filepath.Join(dir, e.Name()))
+			tb.Errorf("left: %s", filepath.Join(dir, e.Name()))
 		}
 	}
 	entries, err := os.ReadDir(b.dir)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for _, e := range entries {
 		if e.Name() != "runc" && e.Name() != ".skeleton" {
-			t.Errorf("left: %s", filepath.Join(b.dir, e.Name()))
+			tb.Errorf("left: %s", filepath.Join(b.dir, e.Name()))
 		}
 	}
 }
 
-func wantNoCgroup(t testing.TB, id string) {
-	t.Helper()
+func wantNoCgroup(tb testing.TB, id string) {
+	tb.Helper()
 	dirs, err := ocidriver.CgroupsOf(id)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if len(dirs) > 0 {
-		t.Errorf("cgroups are left: %v", dirs)
+		tb.Errorf("cgroups are left: %v", dirs)
 	}
 }
 
 var count = 0
 
-func specFor(t testing.TB) runtime.Spec {
+func specFor(tb testing.TB) runtime.Spec {
 	count++
 	id := fmt.Sprintf("t%d-%d", os.Getpid(), count)
 	for len(id) < 8 {
@@ -172,11 +172,11 @@ func specFor(t testing.TB) runtime.Spec {
 	}
 }
 
-func (b bench) make(t testing.TB) *ocidriver.Sandbox {
-	t.Helper()
-	s, err := b.Create(t.Context(), specFor(t))
+func (b bench) make(tb testing.TB) *ocidriver.Sandbox {
+	tb.Helper()
+	s, err := b.Create(tb.Context(), specFor(tb))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s.(*ocidriver.Sandbox)
 }
@@ -189,9 +189,9 @@ type answer struct {
 
 // ask has the stand-in do one thing.
 
-func ask(t testing.TB, s runtime.Sandbox, request map[string]any) (answer, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+func ask(tb testing.TB, s runtime.Sandbox, request map[string]any) (answer, error) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
 	defer cancel()
 	conn, err := s.Open(ctx)
 	if err != nil {
@@ -199,7 +199,7 @@ func ask(t testing.TB, s runtime.Sandbox, request map[string]any) (answer, error
 	}
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := json.NewEncoder(conn).Encode(request); err != nil {
 		return answer{}, err
@@ -210,21 +210,21 @@ func ask(t testing.TB, s runtime.Sandbox, request map[string]any) (answer, error
 
 // sh runs a shell line inside as uid and returns what it wrote.
 
-func sh(t testing.TB, s runtime.Sandbox, uid int, line string) answer {
-	t.Helper()
-	a, err := ask(t, s, map[string]any{"argv": []string{"/bin/sh", "-c", line}, "uid": uid})
+func sh(tb testing.TB, s runtime.Sandbox, uid int, line string) answer {
+	tb.Helper()
+	a, err := ask(tb, s, map[string]any{"argv": []string{"/bin/sh", "-c", line}, "uid": uid})
 	if err != nil {
-		t.Fatalf("%s: %v", line, err)
+		tb.Fatalf("%s: %v", line, err)
 	}
 	return a
 }
 
-func wantDone(t testing.TB, s runtime.Sandbox) {
-	t.Helper()
+func wantDone(tb testing.TB, s runtime.Sandbox) {
+	tb.Helper()
 	select {
 	case <-s.Done():
 	case <-time.After(patience):
-		t.Fatal("the sandbox's end was not noticed")
+		tb.Fatal("the sandbox's end was not noticed")
 	}
 }
 
@@ -237,15 +237,15 @@ func startStat(pid int) (string, error) {
 	return string(text), err
 }
 
-func pidIn(t testing.TB, file string) int {
-	t.Helper()
+func pidIn(tb testing.TB, file string) int {
+	tb.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return pid
 }

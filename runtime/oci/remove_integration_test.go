@@ -24,82 +24,82 @@ type half struct {
 	cell *rundir.Dir
 }
 
-func (h *half) folder(t testing.TB) {
+func (h *half) folder(tb testing.TB) {
 	if err := os.Mkdir(h.b.bundle(h.spec.ID), 0o700); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func (h *half) record(t testing.TB) {
-	h.folder(t)
+func (h *half) record(tb testing.TB) {
+	h.folder(tb)
 	h.rec = record{ID: h.spec.ID, Owner: owner, Template: "base", Limits: h.spec.Limits, BootID: h.b.bootID}
 	if err := h.b.write(h.rec); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func (h *half) withCell(t testing.TB) {
-	h.record(t)
-	c, err := rundir.Make(t.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
+func (h *half) withCell(tb testing.TB) {
+	h.record(tb)
+	c, err := rundir.Make(tb.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	h.cell = c
-	t.Cleanup(func() { _ = c.Close() })
+	tb.Cleanup(func() { _ = c.Close() })
 }
 
-func (h *half) withRoot(t testing.TB) {
-	h.withCell(t)
+func (h *half) withRoot(tb testing.TB) {
+	h.withCell(tb)
 	if err := h.b.makeBundle(h.spec, h.cell); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func (h *half) runc(t testing.TB, args ...string) {
+func (h *half) runc(tb testing.TB, args ...string) {
 	cmd := exec.Command(h.b.runtime.Command, append([]string{"--root", h.b.runtime.Root}, args...)...)
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("runc %v: %v", args, err)
+		tb.Fatalf("runc %v: %v", args, err)
 	}
 }
 
-func (h *half) created(t testing.TB) {
-	h.withRoot(t)
-	h.runc(t, "create", "--bundle", h.b.bundle(h.spec.ID), h.spec.ID)
+func (h *half) created(tb testing.TB) {
+	h.withRoot(tb)
+	h.runc(tb, "create", "--bundle", h.b.bundle(h.spec.ID), h.spec.ID)
 }
 
-func (h *half) running(t testing.TB) {
-	h.withRoot(t)
-	h.runc(t, "run", "--detach", "--bundle", h.b.bundle(h.spec.ID), "--pid-file",
+func (h *half) running(tb testing.TB) {
+	h.withRoot(tb)
+	h.runc(tb, "run", "--detach", "--bundle", h.b.bundle(h.spec.ID), "--pid-file",
 		filepath.Join(h.b.bundle(h.spec.ID), pidName), h.spec.ID)
 }
 
-func (h *half) recorded(t testing.TB) {
-	h.running(t)
-	h.rec.Pid = pidIn(t, filepath.Join(h.b.bundle(h.spec.ID), pidName))
+func (h *half) recorded(tb testing.TB) {
+	h.running(tb)
+	h.rec.Pid = pidIn(tb, filepath.Join(h.b.bundle(h.spec.ID), pidName))
 	p, err := ocidriver.Open(h.rec.Pid)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer p.Close()
 	h.rec.Started = p.Started
 	if err := h.b.write(h.rec); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // killed: init dead, everything else as it was.
-func (h *half) killed(t testing.TB) {
-	h.recorded(t)
+func (h *half) killed(tb testing.TB) {
+	h.recorded(tb)
 	p, err := ocidriver.Open(h.rec.Pid)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer p.Close()
 	if err := p.Kill(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	if err := p.Wait(t.Context()); err != nil {
-		t.Fatal(err)
+	if err := p.Wait(tb.Context()); err != nil {
+		tb.Fatal(err)
 	}
 }
 
@@ -119,8 +119,7 @@ func TestRemoveFromAnyState(t *testing.T) {
 		"running, not recorded":  (*half).running,
 		"running and recorded":   (*half).recorded,
 		"first process dead":     (*half).killed,
-		"the runtime's state gone": func(h *half,
-			t testing.TB) {
+		"the runtime's state gone": func(h *half, t testing.TB) {
 			h.recorded(t)
 			remove(t, filepath.Join(h.b.runtime.Root, h.spec.ID))
 		},
@@ -178,10 +177,10 @@ func TestRemoveFromAnyState(t *testing.T) {
 	}
 }
 
-func remove(t testing.TB, path string) {
-	t.Helper()
+func remove(tb testing.TB, path string) {
+	tb.Helper()
 	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 

@@ -48,6 +48,7 @@ func (b *box) unbind(t *testing.T) {
 // checkLateBind checks that a bound workspace is visible at once, also to commands that already
 // run, with the right owner, and that nothing writes to it after Unbind.
 func checkLateBind(t *testing.T, s *suite) {
+	t.Helper()
 	b, dir := s.newSandbox(t, nil), workspace(t)
 	b.mustOutput(t, "echo scratch >/workspace/scratch; mkdir /workspace/file")
 	early := b.startCommand(t,
@@ -160,6 +161,7 @@ func checkRefusedBinds(t *testing.T, b *box) {
 
 // checkLateBindReadOnly checks that no command can change a read-only workspace.
 func checkLateBindReadOnly(t *testing.T, s *suite) {
+	t.Helper()
 	b, dir := s.newSandbox(t, nil), workspace(t)
 	b.bind(t, dir, true)
 	if got := b.mustOutput(t, "cat file"); got != "content" {
@@ -198,6 +200,7 @@ func checkLateBindReadOnly(t *testing.T, s *suite) {
 // checkNoLateBind checks that a driver without late binding returns NotImplemented and that the
 // sandbox still works.
 func checkNoLateBind(t *testing.T, s *suite) {
+	t.Helper()
 	for _, readOnly := range []bool{false, true} {
 		if err := s.plain.Bind(t.Context(),
 			runtime.Binding{Source: workspace(t), ReadOnly: readOnly}); !errdefs.IsNotImplemented(err) {

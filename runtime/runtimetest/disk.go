@@ -25,6 +25,7 @@ func wantDiskFull(t *testing.T, o outcome, code int, place string) {
 // checkEndingDisk checks that a command that fails for lack of space ends with runtime.Disk and
 // names the full file system, and that other failures do not.
 func checkEndingDisk(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	for _, place := range []string{"/tmp", "/home/user", "/workspace", "/dev/shm"} {
 		wantDiskFull(t, b.sh(t, "head -c 1G /dev/zero >"+place+"/x"), 1, place)
@@ -85,6 +86,7 @@ func quotaWorkspace(t *testing.T, bytes int64) (dir, data string) {
 // checkQuota checks that a workspace cannot exceed its quota, whatever way it is filled, and that
 // the sandbox and the host keep working.
 func checkQuota(t *testing.T, s *suite) {
+	t.Helper()
 	const size = 24 << 20
 	dir, data := quotaWorkspace(t, size)
 	b := s.newSandbox(t, nil)

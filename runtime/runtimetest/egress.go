@@ -40,6 +40,7 @@ type egressView struct {
 // proxy connections, over the host's streams alone. The sandbox must have no interface but loopback
 // throughout.
 func checkConnections(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.Limits.OpenFiles = runtime.DefaultOpenFiles })
 	checkDial(t, b)
 	closed := egressView{Proxy: "ECONNREFUSED", Interfaces: []string{"lo"}, Resolved: "no"}

@@ -15,6 +15,7 @@ import (
 
 // checkFiles checks the guest's file operations.
 func checkFiles(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	const size = 3 << 20
 	text := strings.Repeat("0123456789abcdef", size/16)

@@ -15,6 +15,7 @@ import (
 // checkCommandCgroup checks that the guest answers whatever commands use up, and that the next
 // command works after they end.
 func checkCommandCgroup(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	if pong := b.mustPing(t); pong.Kill != "cgroup" {
 		t.Errorf("kill method = %q", pong.Kill)
@@ -57,6 +58,7 @@ func checkCommandCgroup(t *testing.T, s *suite) {
 // buffer, do not make the guest grow with their number. RSS includes the guest's program text,
 // which does not count toward its memory reserve.
 func checkOutputBuffers(t *testing.T, b *box) {
+	t.Helper()
 	const shells = 12
 	for i := range shells {
 		cmd := bash("yes | head -c 30M; yes | head -c 30M >&2; sleep 1000")
@@ -127,6 +129,7 @@ func pingLatency(t *testing.T, b *box, during time.Duration) latency {
 
 // checkNoCommandCgroup checks that the guest reports that it kills without cgroups.
 func checkNoCommandCgroup(t *testing.T, s *suite) {
+	t.Helper()
 	if pong := s.plain.mustPing(t); pong.Kill != "tag" {
 		t.Errorf("kill method = %q", pong.Kill)
 	}

@@ -54,6 +54,7 @@ func (s *suite) newHostileSandbox(t *testing.T) *box {
 
 // checkNeutralConfig checks that nothing in an image's configuration has an effect.
 func checkNeutralConfig(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newHostileSandbox(t)
 	if o := b.runCommand(t,
 		bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {

@@ -43,6 +43,7 @@ func runaways() []runaway {
 // checkKill checks that when a command's result is reported, no process of it is alive on the host,
 // and that another shell of the same sandbox keeps running.
 func checkKill(t *testing.T, s *suite) {
+	t.Helper()
 	k := &killer{suite: s, uid: 20_000}
 	k.newSandbox(t)
 	for _, r := range runaways() {
@@ -111,6 +112,7 @@ func (k *killer) replaceIfLost(t *testing.T, err error) bool {
 // checkRunaway runs a runaway until it ends. It repeats with a longer timeout if a busy machine did
 // not let the runaway start.
 func (k *killer) checkRunaway(t *testing.T, r runaway) {
+	t.Helper()
 	timeout := r.timeout
 	if k.suite.hidesProcesses() {
 		timeout *= 3 // a user-space kernel starts processes slowly
@@ -124,6 +126,7 @@ func (k *killer) checkRunaway(t *testing.T, r runaway) {
 // checkRunawayWithin returns false if the runaway did not start within the timeout and a longer one
 // may help.
 func (k *killer) checkRunawayWithin(t *testing.T, r runaway, timeout time.Duration) bool {
+	t.Helper()
 	cmd := k.withNextUser(python("runaway", r.name))
 	cmd.Timeout = timeout
 	o, err := k.box.tryCommand(t.Context(), cmd, guest.IO{})
@@ -207,6 +210,7 @@ func (k *killer) waitBystander(t *testing.T) {
 
 // checkCancelled cancels a command.
 func (k *killer) checkCancelled(t *testing.T) {
+	t.Helper()
 	r := k.box.startCommand(t, k.withNextUser(python("runaway", "runners-waited-for")), guest.IO{})
 	r.waitOutput(t, "ready")
 	r.cancel(errors.New("cancelled by the test"))
@@ -234,6 +238,7 @@ func (k *killer) checkCancelled(t *testing.T) {
 // traces it. The tracer has to find the command first, which may take longer than the first
 // timeout.
 func (k *killer) checkTracedCommand(t *testing.T) {
+	t.Helper()
 	for _, timeout := range []time.Duration{time.Second, 10 * time.Second} {
 		if k.checkTracedWithin(t, timeout) {
 			return
@@ -246,6 +251,7 @@ func (k *killer) checkTracedCommand(t *testing.T) {
 }
 
 func (k *killer) checkTracedWithin(t *testing.T, timeout time.Duration) bool {
+	t.Helper()
 	keeper := k.withNextUser(python("runaway", "keeper"))
 	r := k.box.startCommand(t, keeper, guest.IO{})
 	r.waitOutput(t, "ready")
@@ -265,6 +271,7 @@ func (k *killer) checkTracedWithin(t *testing.T, timeout time.Duration) bool {
 // checkTracedThread checks that a command's exit ends it although another command of the same user
 // traces one of its threads and never waits for it.
 func (k *killer) checkTracedThread(t *testing.T) {
+	t.Helper()
 	quitter := k.withNextUser(python("runaway", "quitter"))
 	quitter.Timeout = Patience / 2
 	r := k.box.startCommand(t, quitter, guest.IO{})
@@ -295,6 +302,7 @@ func (k *killer) checkTracedThread(t *testing.T) {
 
 // checkShell checks a shell that is killed, and one that exits and leaves other processes.
 func (k *killer) checkShell(t *testing.T) {
+	t.Helper()
 	for name, how := range map[string]string{"killed": "bomb", "ended": "daemon"} {
 		cmd := k.withNextUser(python("runaway", how))
 		cmd.ID = name
@@ -337,6 +345,7 @@ func (k *killer) checkShell(t *testing.T) {
 
 // checkSignals checks signals to the first process only and to all processes of a command.
 func (k *killer) checkSignals(t *testing.T) {
+	t.Helper()
 	for _, all := range []bool{false, true} {
 		cmd := k.withNextUser(bash(`trap "echo got" USR1; trap "echo bye; exit 5" TERM; (trap "echo child" USR1; echo ready; while :; do sleep 0.05; done) & while :; do sleep 0.05; done`))
 		cmd.ID = fmt.Sprintf("signalled-%v", all)
@@ -363,6 +372,7 @@ func (k *killer) checkSignals(t *testing.T) {
 // checkOutputDescriptors checks that what a command does to its output descriptors does not affect
 // when it ends.
 func checkOutputDescriptors(t *testing.T, b *box) {
+	t.Helper()
 	for line, code := range map[string]int{
 		"sleep 1000 & exit 3":                               3, // a child keeps them open
 		"exec >&- 2>&-; exit 4":                             4, // both are closed
@@ -389,6 +399,7 @@ func checkOutputDescriptors(t *testing.T, b *box) {
 // checkConcurrentCommands checks that concurrent commands each get their own result and output, and
 // that all their processes die.
 func checkConcurrentCommands(t *testing.T, b *box) {
+	t.Helper()
 	const uid = 30_000
 	all := make([]*runningCommand, 50)
 	for i := range all {
@@ -413,6 +424,7 @@ const (
 
 // checkLargeOutput checks that every byte arrives and that the guest's memory does not grow.
 func checkLargeOutput(t *testing.T, s *suite) {
+	t.Helper()
 	b, size := s.newSandbox(t, nil), int64(largeOutputBytes)
 	if !s.driver.Capabilities(s.Class).Has(runtime.CapLateBind) {
 		size = largeOutputBytesRemote
@@ -458,6 +470,7 @@ func (s silent) Read([]byte) (int, error) {
 // checkInputs checks commands that read without end from an infinite or a silent input, and
 // commands that do not read.
 func checkInputs(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	quiet, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -42,6 +42,7 @@ func (b *box) readopt(t *testing.T) {
 // checkAdopt checks that sandboxes, shells, their output and workspaces survive a restart of the
 // orchestrator.
 func checkAdopt(t *testing.T, s *suite) {
+	t.Helper()
 	b, dir := s.newSandbox(t, nil), ""
 	binds := s.driver.Capabilities(s.Class).Has(runtime.CapLateBind)
 	if binds {
@@ -138,6 +139,7 @@ func (b *box) readOutput(t *testing.T, seen *strings.Builder, lines int) {
 }
 
 func checkNoAdopt(t *testing.T, s *suite) {
+	t.Helper()
 	if _, err := s.driver.Adopt(t.Context(), s.plain.spec.ID); err == nil {
 		t.Error("Adopt succeeded, want error")
 	}
@@ -146,6 +148,7 @@ func checkNoAdopt(t *testing.T, s *suite) {
 // checkOrphanTimeout checks that an idle sandbox lives as long as a host is connected, and shuts
 // itself down after the orphan timeout without one.
 func checkOrphanTimeout(t *testing.T, s *suite) {
+	t.Helper()
 	const alone = 5 * time.Second // long enough for a host to connect on a busy machine
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.OrphanTimeout = alone })
 	select {
@@ -197,6 +200,7 @@ func checkOrphanTimeout(t *testing.T, s *suite) {
 // checkNothingLeft checks that removal leaves nothing, whatever state a sandbox is in and however
 // often it is removed.
 func checkNothingLeft(t *testing.T, s *suite) {
+	t.Helper()
 	t.Run("destroyed twice", func(t *testing.T) { checkDestroyTwice(t, s.newBusySandbox(t)) })
 	t.Run("init killed", func(t *testing.T) { checkInitKilled(t, s.newBusySandbox(t)) })
 	t.Run("ended by its guest", func(t *testing.T) {
@@ -247,6 +251,7 @@ func (r *runningCommand) waitLost(t *testing.T) {
 }
 
 func checkDestroyTwice(t *testing.T, b *box) {
+	t.Helper()
 	r := b.startCommand(t, bash("echo here; sleep 1000"), guest.IO{})
 	r.waitOutput(t, "here")
 	for range 2 {
@@ -264,6 +269,7 @@ func checkDestroyTwice(t *testing.T, b *box) {
 }
 
 func checkInitKilled(t *testing.T, b *box) {
+	t.Helper()
 	r := b.startCommand(t, bash("echo here; sleep 1000"), guest.IO{})
 	r.waitOutput(t, "here")
 	if err := syscall.Kill(b.host.init, syscall.SIGKILL); err != nil {
@@ -308,6 +314,7 @@ func (s *suite) newBusySandbox(t *testing.T) *box {
 // checkCancelledCreate checks that a Create cancelled at any moment leaves nothing, or something
 // that Remove finds.
 func checkCancelledCreate(t *testing.T, s *suite) {
+	t.Helper()
 	for after := time.Millisecond; after < time.Second; after = after*2 + after/2 {
 		spec := s.spec(nil)
 		ctx, cancel := context.WithTimeoutCause(t.Context(), after, errors.New("cancelled by the test"))

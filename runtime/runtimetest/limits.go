@@ -16,6 +16,7 @@ import (
 // checkMemoryCap checks that a command over the memory limit dies, that nothing is swapped out
 // instead, and that the sandbox still works.
 func checkMemoryCap(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
 	switch {
@@ -89,6 +90,7 @@ func checkNoSwap(t *testing.T, b *box) {
 
 // checkCPUCap checks that two busy processes get half a core together.
 func checkCPUCap(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.Limits.CPUs = 0.5 })
 	var cores float64
 	before, began := b.hostCPUTime(), time.Now()
@@ -106,6 +108,7 @@ func checkCPUCap(t *testing.T, s *suite) {
 // checkPidsCap checks that processes and threads are limited, and that the sandbox works after they
 // end.
 func checkPidsCap(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	for _, what := range []string{"pids", "threads"} {
 		o := b.runCommand(t, python("flood", what))
@@ -132,6 +135,7 @@ func checkPidsCap(t *testing.T, s *suite) {
 // checkTmpfs checks that the in-memory file systems have the requested sizes, limit the number of
 // files, and are named when full.
 func checkTmpfs(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	var got map[string][2]any
 	b.runProgram(t, &got, "flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm")
@@ -185,6 +189,7 @@ func checkEmptyFiles(t *testing.T, s *suite) {
 
 // checkUsage checks that the figures of a command cover it and its children only.
 func checkUsage(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	o := b.runCommand(t, python("flood", "use", "48", "5", "0.5"))
 	t.Logf("usage: %+v", o.Usage)
@@ -206,12 +211,14 @@ func checkUsage(t *testing.T, s *suite) {
 
 // checkNoUsage checks that figures that are not measured are zero.
 func checkNoUsage(t *testing.T, s *suite) {
+	t.Helper()
 	if o := s.plain.sh(t, "true"); o.Usage.MemoryBytes != 0 || o.Usage.Pids != 0 {
 		t.Errorf("usage = %+v, want zero memory and pids", o.Usage)
 	}
 }
 
 func checkEndingOOM(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	for _, how := range []string{"one", "child"} {
 		if o := b.runCommand(t, python("flood", how)); o.Ending != runtime.OOM {
@@ -228,6 +235,7 @@ func checkEndingOOM(t *testing.T, s *suite) {
 
 // checkNoEndingOOM checks that an OOM ending is not reported where it cannot be observed.
 func checkNoEndingOOM(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
 	if err == nil && (o.Ending == runtime.OOM || o.exited(0)) {
@@ -236,6 +244,7 @@ func checkNoEndingOOM(t *testing.T, s *suite) {
 }
 
 func checkEndingPids(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	for _, how := range []string{"pids", "threads"} {
 		if o := b.runCommand(t, python("flood", how)); o.Ending != runtime.Pids {
@@ -248,6 +257,7 @@ func checkEndingPids(t *testing.T, s *suite) {
 }
 
 func checkNoEndingPids(t *testing.T, s *suite) {
+	t.Helper()
 	if o := s.newSandbox(t, nil).runCommand(t, python("flood", "pids")); !o.exited(1) {
 		t.Errorf("ending = %v", o)
 	}

@@ -35,6 +35,7 @@ type networkReport struct {
 // call table, and that nothing on the host can be reached. The host listens on all its addresses
 // and must receive nothing.
 func checkNetworkNone(t *testing.T, s *suite) {
+	t.Helper()
 	ear := listenOnHost(t)
 	targets, err := json.Marshal(ear.targets)
 	if err != nil {

@@ -120,6 +120,7 @@ type suite struct {
 
 // Run checks that a driver's capabilities equal its column in the table, and that they hold.
 func Run(t *testing.T, f Factory) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
@@ -157,6 +158,7 @@ func Run(t *testing.T, f Factory) {
 }
 
 func newSuite(t *testing.T, f Factory) *suite {
+	t.Helper()
 	// Short, because paths of Unix sockets are made from it.
 	state, err := os.MkdirTemp("", "rt")
 	if err != nil {
@@ -189,6 +191,7 @@ func purge(d runtime.Driver) error {
 
 // removeLeftovers removes sandboxes that a failed test left and reports them.
 func (s *suite) removeLeftovers(t *testing.T) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	found, err := s.driver.List(ctx, s.owner)

@@ -15,6 +15,7 @@ import (
 
 // checkCommandLimits checks that a command's own limits apply to it and not to a command beside it.
 func checkCommandLimits(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	small := python("flood", "one")
 	small.MemoryBytes = 48 << 20
@@ -71,6 +72,7 @@ func checkCommandLimits(t *testing.T, s *suite) {
 // checkFileTools checks that text can be edited and searched below the workspace and /tmp, and that
 // links are not followed where they must not be.
 func checkFileTools(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	b.mustOutput(t,
 		`mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; ln -s /etc out; ln -s src link; mkfifo fifo`)
@@ -116,6 +118,7 @@ func checkFileTools(t *testing.T, s *suite) {
 // checkWorkspaceAliases checks that the workspace appears under the names in a claim, and that a
 // claim with an invalid name fails.
 func checkWorkspaceAliases(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	bad := wire.Claim{Lease: "lease", Alias: map[string]string{"/etc/projects": wire.Workspace}}
 	if err := b.Claim(t.Context(), bad); !errdefs.IsInvalidArgument(err) {
@@ -141,6 +144,7 @@ func checkWorkspaceAliases(t *testing.T, s *suite) {
 // checkArgvRules checks that the guest enforces argument rules, and that a program planted by a
 // command is not run instead of the image's.
 func checkArgvRules(t *testing.T, s *suite) {
+	t.Helper()
 	b := s.newSandbox(t, nil)
 	b.mustOutput(t,
 		`mkdir bin; printf '#!/bin/sh\necho planted' >bin/echo; chmod +x bin/echo; ln -s /etc out; cp bin/echo /tmp/echo`)

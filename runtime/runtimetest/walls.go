@@ -79,6 +79,7 @@ func containerDevices() []string {
 
 // checkReadOnlyRoot checks that commands can write only to the in-memory file systems.
 func checkReadOnlyRoot(t *testing.T, s *suite) {
+	t.Helper()
 	w := s.isolationReport(t)
 	if !w.RootReadOnly && !s.hidesProcesses() { // gVisor's statvfs reports no flags
 		t.Error("/ is mounted writable, want read-only")
@@ -141,6 +142,7 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 const guestCapabilities = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
 func checkCapabilities(t *testing.T, s *suite) {
+	t.Helper()
 	w := s.isolationReport(t)
 	for set, value := range w.Self {
 		if !strings.HasPrefix(set, "Cap") {
@@ -173,6 +175,7 @@ func checkCapabilities(t *testing.T, s *suite) {
 // checkNoNewPrivs checks that the flag is set for all processes and that setuid programs gain
 // nothing.
 func checkNoNewPrivs(t *testing.T, s *suite) {
+	t.Helper()
 	w := s.isolationReport(t)
 	for who, status := range map[string]map[string]string{"a command": w.Self, "PID 1": w.Init} {
 		// gVisor honours the flag but does not show it. That setuid programs gain nothing is
@@ -193,6 +196,7 @@ func checkNoNewPrivs(t *testing.T, s *suite) {
 }
 
 func checkSeccomp(t *testing.T, s *suite) {
+	t.Helper()
 	w := s.isolationReport(t)
 	for who, status := range map[string]map[string]string{"a command": w.Self, "PID 1": w.Init} {
 		if status["Seccomp"] != "2" {
@@ -224,6 +228,7 @@ func checkSeccomp(t *testing.T, s *suite) {
 // checkNonRoot checks that commands run as uid 1000 or the user the caller names, never as root,
 // and cannot affect the guest.
 func checkNonRoot(t *testing.T, s *suite) {
+	t.Helper()
 	w := s.isolationReport(t)
 	want := []int{runtime.CommandUID, runtime.CommandUID, runtime.CommandUID, runtime.CommandGID, runtime.CommandGID,
 		runtime.CommandGID}
@@ -250,6 +255,7 @@ func checkNonRoot(t *testing.T, s *suite) {
 
 // checkWithoutNonRoot checks what must hold even where commands can inspect the guest.
 func checkWithoutNonRoot(t *testing.T, s *suite) {
+	t.Helper()
 	for _, user := range []string{"0", "root", "0:0", "00", "4294967296", "-1"} {
 		o, err := s.plain.tryCommand(t.Context(), wire.Command{Argv: []string{"true"}, User: user}, guest.IO{})
 		if !errdefs.IsInvalidArgument(err) {
@@ -270,6 +276,7 @@ func checkWithoutNonRoot(t *testing.T, s *suite) {
 
 // checkGuestProtected checks that a command cannot signal, trace, read or slow down PID 1.
 func checkGuestProtected(t *testing.T, b *box) {
+	t.Helper()
 	before := b.mustPing(t)
 	var got map[string]any
 	b.runProgram(t, &got, "guest")
@@ -303,6 +310,7 @@ func checkGuestProtected(t *testing.T, b *box) {
 
 // checkSecrets checks that a lease's secrets are in its commands' environment and nowhere else.
 func checkSecrets(t *testing.T, b *box) {
+	t.Helper()
 	const secret = "s3cret-that-nobody-reads"
 	if err := b.Claim(t.Context(), wire.Claim{Lease: "lease", Env: map[string]string{"TOKEN": secret}}); err != nil {
 		t.Fatal(err)

@@ -40,68 +40,68 @@ var (
 	reaper *Reaper
 )
 
-func testForker(t testing.TB) *Forker {
-	t.Helper()
+func testForker(tb testing.TB) *Forker {
+	tb.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("not root")
+		tb.Skip("not root")
 	}
 	once.Do(func() {
 		reaper = NewReaper()
 		go reaper.Run(context.Background())
 		var err error
 		if forker, err = NewForker(reaper); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	})
 	return forker
 }
 
-func park(t testing.TB) *Process {
-	t.Helper()
-	l, err := testForker(t).Park()
+func park(tb testing.TB) *Process {
+	tb.Helper()
+	l, err := testForker(tb).Park()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(l.Discard)
+	tb.Cleanup(l.Discard)
 	return l
 }
 
-func waitExit(t testing.TB, l *Process) Exit {
-	t.Helper()
+func waitExit(tb testing.TB, l *Process) Exit {
+	tb.Helper()
 	select {
 	case e := <-l.Exit:
 		return e
 	case <-time.After(bound):
 		l.Signal(syscall.SIGKILL)
-		t.Fatalf("process %d did not end", l.Pid)
+		tb.Fatalf("process %d did not end", l.Pid)
 	}
 	return Exit{}
 }
 
 // run runs a program and returns what it wrote.
-func run(t testing.TB, p *Program) (string, Exit, error) {
-	t.Helper()
-	l := park(t)
+func run(tb testing.TB, p *Program) (string, Exit, error) {
+	tb.Helper()
+	l := park(tb)
 	r, w, err := os.Pipe()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer r.Close()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer null.Close()
 	err = l.Exec(p, [3]int{int(null.Fd()), int(w.Fd()), int(w.Fd())})
 	w.Close()
 	if dErr := r.SetReadDeadline(time.Now().Add(bound)); dErr != nil {
-		t.Fatal(dErr)
+		tb.Fatal(dErr)
 	}
 	out, rErr := io.ReadAll(r)
 	if rErr != nil {
-		t.Fatal(rErr)
+		tb.Fatal(rErr)
 	}
-	return string(out), waitExit(t, l), err
+	return string(out), waitExit(tb, l), err
 }
 
 func sh(script string) *Program {

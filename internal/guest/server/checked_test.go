@@ -26,6 +26,7 @@ func checked(r *argv.Rules, args ...string) wire.Command {
 
 func TestRulesDecideOnArguments(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		a, r := run1(t, s, checked(only("echo"), "echo", "a;b"))
 		wantEnding(t, r, runtime.Exited, 0)
 		if a.stdout.String() != "a;b\n" {
@@ -57,6 +58,7 @@ func TestRulesDecideOnArguments(t *testing.T) {
 
 func TestCheckedProgramMustBeInImage(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		dir := t.TempDir()
 		for p := dir; p != "/tmp" && p != "/"; p = filepath.Dir(p) {
 			if err := os.Chmod(p, 0o755); err != nil {
@@ -86,6 +88,7 @@ func TestCheckedProgramMustBeInImage(t *testing.T) {
 
 func TestCheckedCommandEnvironmentIsFiltered(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := checked(only("env"), "env")
 		cmd.Env = map[string]string{
 			"LD_PRELOAD": "/workspace/x.so", "HOME": "/workspace", "RIPGREP_CONFIG_PATH": "/workspace/rg", "LC_ALL": "C",
@@ -108,6 +111,7 @@ func TestCheckedCommandEnvironmentIsFiltered(t *testing.T) {
 
 func TestCommandLimits(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		memory, cpu := sh("head -c 200m /dev/zero | tail"), sh("exit 0")
 		memory.MemoryBytes, memory.Timeout, cpu.CPUs = 32<<20, bound, 0.5
 		if s == serverTag {

@@ -19,6 +19,7 @@ type world struct {
 
 // newWorld enables the proxy until the test ends.
 func newWorld(t *testing.T) *world {
+	t.Helper()
 	w := &world{t: t, s: testServer(t, false)}
 	w.turn(wire.Egress{On: true})
 	t.Cleanup(func() { w.turn(wire.Egress{}) })

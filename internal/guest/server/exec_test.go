@@ -16,6 +16,7 @@ import (
 
 func TestExecReportsEnding(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cases := []struct {
 			cmd    wire.Command
 			ending runtime.Ending
@@ -40,6 +41,7 @@ func TestExecReportsEnding(t *testing.T) {
 
 func TestExecSeparatesOrMergesStreams(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := sh("echo out; echo err >&2; printf '\\377\\000x'")
 		a, _ := run1(t, s, cmd)
 		if a.stdout.String() != "out\n\xff\x00x" || a.stderr.String() != "err\n" {
@@ -55,6 +57,7 @@ func TestExecSeparatesOrMergesStreams(t *testing.T) {
 
 func TestExecPassesInput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := wire.Command{Argv: []string{"cat"}, Stdin: true}
 		k := dial(t, s, wire.OpExec, cmd)
 		want := bytes.Repeat([]byte("0123456789abcdef"), 64<<10) // 1 MiB
@@ -89,6 +92,7 @@ func TestExecPassesInput(t *testing.T) {
 
 func TestStreamsCanBeReopened(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := sh("echo out >/dev/stdout; echo err >/dev/stderr; cat /dev/stdin; cat </dev/stdout || echo refused")
 		cmd.Stdin = true
 		k := dial(t, s, wire.OpExec, cmd)
@@ -108,6 +112,7 @@ func TestStreamsCanBeReopened(t *testing.T) {
 
 func TestExecSendsAllOutput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		a, r := run1(t, s, sh("head -c 10485760 /dev/zero | tr '\\0' x; echo end >&2"))
 		wantEnding(t, r, runtime.Exited, 0)
 		if a.stdout.Len() != 10<<20 || a.stderr.String() != "end\n" || bytes.Trim(a.stdout.Bytes(), "x") != nil &&
@@ -127,6 +132,7 @@ func TestNoProcessOutlivesEnding(t *testing.T) {
 	}
 	n := 1000 + os.Getpid()
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		for name, script := range scripts {
 			n++
 			marker := fmt.Sprintf("7%d", n)
@@ -142,6 +148,7 @@ func TestNoProcessOutlivesEnding(t *testing.T) {
 
 func TestClosedStreamCancels(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		for name, cmd := range map[string]wire.Command{
 			"quiet":         {Argv: []string{"sleep", "8222"}},
 			"writes":        {Argv: []string{"sh", "-c", "yes 8222"}},
@@ -170,6 +177,7 @@ func TestClosedStreamCancels(t *testing.T) {
 
 func TestSignalReachesFirstOrAllProcesses(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := sh(`trap 'echo usr1' USR1; trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done`)
 		cmd.ID = "signalled"
 		k := dial(t, s, wire.OpExec, cmd)
@@ -234,6 +242,7 @@ func TestInvalidCommandNamesField(t *testing.T) {
 		{wire.Command{Argv: []string{"true"}, CPUs: 1e9}, wire.InvalidArgument, "cpus"},
 	}
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		for _, c := range cases {
 			f := dial(t, s, wire.OpExec, c.cmd).all().failure
 			if f == nil || f.Code != c.code || f.Field != c.field || f.Message == "" {
@@ -248,6 +257,7 @@ func TestInvalidCommandNamesField(t *testing.T) {
 
 func TestCommandsGetTheirEnvironment(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		a, _ := run1(t, s, wire.Command{Argv: []string{"sh", "-c", `env | sort; id -u; pwd`},
 			Env: map[string]string{"LANG": "x", "MINE": "a b"}, Cwd: "/"})
 		for _, want := range []string{"HOME=/home/user\n", "LANG=x\n", "MINE=a b\n", "PATH=" + defaultPath + "\n",
@@ -269,6 +279,7 @@ func TestCommandsGetTheirEnvironment(t *testing.T) {
 
 func TestConcurrentCommands(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		var group sync.WaitGroup
 		for range 20 {
 			group.Go(func() {

@@ -16,6 +16,7 @@ import (
 
 func TestTimeoutKillsEverything(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		marker := "81." + t.Name()[len(t.Name())-3:]
 		cmd := wire.Command{Argv: []string{"sh", "-c", "echo before; setsid sleep 8111 & while :; do :; done", marker}}
 		var a *answer
@@ -38,6 +39,7 @@ func TestTimeoutKillsEverything(t *testing.T) {
 
 func TestTimeoutDuringOutputFlood(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := wire.Command{Argv: []string{"sh", "-c", "yes >&2 & yes"}}
 		var a *answer
 		metBy(200*time.Millisecond, func(timeout time.Duration) bool {
@@ -101,6 +103,7 @@ func TestUnreadStreamsUseLittleMemory(t *testing.T) {
 
 func TestOutputLimitEndsCommand(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		a, r := run1(t, s, wire.Command{Argv: []string{"yes"}, OutputLimit: 100_001})
 		if r.Ending != runtime.OutputLimit || r.Unclean {
 			t.Errorf("got %+v", r)
@@ -140,6 +143,7 @@ func TestLimitDeterminesEnding(t *testing.T) {
 
 func TestCwdMustBeInAllowedDirectories(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		top, err := os.MkdirTemp(s.Workspace, "dirs")
 		if err != nil {
 			t.Fatal(err)

@@ -39,6 +39,7 @@ func both(t *testing.T, f func(*testing.T, *Server)) {
 func bothAtOnce(t *testing.T, f func(*testing.T, *Server)) {
 	t.Helper()
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		t.Parallel()
 		f(t, s)
 	})
@@ -52,17 +53,17 @@ var (
 	workspace   string
 )
 
-func testServer(t testing.TB, cg bool) *Server {
-	t.Helper()
+func testServer(tb testing.TB, cg bool) *Server {
+	tb.Helper()
 	serversOnce.Do(func() {
 		workspace = os.Getenv(workspaceEnv)
-		serverTag = newTestServer(t, nil)
+		serverTag = newTestServer(tb, nil)
 		if dir := os.Getenv(cgroupEnv); dir != "" {
 			tree, err := cgroup.OpenTree(dir)
 			if err != nil {
-				t.Fatal(err)
+				tb.Fatal(err)
 			}
-			serverCG = newTestServer(t, tree)
+			serverCG = newTestServer(tb, tree)
 		}
 	})
 	if cg {
@@ -71,13 +72,13 @@ func testServer(t testing.TB, cg bool) *Server {
 	return serverTag
 }
 
-func newTestServer(t testing.TB, tree *cgroup.Tree) *Server {
-	t.Helper()
+func newTestServer(tb testing.TB, tree *cgroup.Tree) *Server {
+	tb.Helper()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	s, err := New(Options{Tree: tree, Workspace: workspace, Sessions: filepath.Join(workspace, "sh"),
 		Programs: map[string]string{"echo": "/bin/echo", "none": "/none"}, Log: log})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if serverTag != nil { // a process can have only one reaper
 		s.spares.forker, s.reaper = serverTag.spares.forker, serverTag.reaper
@@ -96,40 +97,40 @@ type call struct {
 	c  *wire.Conn
 }
 
-func dial(t testing.TB, s *Server, op wire.Op, body any) *call {
-	t.Helper()
+func dial(tb testing.TB, s *Server, op wire.Op, body any) *call {
+	tb.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var ends [2]net.Conn
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), "stream")
 		if ends[i], err = net.FileConn(f); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		f.Close()
 	}
 	served := make(chan struct{})
 	go func() { defer close(served); s.Serve(ends[1]) }()
 	if err := ends[0].SetDeadline(time.Now().Add(bound)); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	k := &call{t: t, nc: ends[0], c: wire.NewExactConn(ends[0])}
-	t.Cleanup(func() {
+	k := &call{t: tb, nc: ends[0], c: wire.NewExactConn(ends[0])}
+	tb.Cleanup(func() {
 		k.nc.Close()
 		select {
 		case <-served:
 		case <-time.After(bound):
-			t.Errorf("the stream of %s is still served", op)
+			tb.Errorf("the stream of %s is still served", op)
 		}
 	})
 	raw, err := json.Marshal(body)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := k.c.WriteJSON(wire.KindRequest, wire.Request{Version: wire.Version, Op: op, Body: raw}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return k
 }
@@ -202,59 +203,59 @@ func (k *call) untilStarted() *answer {
 	return a
 }
 
-func (a *answer) result(t testing.TB) runtime.Result {
-	t.Helper()
+func (a *answer) result(tb testing.TB) runtime.Result {
+	tb.Helper()
 	if a.failure != nil {
-		t.Fatalf("failed: %v", a.failure)
+		tb.Fatalf("failed: %v", a.failure)
 	}
 	var r runtime.Result
 	if err := json.Unmarshal(a.reply, &r); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return r
 }
 
-func ask[Out any](t testing.TB, s *Server, op wire.Op, body any) Out {
-	t.Helper()
-	a := dial(t, s, op, body).all()
+func ask[Out any](tb testing.TB, s *Server, op wire.Op, body any) Out {
+	tb.Helper()
+	a := dial(tb, s, op, body).all()
 	if a.failure != nil {
-		t.Fatalf("%s failed: %v", op, a.failure)
+		tb.Fatalf("%s failed: %v", op, a.failure)
 	}
 	var out Out
 	if err := json.Unmarshal(a.reply, &out); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return out
 }
 
 func sh(script string) wire.Command { return wire.Command{Argv: []string{"sh", "-c", script}} }
 
-func run1(t testing.TB, s *Server, cmd wire.Command) (*answer, runtime.Result) {
-	t.Helper()
-	a := dial(t, s, wire.OpExec, cmd).all()
-	return a, a.result(t)
+func run1(tb testing.TB, s *Server, cmd wire.Command) (*answer, runtime.Result) {
+	tb.Helper()
+	a := dial(tb, s, wire.OpExec, cmd).all()
+	return a, a.result(tb)
 }
 
-func wantEnding(t testing.TB, r runtime.Result, ending runtime.Ending, code int) {
-	t.Helper()
+func wantEnding(tb testing.TB, r runtime.Result, ending runtime.Ending, code int) {
+	tb.Helper()
 	if r.Ending != ending || r.ExitCode != code || r.Unclean {
-		t.Errorf("ended as %+v, want %s with code %d", r, ending, code)
+		tb.Errorf("ended as %+v, want %s with code %d", r, ending, code)
 	}
 }
 
 // nothingLeft checks that no process has the marker in its arguments.
-func nothingLeft(t testing.TB, marker string) {
-	t.Helper()
-	if pids := withMarker(t, marker); len(pids) > 0 {
-		t.Errorf("processes %v of %s are alive", pids, marker)
+func nothingLeft(tb testing.TB, marker string) {
+	tb.Helper()
+	if pids := withMarker(tb, marker); len(pids) > 0 {
+		tb.Errorf("processes %v of %s are alive", pids, marker)
 	}
 }
 
-func withMarker(t testing.TB, marker string) []int {
-	t.Helper()
+func withMarker(tb testing.TB, marker string) []int {
+	tb.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var found []int
 	for _, name := range names {
@@ -279,12 +280,12 @@ func metBy(timeout time.Duration, f func(time.Duration) (begun bool)) {
 	}
 }
 
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
 	for end := time.Now().Add(bound); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}
 	}
-	t.Fatalf("never: %s", what)
+	tb.Fatalf("never: %s", what)
 }

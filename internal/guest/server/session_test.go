@@ -24,20 +24,20 @@ type testSession struct {
 	id string
 }
 
-func openSession(t testing.TB, s *Server, st wire.SessionStart) *testSession {
-	t.Helper()
+func openSession(tb testing.TB, s *Server, st wire.SessionStart) *testSession {
+	tb.Helper()
 	if st.Shell == "" {
 		st.Shell = "bash"
 	}
 	st.ID = fmt.Sprintf("se-%d", sessionIDs.Add(1))
-	got := ask[wire.Session](t, s, wire.OpSessionStart, st)
+	got := ask[wire.Session](tb, s, wire.OpSessionStart, st)
 	if got.ID != st.ID || got.Pid <= 1 || got.Busy {
-		t.Fatalf("started as %+v", got)
+		tb.Fatalf("started as %+v", got)
 	}
-	t.Cleanup(func() {
-		dial(t, s, wire.OpSessionEnd, wire.ShellRef{ID: st.ID}).all() // it may not exist any more
+	tb.Cleanup(func() {
+		dial(tb, s, wire.OpSessionEnd, wire.ShellRef{ID: st.ID}).all() // it may not exist any more
 	})
-	return &testSession{t: t, s: s, id: st.ID}
+	return &testSession{t: tb, s: s, id: st.ID}
 }
 
 // outcome is the result of a command in a session.
@@ -64,14 +64,14 @@ func (se *testSession) exec(x wire.SessionExec) outcome {
 	return outcomeOf(se.t, se.dial(x).all())
 }
 
-func outcomeOf(t testing.TB, a *answer) outcome {
-	t.Helper()
+func outcomeOf(tb testing.TB, a *answer) outcome {
+	tb.Helper()
 	if a.failure != nil {
-		t.Fatalf("failed: %+v", a.failure)
+		tb.Fatalf("failed: %+v", a.failure)
 	}
 	o := outcome{out: a.stdout.String(), err: a.stderr.String()}
 	if err := json.Unmarshal(a.reply, &o.SessionResult); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return o
 }
@@ -104,6 +104,7 @@ func (se *testSession) isGone() {
 
 func TestSessionKeepsState(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{Env: map[string]string{"GIVEN": "yes"}, Cwd: "/usr"})
 		se.gives(`pwd; echo $GIVEN`, 0, "/usr\nyes\n")
 		se.gives(`cd /tmp; x=5; export Y=6; f() { echo fn $x; }; alias hi='echo aliased'; shopt -s nullglob; trap 'echo usr' USR1`, 0, "")
@@ -116,6 +117,7 @@ func TestSessionKeepsState(t *testing.T) {
 
 func TestSessionSeparatesStreams(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		o := se.run(`printf 'a\0\377b'; printf 'e\0\376' >&2; false`)
 		if o.out != "a\x00\xffb" || o.err != "e\x00\xfe" || o.ExitCode != 1 {
@@ -130,6 +132,7 @@ func TestSessionSeparatesStreams(t *testing.T) {
 
 func TestSessionSurvivesFailingCommands(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		for _, c := range []struct {
 			text string
@@ -179,6 +182,7 @@ func TestSessionSurvivesFailingCommands(t *testing.T) {
 
 func TestSessionEndsWithShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		for text, code := range map[string]int{"exit 3": 3, "echo x; exit": 0, "exec sh -c 'exit 4'": 4, "kill -9 $$": -1,
 			"trap 'exit 6' EXIT; exit 5": 6} {
 			se := openSession(t, s, wire.SessionStart{})
@@ -193,6 +197,7 @@ func TestSessionEndsWithShell(t *testing.T) {
 
 func TestSessionTakesInput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		k := se.dial(wire.SessionExec{Text: `read a; echo "<$a>"; cat`, Stdin: true, Timeout: bound})
 		want := bytes.Repeat([]byte("0123456789abcdef"), 8<<10)
@@ -228,6 +233,7 @@ func TestSessionTakesInput(t *testing.T) {
 
 func TestSessionInterruptIsPrompt(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		for i, text := range []string{
 			`while :; do :; done`,
@@ -265,6 +271,7 @@ func TestSessionInterruptIsPrompt(t *testing.T) {
 
 func TestUnresponsiveSessionIsKilled(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		se.gives(`trap '' INT`, 0, "")
 		o := se.exec(wire.SessionExec{Text: `while :; do :; done`, Timeout: 100 * time.Millisecond})
@@ -277,6 +284,7 @@ func TestUnresponsiveSessionIsKilled(t *testing.T) {
 
 func TestSessionKeepsBackgroundProcesses(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		marker := se.marker(3141)
 		began := time.Now()
@@ -304,6 +312,7 @@ func TestSessionKeepsBackgroundProcesses(t *testing.T) {
 
 func TestSessionSerializesCommands(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		first := se.dial(wire.SessionExec{Text: `read go; x=set`, Stdin: true, Timeout: bound})
 		first.untilStarted()
@@ -331,6 +340,7 @@ func TestSessionSerializesCommands(t *testing.T) {
 
 func TestSessionCommandEndsWithStream(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		k := se.dial(wire.SessionExec{Text: `sleep 27.18`})
 		k.untilStarted()
@@ -344,6 +354,7 @@ func TestSessionCommandEndsWithStream(t *testing.T) {
 
 func TestSessionStopsAtOutputLimit(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{})
 		o := se.exec(wire.SessionExec{Text: `while :; do echo x; done`, OutputLimit: 100, Timeout: bound})
 		if o.Ending != runtime.OutputLimit || len(o.out) != 100 || o.Ended {
@@ -355,6 +366,7 @@ func TestSessionStopsAtOutputLimit(t *testing.T) {
 
 func TestSessionCannotBeForged(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		// A command that writes to the control FIFO that it finds can break only its own session.
 		se := openSession(t, s, wire.SessionStart{})
 		other := openSession(t, s, wire.SessionStart{})
@@ -376,6 +388,7 @@ func TestSessionCannotBeForged(t *testing.T) {
 
 func TestSessionInPlainSh(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		se := openSession(t, s, wire.SessionStart{Shell: "sh"})
 		se.gives(`cd /usr; x=5; f() { echo fn $x; }`, 0, "")
 		se.gives(`pwd; f`, 0, "/usr\nfn 5\n")
@@ -398,6 +411,7 @@ func TestSessionInPlainSh(t *testing.T) {
 
 func TestSessionSurvivesManyInterrupts(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		for _, shell := range []string{"bash", "sh"} {
 			manyInterrupts(t, openSession(t, s, wire.SessionStart{Shell: shell}))
 		}
@@ -429,6 +443,7 @@ func TestSessionSurvivesAnyText(t *testing.T) {
 		"for i in 1; do ", "done\n", "while false; do ", "${", "}", "$((", "))", "[[ ", "]] ", "f() ", "x=", "x=(", "<", ">", "!", "$'", "\t", "\xff", "\r", "function ", "coproc ", "select ", "time ", "until ",
 	}
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		random := rand.New(rand.NewPCG(1, 2))
 		se := openSession(t, s, wire.SessionStart{Cwd: workspace})
 		for range 150 {
@@ -453,8 +468,8 @@ func TestSessionSurvivesAnyText(t *testing.T) {
 	})
 }
 
-func run0(t testing.TB, s *Server, cmd wire.Command) runtime.Result {
-	t.Helper()
-	_, r := run1(t, s, cmd)
+func run0(tb testing.TB, s *Server, cmd wire.Command) runtime.Result {
+	tb.Helper()
+	_, r := run1(tb, s, cmd)
 	return r
 }

@@ -14,36 +14,37 @@ import (
 )
 
 // start starts a shell. The test's cleanup kills and forgets it.
-func start(t testing.TB, s *Server, cmd wire.Command) wire.Shell {
-	t.Helper()
-	cmd.ID = strings.ReplaceAll(t.Name(), "/", ".") + "." + cmd.ID
-	sh := ask[wire.Shell](t, s, wire.OpStart, cmd)
-	t.Cleanup(func() {
-		if dial(t, s, wire.OpKill, wire.Kill{ID: sh.ID}).all().failure == nil {
-			dial(t, s, wire.OpForget, wire.ShellRef{ID: sh.ID}).all()
+func start(tb testing.TB, s *Server, cmd wire.Command) wire.Shell {
+	tb.Helper()
+	cmd.ID = strings.ReplaceAll(tb.Name(), "/", ".") + "." + cmd.ID
+	sh := ask[wire.Shell](tb, s, wire.OpStart, cmd)
+	tb.Cleanup(func() {
+		if dial(tb, s, wire.OpKill, wire.Kill{ID: sh.ID}).all().failure == nil {
+			dial(tb, s, wire.OpForget, wire.ShellRef{ID: sh.ID}).all()
 		}
 	})
 	return sh
 }
 
-func output(t testing.TB, s *Server, o wire.Output) (*answer, wire.OutputEnd) {
-	t.Helper()
+func output(tb testing.TB, s *Server, o wire.Output) (*answer, wire.OutputEnd) {
+	tb.Helper()
 	if o.Stream == "" {
 		o.Stream = wire.Stdout
 	}
-	a := dial(t, s, wire.OpOutput, o).all()
+	a := dial(tb, s, wire.OpOutput, o).all()
 	if a.failure != nil {
-		t.Fatalf("output failed: %v", a.failure)
+		tb.Fatalf("output failed: %v", a.failure)
 	}
 	var end wire.OutputEnd
 	if err := json.Unmarshal(a.reply, &end); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return a, end
 }
 
 func TestShellOutputIsReadByOffset(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c", "echo one; echo err >&2; read x; echo two $x; exit 4"},
 			Stdin: true})
 		a, end := output(t, s, wire.Output{ID: sh.ID, Wait: maxWait})
@@ -89,6 +90,7 @@ func TestShellOutputIsReadByOffset(t *testing.T) {
 
 func TestShellReportsExactGap(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		sh := start(t, s, wire.Command{Argv: []string{"seq", "200000"}, Spool: 64 << 10})
 		eventually(t, "it has ended",
 			func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
@@ -108,6 +110,7 @@ func TestShellReportsExactGap(t *testing.T) {
 
 func TestWaitingShellLosesNoOutput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		const size = 8 << 20
 		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c", "yes 123456789 | head -c 8388608"}, Wait: true})
 		var got bytes.Buffer
@@ -148,6 +151,7 @@ func TestWaitingShellLosesNoOutput(t *testing.T) {
 
 func TestWaitingShellEndsWithoutReader(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		var got wire.Shell
 		metBy(300*time.Millisecond, func(timeout time.Duration) bool {
 			sh := start(t, s, wire.Command{ID: timeout.String(), Argv: []string{"yes"}, Wait: true, Spool: 64 << 10,
@@ -165,6 +169,7 @@ func TestWaitingShellEndsWithoutReader(t *testing.T) {
 
 func TestKillEndsAllProcessesOfShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c",
 			"setsid sleep 8555 & trap '' TERM; while :; do sleep 8555; done"}})
 		if f := dial(t, s, wire.OpForget, wire.ShellRef{ID: sh.ID}).all().failure; f == nil ||
@@ -197,6 +202,7 @@ func TestKillEndsAllProcessesOfShell(t *testing.T) {
 
 func TestShellInputIsClosed(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		sh := start(t, s, wire.Command{Argv: []string{"cat"}, Stdin: true})
 		k := dial(t, s, wire.OpInput, wire.ShellRef{ID: sh.ID})
 		for _, f := range []struct {
@@ -224,6 +230,7 @@ func TestShellInputIsClosed(t *testing.T) {
 
 func TestFailedStartLeavesNoShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		for _, cmd := range []wire.Command{{ID: "x", Argv: []string{"no-such-program"}},
 			{ID: "x", Argv: []string{"true"}, User: "root"}, {Argv: []string{"true"}}} {
 			if f := dial(t, s, wire.OpStart, cmd).all().failure; f == nil || f.Field == "" {
@@ -238,6 +245,7 @@ func TestFailedStartLeavesNoShell(t *testing.T) {
 
 func TestInvalidOutputRequestNamesField(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		sh := start(t, s, wire.Command{Argv: []string{"sleep", "8558"}})
 		for _, o := range []struct {
 			wire.Output
@@ -262,6 +270,7 @@ func TestInvalidOutputRequestNamesField(t *testing.T) {
 
 func TestDisconnectEndsFollow(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		sh := start(t, s, wire.Command{Argv: []string{"sleep", "8559"}})
 		k := dial(t, s, wire.OpOutput, wire.Output{ID: sh.ID, Stream: wire.Stdout, Follow: true})
 		eventually(t, "the stream is served", func() bool { return s.streams.Load() > 0 })

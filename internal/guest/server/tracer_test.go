@@ -197,6 +197,7 @@ func TestTracersCannotForgeEnding(t *testing.T) {
 	for _, how := range []string{"thread", "leader", "both", "stopped tracer", "traced tracer"} {
 		t.Run(how, func(t *testing.T) {
 			bothAtOnce(t, func(t *testing.T, s *Server) {
+				t.Helper()
 				cmd := helperCommand(t, tracedEnv, how)
 				cmd.Timeout = bound / 2
 				k := dial(t, s, wire.OpExec, cmd)
@@ -209,6 +210,7 @@ func TestTracersCannotForgeEnding(t *testing.T) {
 
 func TestTracersCannotHideChild(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := helperCommand(t, tracedEnv, "thread")
 		cmd.Argv = []string{"sh", "-c", cmd.Argv[0] + "; exit $?"}
 		cmd.Timeout = bound / 2
@@ -220,6 +222,7 @@ func TestTracersCannotHideChild(t *testing.T) {
 
 func TestSessionTracersCannotForgeEnding(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		traced, tracing := openSession(t, s, wire.SessionStart{}), openSession(t, s, wire.SessionStart{})
 		cmd := helperCommand(t, tracedEnv, "thread")
 		k := traced.dial(wire.SessionExec{Text: tracedEnv + "=thread " + cmd.Argv[0], Timeout: bound / 2})
@@ -239,6 +242,7 @@ func TestSessionTracersCannotForgeEnding(t *testing.T) {
 // A command that ended before the stop keeps its ending while a tracer holds it.
 func TestLateStopKeepsEnding(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := helperCommand(t, tracedEnv, "thread")
 		cmd.ID = "traced"
 		sh := start(t, s, cmd)
@@ -269,6 +273,7 @@ func TestLateStopKeepsEnding(t *testing.T) {
 
 func TestKillSucceedsDespiteTracers(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		cmd := helperCommand(t, tracedEnv, "stay")
 		k := dial(t, s, wire.OpExec, cmd)
 		ids := line(k)
@@ -290,6 +295,7 @@ func TestKillSucceedsDespiteTracers(t *testing.T) {
 // A parent may trace its child without waiting for it.
 func TestParentsMayTraceTheirChildren(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		k := dial(t, s, wire.OpExec, helperCommand(t, tracerEnv, "child"))
 		pid, err := strconv.Atoi(line(k))
 		if err != nil {

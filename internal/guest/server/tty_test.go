@@ -85,6 +85,7 @@ func (c *screen) ends() (string, runtime.Result) {
 
 func TestTerminalBelongsToCommand(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{
 			Argv: []string{"sh", "-c", `test -t 0 && test -t 1 && test -t 2 && echo three
 				stty size; echo "$TERM/${COLUMNS-no}/${LINES-no}"; ps -o sid= -p $$ | tr -d ' ' | grep -qx $$ && echo leads
@@ -106,6 +107,7 @@ func TestTerminalBelongsToCommand(t *testing.T) {
 
 func TestTermComesFromCaller(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", "echo $TERM"}, TTY: &wire.TTY{Term: "vt100"}})
 		if text, _ := c.ends(); text != "vt100\r\n" {
 			t.Errorf("got %q", text)
@@ -115,6 +117,7 @@ func TestTermComesFromCaller(t *testing.T) {
 
 func TestJobControl(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, bash())
 		c.sees("$ ")
 		c.press("sleep 4711\r")
@@ -148,6 +151,7 @@ func isStopped(t *testing.T, pid int) bool {
 
 func TestResizeReachesCommand(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c",
 			`trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done`}})
 		c.sees("ready")
@@ -172,6 +176,7 @@ func TestResizeReachesCommand(t *testing.T) {
 
 func TestTerminalOutputIsComplete(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"seq", "100000"}})
 		var want bytes.Buffer
 		for i := range 100000 {
@@ -187,6 +192,7 @@ func TestTerminalOutputIsComplete(t *testing.T) {
 
 func TestConcurrentTerminalInput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"cat"}})
 		d := &screen{t: t, s: s, id: c.id}
 		c.press("one\r")
@@ -206,6 +212,7 @@ func TestConcurrentTerminalInput(t *testing.T) {
 
 func TestUnreadInputBlocksNoOtherStream(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", "stty raw -echo; echo ready; sleep 1000"}})
 		c.sees("ready")
 		stuck := dial(t, s, wire.OpInput, wire.ShellRef{ID: c.id})
@@ -234,6 +241,7 @@ func TestUnreadInputBlocksNoOtherStream(t *testing.T) {
 
 func TestKillReachesProcessesOutsideSession(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c",
 			"setsid -f sleep 4712; nohup sleep 4712 & echo ready; wait"}})
 		c.sees("ready")
@@ -249,6 +257,7 @@ func TestKillReachesProcessesOutsideSession(t *testing.T) {
 // A command may close its terminal and open it again.
 func TestTerminalCanBeReopened(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c",
 			`exec </dev/null >/dev/null 2>&1; sleep 0.1; echo back >/dev/tty; sleep 0.1; echo again >/dev/tty`}})
 		if text, _ := c.ends(); text != "back\r\nagain\r\n" {
@@ -259,6 +268,7 @@ func TestTerminalCanBeReopened(t *testing.T) {
 
 func TestInvalidTerminalRequests(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		for name, c := range map[string]struct {
 			tty   wire.TTY
 			field string
@@ -296,6 +306,7 @@ func TestInvalidTerminalRequests(t *testing.T) {
 
 func TestEndedTerminalsCloseDescriptors(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		before := -1
 		for i := range 20 {
 			c := onScreen(t, s, wire.Command{ID: fmt.Sprint(i), Argv: []string{"true"}})

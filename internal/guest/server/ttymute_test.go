@@ -10,6 +10,7 @@ import (
 // The guest's replacement for gVisor's missing signals, on a terminal that could send them.
 func TestMuteTerminalGetsSignals(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c",
 			`trap 'stty size' WINCH; trap 'echo int' INT; trap 'exit 6' QUIT; echo ready; while :; do read -t 1 x && echo "got $x"; done`}})
 		c.sees("ready")

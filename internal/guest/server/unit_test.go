@@ -280,6 +280,7 @@ func TestInvalidStreamsAreRefused(t *testing.T) {
 
 func TestDeadSparesAreReplaced(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
 		eventually(t, "there is a spare", func() bool {
 			s.spares.requestRefill()
 			s.spares.mu.Lock()

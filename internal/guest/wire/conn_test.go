@@ -20,14 +20,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const bound = 60 * time.Second
 
-func pair(t testing.TB) (a, b *Conn) {
-	t.Helper()
+func pair(tb testing.TB) (a, b *Conn) {
+	tb.Helper()
 	x, y := net.Pipe()
 	for _, c := range []net.Conn{x, y} {
 		if err := c.SetDeadline(time.Now().Add(bound)); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
-		t.Cleanup(func() { c.Close() })
+		tb.Cleanup(func() { c.Close() })
 	}
 	return NewConn(x), NewConn(y)
 }

@@ -17,27 +17,27 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const bound = 30 * time.Second
 
 // pair returns a connection over loopback.
-func pair(t testing.TB) (near, far net.Conn) {
-	t.Helper()
-	return pairOn(t, "tcp", "127.0.0.1:0")
+func pair(tb testing.TB) (near, far net.Conn) {
+	tb.Helper()
+	return pairOn(tb, "tcp", "127.0.0.1:0")
 }
 
-func pairOn(t testing.TB, network, address string) (near, far net.Conn) {
-	t.Helper()
+func pairOn(tb testing.TB, network, address string) (near, far net.Conn) {
+	tb.Helper()
 	ln, err := net.Listen(network, address)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer ln.Close()
 	if near, err = net.Dial(network, ln.Addr().String()); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if far, err = ln.Accept(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for _, c := range []net.Conn{near, far} {
 		c.SetDeadline(time.Now().Add(bound))
-		t.Cleanup(func() { c.Close() })
+		tb.Cleanup(func() { c.Close() })
 	}
 	return near, far
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // unixPair returns a connection like those of package guestconn.
-func unixPair(t testing.TB) (near, far net.Conn) {
-	t.Helper()
-	return pairOn(t, "unix", filepath.Join(t.TempDir(), "s"))
+func unixPair(tb testing.TB) (near, far net.Conn) {
+	tb.Helper()
+	return pairOn(tb, "unix", filepath.Join(tb.TempDir(), "s"))
 }
 
 // until waits for a condition of a pool's pipes.
@@ -78,8 +78,8 @@ func TestPipesAreHeldOnlyWhileUsed(t *testing.T) {
 // Nothing of a refused piece is sent, and each byte is counted once.
 func TestCountPrecedesSending(t *testing.T) {
 	for name, pairs := range map[string]func(testing.TB) (a, b net.Conn){"by pipes": unixPair,
-		"copied": func(t testing.TB) (a, b net.Conn) {
-			a, b = pair(t)
+		"copied": func(tb testing.TB) (a, b net.Conn) {
+			a, b = pair(tb)
 			return struct{ net.Conn }{a}, b
 		}} {
 		t.Run(name, func(t *testing.T) {

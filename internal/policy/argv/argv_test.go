@@ -13,11 +13,11 @@ import (
 
 // readOnlyRules returns the rules of the profile readonly for another root. They refuse the
 // arguments with which a program would write, run a program or read outside the root.
-func readOnlyRules(t testing.TB, root string) Rules {
-	t.Helper()
+func readOnlyRules(tb testing.TB, root string) Rules {
+	tb.Helper()
 	data, err := os.ReadFile("../../profile/data/readonly.yaml")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var file struct {
 		Policy struct {
@@ -25,7 +25,7 @@ func readOnlyRules(t testing.TB, root string) Rules {
 		} `json:"policy"`
 	}
 	if err := yaml.Unmarshal(data, &file); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	file.Policy.Argv.Root = root
 	return file.Policy.Argv

@@ -69,6 +69,7 @@ func exchange(t *testing.T, p *Provider, r web.Request) web.Answer {
 }
 
 func want(t *testing.T, u *url.URL, method string) netpolicy.Want {
+	t.Helper()
 	w := netpolicy.Want{Host: u.Hostname(), Port: 80, Method: method, Path: u.Path}
 	if u.Port() != "" {
 		if _, err := fmt.Sscan(u.Port(), &w.Port); err != nil {
