@@ -74,6 +74,7 @@ func (t *tree) apply(e entry, content io.Reader) error {
 		return t.hideIn(real)
 	case kindWhiteout:
 		return t.hide(path.Join(real, e.base))
+	default:
 	}
 	isDir, err := t.clear(dir, e)
 	if err != nil {
@@ -119,8 +120,9 @@ func (t *tree) place(dir *os.Root, real string, e entry, content io.Reader, isDi
 		return t.own(dir, e)
 	case kindLink:
 		return t.link(real, e)
+	default:
+		return nil
 	}
-	return nil
 }
 
 func (t *tree) own(dir *os.Root, e entry) error {

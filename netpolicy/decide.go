@@ -252,6 +252,7 @@ func (one *rule) denies(a *query, v verdict) bool {
 		can = anyProtocol
 	case viaTLS, viaHTTPS:
 		can = viaTLS | viaHTTPS
+	default:
 	}
 	if one.protocols&can == 0 || !one.hasPort(v.port) {
 		return false
@@ -392,6 +393,7 @@ func (p protocols) String() string {
 		return TLS
 	case viaTCP:
 		return TCP
+	default:
+		return "anything"
 	}
-	return "anything"
 }

@@ -245,8 +245,9 @@ func (p *pattern) matches(host string, addr netip.Addr) bool {
 		return !addr.IsValid()
 	case oneAddress:
 		return addr == p.addr
+	default:
+		return addr.IsValid() && p.block.Contains(addr)
 	}
-	return addr.IsValid() && p.block.Contains(addr)
 }
 
 // isBelow reports whether host is below name. It allocates nothing.
@@ -279,6 +280,7 @@ func (p *pattern) String() string {
 		return "*"
 	case oneAddress:
 		return p.addr.String()
+	default:
+		return p.block.String()
 	}
-	return p.block.String()
 }

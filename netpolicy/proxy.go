@@ -70,6 +70,7 @@ func newServer(g *Gateway) *http.Server {
 							l.HeaderTime))
 				}
 				close(c.closed) // the server's last action
+			default:
 			}
 		},
 	}

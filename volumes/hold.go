@@ -177,6 +177,7 @@ func (ws *mountedWorkspace) prepareHold(ctx context.Context, h *Hold) error {
 		if err := ws.beginWriting(ctx, "sandbox "+h.lease); err != nil {
 			return fmt.Errorf("workspace %s: %w", ws.e.meta.Name, err)
 		}
+	default:
 	}
 	h.source = ws.generationPath(h.generation)
 	return nil

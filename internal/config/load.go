@@ -135,8 +135,9 @@ func kindOf(t reflect.Type) string {
 		return "a number"
 	case reflect.Int, reflect.Int64:
 		return "a whole number"
+	default:
+		return "a " + t.String()
 	}
-	return "a " + t.String()
 }
 
 // toJSON converts the only document of a text to JSON. More documents are an error: they would be

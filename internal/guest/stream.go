@@ -157,8 +157,9 @@ func (s *stream) reply(ctx context.Context) ([]byte, error) {
 		return payload, nil
 	case wire.KindFailure:
 		return nil, s.failure(payload)
+	default:
+		return nil, s.unexpected(kind)
 	}
-	return nil, s.unexpected(kind)
 }
 
 func (s *stream) unexpected(kind wire.Kind) error {

@@ -295,6 +295,7 @@ func (b *wordBuilder) expansion(p *syntax.ParamExp, v string, set bool) (string,
 		return w, true
 	case syntax.ErrorUnset, syntax.ErrorUnsetOrNull:
 		return v, set
+	default:
 	}
 	if !set || !known(v) || !known(w) || strings.ContainsAny(w, "*?[") {
 		return "", false
@@ -312,8 +313,9 @@ func (b *wordBuilder) expansion(p *syntax.ParamExp, v string, set bool) (string,
 		return strings.ToLower(v[:min(1, len(v))]) + v[min(1, len(v)):], w == ""
 	case syntax.UpperFirst:
 		return strings.ToUpper(v[:min(1, len(v))]) + v[min(1, len(v)):], w == ""
+	default:
+		return "", false
 	}
-	return "", false
 }
 
 func positional(name string) bool { return name != "" && name[0] >= '0' && name[0] <= '9' }

@@ -226,8 +226,9 @@ func rank(a Action) int {
 		return 2
 	case Ask:
 		return 1
+	default:
+		return 0
 	}
-	return 0
 }
 
 // priority orders findings of the same action; a lower value wins.

@@ -83,6 +83,7 @@ func (r *evaluation) applyRule(l *rule, c *call, name string) bool {
 		if l.Action != Allow {
 			r.reportUnknown("whether rule "+l.ID+" matches is known only at run time", name, l.Action, at)
 		}
+	default:
 	}
 	return false
 }

@@ -111,6 +111,7 @@ func (r *evaluation) redirect(sc *scope, d *syntax.Redirect, rd *redirections) {
 		text := f.text + "\n"
 		rd.stdin, rd.feeds = &text, append(rd.feeds, f.feeds...)
 		return
+	default:
 	}
 	f := r.text(sc, d.Word)
 	f.at = r.where(d)

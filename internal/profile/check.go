@@ -38,8 +38,9 @@ func check(src *source, path string, n *node, t reflect.Type) (any, error) {
 		return checkList(src, path, n, t)
 	case object:
 		return checkObject(src, path, n, t)
+	default:
+		return n.value, nil
 	}
-	return n.value, nil
 }
 
 func quoteHint(n *node, want kind) string {
@@ -61,8 +62,9 @@ func kindFor(t reflect.Type) kind {
 		return integer
 	case reflect.Float64:
 		return number
+	default:
+		return text
 	}
-	return text
 }
 
 func checkList(src *source, path string, n *node, t reflect.Type) (any, error) {
@@ -147,8 +149,9 @@ func plain(src *source, path string, n *node) any {
 			out[i] = plain(src, fmt.Sprintf("%s[%d]", path, i), item)
 		}
 		return out
+	default:
+		return n.value
 	}
-	return n.value
 }
 
 func join(path, key string) string {

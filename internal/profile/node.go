@@ -154,8 +154,9 @@ func (b *nodeBuilder) yaml(y *yaml.Node, depth int) (*node, error) {
 			n.items = append(n.items, item)
 		}
 		return n, nil
+	default:
+		return b.scalar(y)
 	}
-	return b.scalar(y)
 }
 
 func (b *nodeBuilder) mapping(y *yaml.Node, depth int) (*node, error) {

@@ -69,8 +69,9 @@ func reflectValue(v reflect.Value) (any, error) {
 		return reflectMap(v)
 	case reflect.Slice:
 		return reflectSlice(v)
+	default:
+		return nil, fmt.Errorf("cannot convert a value of type %s", v.Type())
 	}
-	return nil, fmt.Errorf("cannot convert a value of type %s", v.Type())
 }
 
 func reflectSlice(v reflect.Value) (any, error) {

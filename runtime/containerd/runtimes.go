@@ -58,6 +58,7 @@ func (d *Driver) handlerOf(class runtime.Class) (handler, error) {
 		return d.container, nil
 	case runtime.ClassGVisor:
 		return d.gvisorOnce.Do(d.search)
+	default:
+		return handler{}, noHandler(class)
 	}
-	return handler{}, noHandler(class)
 }

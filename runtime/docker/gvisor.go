@@ -146,6 +146,7 @@ func (d *Driver) checkClass(class runtime.Class) error {
 	case runtime.ClassGVisor:
 		_, err := d.gvisorOnce.Do(func() (struct{}, error) { return struct{}{}, d.search() })
 		return err
+	default:
 	}
 	return fmt.Errorf("class %s: the docker driver makes no virtual machines, for the guest's socket does not reach "+
 		"into one; use class gvisor: %w",

@@ -93,6 +93,7 @@ func (d *Driver) checkClass(spec runtime.Spec) error {
 	case runtime.ClassGVisor:
 		_, err := d.findRunsc()
 		return err
+	default:
 	}
 	return fmt.Errorf("class %s: the oci driver has no virtual machines; use class gvisor: %w", spec.Class,
 		errdefs.ErrFailedPrecondition)

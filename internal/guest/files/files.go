@@ -82,6 +82,7 @@ func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c
 		return s.handleTool(ctx, op, body, c)
 	case wire.OpPack, wire.OpUnpack:
 		return s.copyWorkspace(ctx, op, body, c)
+	default:
 	}
 	var q wire.FileRequest
 	if err := wire.Decode(body, &q); err != nil {

@@ -32,6 +32,7 @@ func newNeedle(re *syntax.Regexp) needle {
 			}
 		}
 		return best
+	default:
 	}
 	return needle{}
 }

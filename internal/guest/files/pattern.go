@@ -251,6 +251,7 @@ func cost(re *syntax.Regexp) int {
 		n += len(re.Rune) / 64
 	case syntax.OpRepeat:
 		n *= max(re.Min, re.Max, 1)
+	default:
 	}
 	return n
 }

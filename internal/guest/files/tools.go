@@ -29,6 +29,7 @@ func (s *Server) handleTool(ctx context.Context, op wire.Op, body json.RawMessag
 			reply, err = tool(ctx, body, s.search)
 			return err
 		})
+	default:
 	}
 	if err != nil {
 		return refuse(c, err)

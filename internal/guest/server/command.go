@@ -182,6 +182,7 @@ func stepFailure(e *prefork.StepError, cmd *wire.Command) *wire.Failure {
 		code = wire.InvalidArgument
 	case syscall.EAGAIN, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE:
 		code = wire.ResourceExhausted
+	default:
 	}
 	switch e.Step {
 	case prefork.StepTerminal:
@@ -196,8 +197,9 @@ func stepFailure(e *prefork.StepError, cmd *wire.Command) *wire.Failure {
 			return wire.Failf(code, "argv", "command not found: %.200q", cmd.Argv[0])
 		}
 		return wire.Failf(code, "argv", "execute %.200q: %v", cmd.Argv[0], e.Errno)
+	default:
+		return wire.Failf(code, "user", "switch to the command's user: %v", e.Errno)
 	}
-	return wire.Failf(code, "user", "switch to the command's user: %v", e.Errno)
 }
 
 // openProgram makes the command one of the guest's own programs. It passes the open file, because

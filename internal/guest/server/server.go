@@ -265,8 +265,9 @@ func isEssential(op wire.Op) bool {
 	case wire.OpPing, wire.OpEgress, wire.OpKill, wire.OpSignal, wire.OpForget, wire.OpEnd, wire.OpShell, wire.OpShells,
 		wire.OpSessions, wire.OpSessionEnd, wire.OpResize:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {

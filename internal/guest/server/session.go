@@ -349,6 +349,7 @@ func describeEnding(r *runtime.Result) string {
 		return fmt.Sprintf("exit %d", r.ExitCode)
 	case runtime.Signalled:
 		return fmt.Sprintf("signal %d", r.Signal)
+	default:
+		return string(r.Ending)
 	}
-	return string(r.Ending)
 }

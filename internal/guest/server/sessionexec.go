@@ -139,6 +139,7 @@ func (t *sessionCommand) signal(n int) error {
 	case syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL, syscall.SIGHUP, syscall.SIGQUIT:
 		t.stop(runtime.Cancelled)
 		return nil
+	default:
 	}
 	return wire.Failf(wire.FailedPrecondition, "number",
 		"a command in a session accepts only signals that end it: 1, 2, 3, 9 and 15")

@@ -101,8 +101,9 @@ func deepens(n *html.Node) int {
 	switch n.DataAtom {
 	case atom.Blockquote, atom.Ul, atom.Ol, atom.Dl, atom.Menu:
 		return 1
+	default:
+		return 0
 	}
-	return 0
 }
 
 // invisible reports whether a reader does not see n. It records title and base of the page.
@@ -126,8 +127,9 @@ func (c *cleaner) invisible(n *html.Node) bool {
 		return !has(n, "open")
 	case atom.Html, atom.Head, atom.Body, atom.Meta:
 		return false
+	default:
+		return has(n, "hidden") && attr(n, "hidden") != "until-found" || hides(attr(n, "style"))
 	}
-	return has(n, "hidden") && attr(n, "hidden") != "until-found" || hides(attr(n, "style"))
 }
 
 func has(n *html.Node, key string) bool {
@@ -192,6 +194,7 @@ func (c *cleaner) element(n *html.Node, shape *int, link bool) {
 		}
 	case atom.Dt:
 		rename(n, atom.P)
+	default:
 	}
 	kept := n.Attr[:0]
 	for _, a := range n.Attr {
@@ -313,6 +316,7 @@ func tooLarge(table *html.Node) bool {
 			row += span(d, "colspan")
 			rows += span(d, "rowspan") - 1
 			widest = max(widest, row)
+		default:
 		}
 		if rows > maxCells || widest > maxCells || rows*widest > maxCells {
 			return true
@@ -340,6 +344,7 @@ func plain(table *html.Node) {
 			d.AppendChild(&html.Node{Type: html.TextNode, Data: " "})
 		case atom.Tbody, atom.Thead, atom.Tfoot, atom.Table:
 			rename(d, atom.Div)
+		default:
 		}
 	}
 	rename(table, atom.Div)

@@ -135,6 +135,7 @@ func flatten(in io.Reader) ([]byte, error) {
 			} else {
 				out.WriteByte(' ')
 			}
+		default:
 		}
 	}
 }
@@ -144,8 +145,9 @@ func flat(a atom.Atom) bool {
 	case atom.Title, atom.Base, atom.P, atom.Br, atom.A, atom.Img, atom.Li, atom.Hr,
 		atom.H1, atom.H2, atom.H3, atom.H4, atom.H5, atom.H6, atom.Script, atom.Style:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // textOf returns the text below n, at most about limit bytes.

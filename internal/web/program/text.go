@@ -45,7 +45,9 @@ func (w *textWriter) node(n *html.Node, pre bool) {
 			if n.PrevSibling != nil {
 				w.verbatim("\t")
 			}
+		default:
 		}
+	default:
 	}
 	gap := gapOf(n)
 	w.lines = max(w.lines, gap)
@@ -73,8 +75,9 @@ func gapOf(n *html.Node) int {
 		atom.Li, atom.Tr, atom.Dt, atom.Dd, atom.Form, atom.Fieldset, atom.Address, atom.Figcaption,
 		atom.Details, atom.Summary, atom.Caption, atom.Center, atom.Body:
 		return 1
+	default:
+		return 0
 	}
-	return 0
 }
 
 func (w *textWriter) words(s string) {
