@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -295,7 +296,7 @@ func parseWant(w Want) (query, error) {
 	if !isToken(w.Method) {
 		return a, fmt.Errorf("invalid method %s: use a name such as GET", quoted(w.Method))
 	}
-	if w.Method == "CONNECT" {
+	if w.Method == http.MethodConnect {
 		return a, errors.New("invalid method CONNECT: it opens a tunnel and is not a plain HTTP request")
 	}
 	a.raw, _, _ = strings.Cut(w.Path, "?")

@@ -123,7 +123,7 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 		}
 	}
 	line := w.audited(1)
-	if !line.Allowed || line.Method != "POST" || line.Path != "/x%2Fy" || line.Sent != 9 ||
+	if !line.Allowed || line.Method != http.MethodPost || line.Path != "/x%2Fy" || line.Sent != 9 ||
 		line.Received != int64(len(body)) || line.Address != target("127.0.0.1", s.port) || line.Protocol != HTTP {
 		t.Errorf("audited %+v", line)
 	}

@@ -97,7 +97,7 @@ func readSocks(c *client) (Want, error) {
 }
 
 func readSocksHost(kind byte, read func(int) ([]byte, error)) (string, error) {
-	n := 0
+	var n int
 	switch kind {
 	case socksIPv4:
 		n = 4

@@ -58,7 +58,7 @@ func TestTunnelRelaysBothDirections(t *testing.T) {
 			t.Fatalf("received %d of %d bytes: %v", len(got), len(sent), err)
 		}
 		line := w.audited(i + 1)
-		if !line.Allowed || line.Sent != 1<<20 || line.Received != 1<<20 || line.Method != "CONNECT" ||
+		if !line.Allowed || line.Sent != 1<<20 || line.Received != 1<<20 || line.Method != http.MethodConnect ||
 			line.Host != "a.test" || line.Port != port || line.Protocol != TCP || line.Address != target("127.0.0.1", port) ||
 			line.Session != "lease-1" {
 			t.Errorf("audited: %+v", line)

@@ -10,18 +10,17 @@ import (
 type Capability string
 
 const (
-	CapNetworkNone  Capability = "network-none"   // no interface but loopback; no address family that leaves the sandbox
-	CapMemory       Capability = "memory"         // memory cap, no swap
-	CapCPU          Capability = "cpu"            // CPU quota
-	CapPids         Capability = "pids"           // cap on processes and threads
-	CapReadOnlyRoot Capability = "read-only-root" // nothing outside tmpfs and /workspace can be written
-	CapCapabilities Capability = "capabilities"   // commands have no capabilities and cannot gain any
-	CapNoNewPrivs   Capability = "no-new-privs"   // setuid programs gain nothing
-	CapSeccomp      Capability = "seccomp"        // our filter is in force for the guest and the commands
-	CapNonRoot      Capability = "non-root"       // commands run as a user that is not 0
-	CapTmpfs        Capability = "tmpfs"          // sizes of /tmp, /home/user and scratch /workspace hold
-	// the image's VOLUME, HEALTHCHECK, USER, ENTRYPOINT and ENV have no effect
-	CapNeutralConfig Capability = "neutral-config"
+	CapNetworkNone   Capability = "network-none"   // no interface but loopback; no address family that leaves the sandbox
+	CapMemory        Capability = "memory"         // memory cap, no swap
+	CapCPU           Capability = "cpu"            // CPU quota
+	CapPids          Capability = "pids"           // cap on processes and threads
+	CapReadOnlyRoot  Capability = "read-only-root" // nothing outside tmpfs and /workspace can be written
+	CapCapabilities  Capability = "capabilities"   // commands have no capabilities and cannot gain any
+	CapNoNewPrivs    Capability = "no-new-privs"   // setuid programs gain nothing
+	CapSeccomp       Capability = "seccomp"        // our filter is in force for the guest and the commands
+	CapNonRoot       Capability = "non-root"       // commands run as a user that is not 0
+	CapTmpfs         Capability = "tmpfs"          // sizes of /tmp, /home/user and scratch /workspace hold
+	CapNeutralConfig Capability = "neutral-config" // VOLUME, HEALTHCHECK, USER, ENTRYPOINT and ENV have no effect
 	CapKill          Capability = "kill"           // no process of a command outlives its ending
 	CapCommandCgroup Capability = "command-cgroup" // the guest is outside the commands' caps
 	CapUsage         Capability = "usage"          // CPU time, memory and pids per command

@@ -17,8 +17,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 )
 
-// init runs one operation if this process is the child of a test, which dies at a failpoint.
-func init() {
+// runChild runs one operation if this process is the child of a test. It dies at a failpoint.
+func runChild() {
 	what := os.Getenv("VOLUMES_CHILD")
 	if what == "" {
 		return

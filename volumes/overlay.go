@@ -126,7 +126,7 @@ func overlayNotFound(id string) error {
 func (ws *mountedWorkspace) endOverlay(ctx context.Context, id string) error {
 	o, err := ws.findOverlay(id)
 	if err != nil || !o.Live {
-		return nil
+		return nil //nolint:nilerr // it has already ended
 	}
 	if err := ws.unmountOverlay(ctx, id); err != nil {
 		return err

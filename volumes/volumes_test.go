@@ -17,7 +17,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	runChild()
+	goleak.VerifyTestMain(m)
+}
 
 func open(t *testing.T, dir string) *Manager {
 	t.Helper()

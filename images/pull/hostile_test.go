@@ -264,7 +264,7 @@ func badAnswers() map[string]badResponse {
 		"endless manifest": {manifest(endless), "response is too long"},
 		"endless error": {manifest(func(w http.ResponseWriter,
 			r *http.Request) {
-			w.WriteHeader(403)
+			w.WriteHeader(http.StatusForbidden)
 			endless(w, r)
 		}), "requires credentials"},
 		"endless ping": {func(w http.ResponseWriter, r *http.Request) bool { endless(w, r); return true },
@@ -275,13 +275,13 @@ func badAnswers() map[string]badResponse {
 		}), "header"},
 		"invalid JSON": {manifest(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }),
 			"is not valid JSON"},
-		"too many requests": {manifest(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }),
+		"too many requests": {manifest(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }),
 			"too many requests"},
 		"long Retry-After": {manifest(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", "86400")
-			w.WriteHeader(429)
+			w.WriteHeader(http.StatusTooManyRequests)
 		}), "too many requests"},
-		"broken": {manifest(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }), "status 500"},
+		"broken": {manifest(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }), "status 500"},
 		"redirect loop": {manifest(func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, r.URL.Path+"x", http.StatusTemporaryRedirect)
 		}), "redirects"},
@@ -296,6 +296,7 @@ func badAnswers() map[string]badResponse {
 
 // A registry that sends wrong, endless or slow responses causes a clear error in bounded time.
 func TestMaliciousRegistry(t *testing.T) {
+	t.Parallel()
 	l := layer(t, "f", noise(200_000))
 	img := image(t, l)
 	path, _, content := blobOf(t, l)

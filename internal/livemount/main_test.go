@@ -123,8 +123,11 @@ func beContainer(slot, root string) error {
 	orders := bufio.NewReader(os.Stdin)
 	for {
 		line, err := orders.ReadBytes('\n')
-		if err != nil {
+		if errors.Is(err, io.EOF) {
 			return nil
+		}
+		if err != nil {
+			return err
 		}
 		var o order
 		if err := json.Unmarshal(line, &o); err != nil {

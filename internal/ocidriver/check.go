@@ -65,13 +65,13 @@ func (d Driver) CheckCgroups() (host cgroup.Host, noSwap bool, err error) {
 // DefaultRuntime is the OCI runtime unless the options name another.
 const DefaultRuntime = "runc"
 
-// oldest returns the first version with everything the drivers use. Version 1.1 of runc introduced
-// the default errno of seccomp filters.
-func oldest(name string) (major, minor int) {
+// oldestMinor returns the first minor version, of version 1, with everything that the drivers use.
+// Version 1.1 of runc introduced the default errno of seccomp filters.
+func oldestMinor(name string) int {
 	if name == "crun" {
-		return 1, 0
+		return 0
 	}
-	return 1, 1
+	return 1
 }
 
 // CheckRuntime returns the path and the version line of an OCI runtime that works here.
@@ -110,7 +110,7 @@ func (d Driver) CheckRuntime(ctx context.Context, name string, host cgroup.Host)
 
 // checkVersion parses what --version of runc or crun prints.
 func (d Driver) checkVersion(kind, text string) error {
-	major, minor := oldest(kind)
+	minor := oldestMinor(kind)
 	version, ok := strings.CutPrefix(firstLine(text), kind+" version ")
 	if !ok {
 		return d.Unfit(fmt.Sprintf("%s calls itself %q", kind, firstLine(text)), "install "+kind)
@@ -119,8 +119,8 @@ func (d Driver) checkVersion(kind, text string) error {
 	have1, err1 := strconv.Atoi(x)
 	y = y[:len(y)-len(strings.TrimLeft(y, "0123456789"))]
 	have2, err2 := strconv.Atoi(y)
-	if err1 != nil || err2 != nil || have1 < major || have1 == major && have2 < minor {
-		return d.Unfit(fmt.Sprintf("%s is %q", kind, version), fmt.Sprintf("install %s %d.%d or later", kind, major, minor))
+	if err1 != nil || err2 != nil || have1 < 1 || have1 == 1 && have2 < minor {
+		return d.Unfit(fmt.Sprintf("%s is %q", kind, version), fmt.Sprintf("install %s 1.%d or later", kind, minor))
 	}
 	if !strings.Contains(strings.ToLower(text), "seccomp") {
 		return d.Unfit(kind+" "+version+" is built without seccomp", "install one that is built with it")

@@ -92,7 +92,7 @@ func (r *evaluation) assign(sc *scope, a *syntax.Assign) {
 			r.step(len(v.text) / 64)
 		}
 	}
-	r.walkEnvCode(sc, name, v.text, r.where(a))
+	r.walkEnvCode(name, v.text, r.where(a))
 	sc.set(name, v)
 }
 

@@ -111,7 +111,7 @@ func (r *evaluation) declareWords(sc *scope, c *call) {
 		switch {
 		case strings.HasPrefix(a.text, "-"):
 		case ok && known(name):
-			r.walkEnvCode(sc, name, text, a.at)
+			r.walkEnvCode(name, text, a.at)
 			sc.set(name, variable{text: text, exported: true})
 		default:
 			if v, set := sc.vars[name]; set {
@@ -211,7 +211,7 @@ func (r *evaluation) read(sc *scope, name string, c *call) {
 }
 
 // walkEnvCode walks the values of variables that make programs run code.
-func (r *evaluation) walkEnvCode(sc *scope, name, value string, at span) {
+func (r *evaluation) walkEnvCode(name, value string, at span) {
 	switch name {
 	case "BASH_ENV", "ENV":
 		if text, ok := r.files[value]; ok {

@@ -90,7 +90,8 @@ func (r *evaluation) exec(sc *scope, c *call) string {
 	}
 	p := c.words[0]
 	if p.guess || !known(p.text) {
-		return r.execUnknown(sc, c)
+		r.execUnknown(sc, c)
+		return string(anyText)
 	}
 	if p.text == "" {
 		return ""
@@ -135,7 +136,7 @@ func programName(p string) string {
 
 // execUnknown handles a call whose program is not known for sure. It reports the call as unknown
 // and also judges the most likely program.
-func (r *evaluation) execUnknown(sc *scope, c *call) string {
+func (r *evaluation) execUnknown(sc *scope, c *call) {
 	p := c.words[0]
 	r.reportUnknown("which program runs is known only at run time", programName(p.text), Deny, c.at)
 	r.trace = append(r.trace, "")
@@ -148,17 +149,16 @@ func (r *evaluation) execUnknown(sc *scope, c *call) string {
 				reason: "it may be " + list, at: c.at})
 		}
 		r.followUnknown(sc, c)
-		return string(anyText)
+		return
 	}
 	if text == "" {
 		if len(c.words) > 1 {
 			r.speculative(func() { r.exec(sc, c.from(1)) })
 		}
-		return string(anyText)
+		return
 	}
 	n.words[0].text, n.words[0].guess = text, false
 	r.speculative(func() { r.exec(sc, &n) })
-	return string(anyText)
 }
 
 // couldBe returns the first denied program that an unknown name may stand for, or "".

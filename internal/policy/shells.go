@@ -214,7 +214,7 @@ func (r *evaluation) env(sc *scope, c *call) string {
 		if !ok || !known(name) {
 			break
 		}
-		r.walkEnvCode(sc, name, value, args[i].at)
+		r.walkEnvCode(name, value, args[i].at)
 		n.env[name] = variable{text: value, exported: true}
 	}
 	if i >= len(args) {
@@ -291,7 +291,7 @@ func (r *evaluation) sudo(sc *scope, c *call) string {
 		if !ok || strings.Contains(name, "/") {
 			break
 		}
-		r.walkEnvCode(sc, name, value, args[i].at)
+		r.walkEnvCode(name, value, args[i].at)
 		i++
 	}
 	if shell {

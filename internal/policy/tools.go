@@ -331,7 +331,8 @@ func (r *evaluation) multiplexer(sc *scope, c *call) {
 
 // makefile walks the recipes of a makefile with known content.
 func (r *evaluation) makefile(sc *scope, c *call) {
-	text, args := "", c.args()
+	var text string
+	args := c.args()
 	v, ok := flagValue(args, "-f", "--file", "--makefile")
 	switch {
 	case ok && isStdin(v.text) && c.stdin != nil:

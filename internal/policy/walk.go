@@ -266,9 +266,9 @@ func setsNothing(s *syntax.Stmt) bool {
 // pipeline walks the stages from left to right, each in a subshell.
 func (r *evaluation) pipeline(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
 	var stages []*syntax.Stmt
-	for left := (*syntax.Stmt)(nil); ; {
+	for {
 		stages = append(stages, c.Y)
-		left = c.X
+		left := c.X
 		x, ok := left.Cmd.(*syntax.BinaryCmd)
 		if !ok || x.Op != syntax.Pipe && x.Op != syntax.PipeAll || len(left.Redirs) > 0 {
 			stages = append(stages, left)

@@ -70,8 +70,7 @@ func (d *Driver) initFor(id string) (init *ocidriver.Process, done func(), err e
 	}
 	rec, err := d.read(id)
 	if err != nil {
-		// Half written or not ours: it names no process, so kill by cgroup.
-		return nil, func() {}, nil
+		return nil, func() {}, nil //nolint:nilerr // half written or not ours: kill by cgroup instead
 	}
 	init, err = d.initOf(rec)
 	if err != nil {

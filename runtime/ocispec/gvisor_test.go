@@ -76,9 +76,11 @@ func TestGVisorFlags(t *testing.T) {
 
 func TestGVisorPlatforms(t *testing.T) {
 	for text, want := range map[string][]string{
-		"  -platform string\n    \tspecifies which platform to use: ptrace (default), kvm. (default \"ptrace\")\n  " +
+		"  -platform string\n" +
+			"    \tspecifies which platform to use: ptrace (default), kvm. (default \"ptrace\")\n  " +
 			"-platform_device_path string\n    \tsystrap\n": {"kvm", "ptrace"},
-		"  -platform string\n    \tspecifies which platform to use: systrap (default), ptrace, kvm. (default \"systrap\")\n": {"systrap", "kvm", "ptrace"},
+		"  -platform string\n" +
+			"    \tspecifies which platform to use: systrap (default), ptrace, kvm. (default \"systrap\")\n": {"systrap", "kvm", "ptrace"},
 		"": nil,
 	} {
 		if diff := cmp.Diff(want, GVisorPlatforms(text)); diff != "" {

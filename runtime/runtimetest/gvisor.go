@@ -110,7 +110,9 @@ func (b *box) commandsSeenInside(t *testing.T) []process {
 	if len(cgroupProcesses(b.host.cgroups)) == 0 {
 		return nil // the sandbox has ended
 	}
-	cmd := bash(`for p in /proc/[0-9]*; do while read -r k v _; do case $k in Name:) n=$v;; State:) s=$v;; Uid:) u=$v;; Threads:) h=$v;; esac; done 2>/dev/null <$p/status && echo ${p#/proc/} $u $s $h $n; done; true`)
+	cmd := bash(`for p in /proc/[0-9]*; do while read -r k v _; do ` +
+		`case $k in Name:) n=$v;; State:) s=$v;; Uid:) u=$v;; Threads:) h=$v;; esac; done ` +
+		`2>/dev/null <$p/status && echo ${p#/proc/} $u $s $h $n; done; true`)
 	cmd.User = observerUser
 	o, err := b.tryCommand(t.Context(), cmd, guest.IO{})
 	if err != nil || !o.exited(0) {

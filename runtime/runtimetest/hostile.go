@@ -57,7 +57,8 @@ func checkNeutralConfig(t *testing.T, s *suite) {
 	t.Helper()
 	b := s.newHostileSandbox(t)
 	if o := b.runCommand(t,
-		bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
+		bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout !=
+		"1000 /workspace\nunset unset unset\n" {
 		t.Errorf("user, working directory and environment of a command: %v", o)
 	}
 	if environ := b.readInitFile(t, "environ"); strings.Contains(environ, markEnv) ||

@@ -347,7 +347,8 @@ func (k *killer) checkShell(t *testing.T) {
 func (k *killer) checkSignals(t *testing.T) {
 	t.Helper()
 	for _, all := range []bool{false, true} {
-		cmd := k.withNextUser(bash(`trap "echo got" USR1; trap "echo bye; exit 5" TERM; (trap "echo child" USR1; echo ready; while :; do sleep 0.05; done) & while :; do sleep 0.05; done`))
+		cmd := k.withNextUser(bash(`trap "echo got" USR1; trap "echo bye; exit 5" TERM; ` +
+			`(trap "echo child" USR1; echo ready; while :; do sleep 0.05; done) & while :; do sleep 0.05; done`))
 		cmd.ID = fmt.Sprintf("signalled-%v", all)
 		r := k.box.startCommand(t, cmd, guest.IO{})
 		r.waitOutput(t, "ready")

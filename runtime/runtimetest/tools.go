@@ -75,7 +75,8 @@ func checkFileTools(t *testing.T, s *suite) {
 	t.Helper()
 	b := s.newSandbox(t, nil)
 	b.mustOutput(t,
-		`mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; ln -s /etc out; ln -s src link; mkfifo fifo`)
+		`mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; `+
+			`ln -s /etc out; ln -s src link; mkfifo fifo`)
 	e, err := b.EditFile(t.Context(),
 		wire.EditRequest{FileRequest: wire.FileRequest{Path: "src/a.go"}, Old: "Foo", New: "Bar"})
 	if err != nil || e.Count != 1 || e.Info.UID != runtime.CommandUID {

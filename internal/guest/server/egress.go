@@ -217,8 +217,8 @@ func (s *Server) serveAccept(c *wire.Conn) error {
 	case conn == nil:
 		return errProxyOff()
 	case !there || err != nil:
-		g.awaitStream(conn) // offer it to the next stream
-		return nil
+		g.awaitStream(conn)
+		return nil //nolint:nilerr // the next stream gets the connection
 	}
 	if err = g.conns.carry(c, conn); err != errCarried {
 		g.awaitStream(conn)

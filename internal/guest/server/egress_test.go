@@ -101,9 +101,9 @@ func TestProxyOffersConnectionsToLiveStreams(t *testing.T) {
 func TestProxyOffClosesConnections(t *testing.T) {
 	w := newWorld(t)
 	waits := dial(t, w.s, wire.OpAccept, nil)
-	carried, queued := w.connect(), (*net.TCPConn)(nil)
+	carried := w.connect()
 	waits.untilStarted()
-	queued = w.connect()
+	queued := w.connect()
 	w.turn(wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder"}}) // existing connections are not affected
 	if _, err := carried.Write([]byte("x")); err != nil {
 		t.Fatal(err)

@@ -123,10 +123,8 @@ func (p *pump) drain() {
 		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
 		for err == nil && left > 0 {
 			b := p.buffer()
-			n := 0
-			n, err = unix.Read(int(fd), b[:min(len(b), left)])
-			if errors.Is(err, unix.EINTR) {
-				err = nil
+			n, readErr := unix.Read(int(fd), b[:min(len(b), left)])
+			if errors.Is(readErr, unix.EINTR) {
 				continue
 			}
 			if n <= 0 {

@@ -85,13 +85,12 @@ func (se *testSession) run(text string) outcome {
 }
 
 // gives checks exit code and output of a command, and that the session continues.
-func (se *testSession) gives(text string, code int, out string) outcome {
+func (se *testSession) gives(text string, code int, out string) {
 	se.t.Helper()
 	o := se.run(text)
 	if o.Ending != runtime.Exited || o.ExitCode != code || o.Ended || out != "*" && o.out != out {
 		se.t.Errorf("%s: %v, want exit %d and %q", text, o, code, out)
 	}
-	return o
 }
 
 func (se *testSession) isGone() {
@@ -370,7 +369,8 @@ func TestSessionCannotBeForged(t *testing.T) {
 		// A command that writes to the control FIFO that it finds can break only its own session.
 		se := openSession(t, s, wire.SessionStart{})
 		other := openSession(t, s, wire.SessionStart{})
-		o := se.run(`for f in $(tr '\0' '\n' </proc/$$/cmdline) ${BASH_SOURCE%/*}/*; do [ -w "$f" ] && echo garbage >"$f"; done; sleep 0.2; exit 9`)
+		o := se.run(`for f in $(tr '\0' '\n' </proc/$$/cmdline) ${BASH_SOURCE%/*}/*; do ` +
+			`[ -w "$f" ] && echo garbage >"$f"; done; sleep 0.2; exit 9`)
 		if o.Ending == runtime.Exited && o.ExitCode == 0 {
 			t.Errorf("got %v", o)
 		}
@@ -439,8 +439,10 @@ func manyInterrupts(t *testing.T, se *testSession) {
 // count as success.
 func TestSessionSurvivesAnyText(t *testing.T) {
 	pieces := []string{
-		"'", `"`, "`", "$(", ")", "(", "{ ", "; }", "<<E\n", "E\n", "\n", "if ", "then ", "fi\n", "case x in ", "x) ", ";;", "esac\n", "&&", "||", "|", ";", "&", `\`, "#", "true ", "false ",
-		"for i in 1; do ", "done\n", "while false; do ", "${", "}", "$((", "))", "[[ ", "]] ", "f() ", "x=", "x=(", "<", ">", "!", "$'", "\t", "\xff", "\r", "function ", "coproc ", "select ", "time ", "until ",
+		"'", `"`, "`", "$(", ")", "(", "{ ", "; }", "<<E\n", "E\n", "\n", "if ", "then ", "fi\n", "case x in ", "x) ",
+		";;", "esac\n", "&&", "||", "|", ";", "&", `\`, "#", "true ", "false ",
+		"for i in 1; do ", "done\n", "while false; do ", "${", "}", "$((", "))", "[[ ", "]] ", "f() ", "x=", "x=(",
+		"<", ">", "!", "$'", "\t", "\xff", "\r", "function ", "coproc ", "select ", "time ", "until ",
 	}
 	both(t, func(t *testing.T, s *Server) {
 		t.Helper()

@@ -240,7 +240,7 @@ func (t *sessionCommand) openStreams(events <-chan string) error {
 	}
 	late := time.NewTimer(startTimeout)
 	defer late.Stop()
-	event := ""
+	var event string
 	select {
 	case event = <-events:
 	case <-se.done:

@@ -218,7 +218,7 @@ func (s *Server) serveTerminalInput(c *wire.Conn, sh *shell) error {
 		if err != nil {
 			c.SetWriteDeadline(time.Now().Add(wire.HeaderTime)) //nolint:errcheck // closed: nobody listens
 			_ = c.Reply(nil)
-			return nil
+			return nil //nolint:nilerr // the host ended its input
 		}
 		switch {
 		case kind == wire.KindEOF:

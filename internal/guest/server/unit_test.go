@@ -88,7 +88,8 @@ func TestFirstEndingIsKept(t *testing.T) {
 }
 
 func TestParseUsers(t *testing.T) {
-	text := "root:x:0:0::/root:/bin/sh\nuser:x:1000:1001:,,,:/home/u:\nrel:x:7:7::home:\nbad\n:x:1:1::/:\nneg:x:-1:1::/:\nlast:x:4294967295:1::/:\nnl:x:8:8::/x:/bin/sh"
+	text := "root:x:0:0::/root:/bin/sh\nuser:x:1000:1001:,,,:/home/u:\nrel:x:7:7::home:\n" +
+		"bad\n:x:1:1::/:\nneg:x:-1:1::/:\nlast:x:4294967295:1::/:\nnl:x:8:8::/x:/bin/sh"
 	users := parseUsers([]byte(text))
 	want := []user{{"root", 0, 0, "/root"}, {"user", 1000, 1001, "/home/u"}, {"rel", 7, 7, ""}, {"nl", 8, 8, "/x"}}
 	if len(users) != len(want) {

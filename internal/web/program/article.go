@@ -26,7 +26,7 @@ func (p *page) article() (*converted, error) {
 	parser := readability.NewParser()
 	found, err := parser.ParseAndMutate(p.doc, p.base)
 	if err != nil || found.Node == nil {
-		return nil, nil
+		return nil, nil //nolint:nilerr // without an article, the caller uses the whole page
 	}
 	// The library may have restored unwanted nodes: clean the result again.
 	root := &html.Node{Type: html.DocumentNode}

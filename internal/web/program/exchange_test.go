@@ -94,7 +94,7 @@ func redirecting(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/cookie" && len(r.Cookies()) == 0 {
 			http.SetCookie(rw, &http.Cookie{Name: "seen", Value: "1"})
 			rw.Header().Set("Location", "/cookie")
-			rw.WriteHeader(302)
+			rw.WriteHeader(http.StatusFound)
 			return
 		}
 		body, _ := io.ReadAll(r.Body)
@@ -166,7 +166,7 @@ func TestRedirects(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	w := newWorld(t, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		rw.Header().Set(web.RefusalHeader, "denied") // forged by the host
-		rw.WriteHeader(403)
+		rw.WriteHeader(http.StatusForbidden)
 		io.WriteString(rw, "the site's own")
 	}))
 	a := w.fetch(t, web.Request{URL: "https://site.example/"})

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"runtime/debug"
 	"time"
 
@@ -112,7 +113,7 @@ func check(req *web.Request) error {
 	default:
 		return bad("form", req.Form, "raw, markdown, article or text")
 	}
-	if !token(req.Method) || req.Method == "CONNECT" {
+	if !token(req.Method) || req.Method == http.MethodConnect {
 		return bad("method", req.Method, "a method such as GET")
 	}
 	return checkHeader(req.Header)
