@@ -21,22 +21,22 @@ import (
 )
 
 const (
-	// refusalTime is how long the caller below goes on.
+	// refusalTime is how long the clients send calls.
 	refusalTime = 5 * time.Second
-	// refusalBytes is by how much the state directory may grow in that time: a page
-	// or two for each table and index that is touched, and the logs of the databases.
+	// refusalBytes is the growth of the state directory that is allowed in that time: some pages for
+	// each table and index, and the databases' write-ahead logs.
 	refusalBytes = 512 << 10
 )
 
-// A caller with no quota left calls as fast as it can, in every way that is
-// refused: what the service keeps of it is bounded, and says how often.
+// TestRefusedCallsDoNotFillTheDisk sends refused calls of every kind for a caller without quota, as
+// fast as possible. The disk use must stay bounded, and the records must count every refusal.
 func TestRefusedCallsDoNotFillTheDisk(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
-	ann := person(t, s, `{"caller":"ann","trust":3,"quotas":{"calls":1}}`)
+	ann := newCaller(t, s, `{"caller":"ann","trust":3,"quotas":{"calls":1}}`)
 	kill := `{"input":{"shell_id":"s"}}`
-	if got := ann.ask(t, "POST", "/v1/tools/system.kill/call", kill); got.Status != http.StatusOK {
-		t.Fatalf("%d %s", got.Status, got.Body)
+	if got := ann.request(t, "POST", "/v1/tools/system.kill/call", kill); got.Status != http.StatusOK {
+		t.Fatalf("the call within the quota: status %d, want 200: %s", got.Status, got.Body)
 	}
 	large := `{"input":{"shell_id":"` + strings.Repeat("x", 15<<10) + `"}}`
 	before := bytesBelow(t, s.Dir())
@@ -58,7 +58,7 @@ func TestRefusedCallsDoNotFillTheDisk(t *testing.T) {
 				}
 				got := s.Ask(t, "POST", "/v1/tools/"+name+"/call", body, header...)
 				if got.Status == http.StatusOK && !strings.Contains(string(got.Body), `"class":"quota"`) || got.Status >= 500 {
-					t.Errorf("%s: %d %.300s", name, got.Status, got.Body)
+					t.Errorf("%s: status %d, want a refusal below 500: %.300s", name, got.Status, got.Body)
 					return
 				}
 				refused.Add(1)
@@ -69,9 +69,9 @@ func TestRefusedCallsDoNotFillTheDisk(t *testing.T) {
 	grown := bytesBelow(t, s.Dir()) - before
 	t.Logf("%d refusals, %d bytes", refused.Load(), grown)
 	if grown > refusalBytes {
-		t.Errorf("the state directory grew by %d bytes for %d refusals, at most %d", grown, refused.Load(), refusalBytes)
+		t.Errorf("the state directory grew by %d bytes for %d refusals, want at most %d", grown, refused.Load(), refusalBytes)
 	}
-	s.Term() // what was counted is written
+	s.Term() // writes the pending counts
 	s.Start()
 	records, err := s.Client.Audit(within(t), client.AuditFilter{Caller: "ann"})
 	if err != nil {
@@ -80,16 +80,16 @@ func TestRefusedCallsDoNotFillTheDisk(t *testing.T) {
 	var counted int64
 	for _, r := range records {
 		if counted += r.Count; r.Kind == "refused" && len(r.Input) > 0 {
-			t.Errorf("record %d has an input", r.Seq)
+			t.Errorf("record %d of a refusal has an input, want none", r.Seq)
 		}
 	}
 	if counted != refused.Load() || len(records) > 20 {
-		t.Errorf("%d refusals in %d records, want %d", counted, len(records), refused.Load())
+		t.Errorf("%d refusals in %d records, want %d in at most 20 records", counted, len(records), refused.Load())
 	}
 	s.CLI(t, "audit", "verify").Is(t, 0, "")
 }
 
-// bytesBelow is what the files below a directory have, as long as they are.
+// bytesBelow returns the total size of the regular files below a directory, without images.
 func bytesBelow(t *testing.T, dir string) (sum int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -97,7 +97,7 @@ func bytesBelow(t *testing.T, dir string) (sum int64) {
 			return fs.SkipDir
 		}
 		if err != nil || !d.Type().IsRegular() {
-			return nil //nolint:nilerr // others come and go
+			return nil //nolint:nilerr // the service removes files during the walk
 		}
 		if info, err := d.Info(); err == nil {
 			sum += info.Size()
@@ -110,25 +110,25 @@ func bytesBelow(t *testing.T, dir string) (sum int64) {
 	return sum
 }
 
-// A log of several parts is read and verified as one, by the service and from
-// copied files.
+// TestAuditLogRotates verifies and reads an audit log of several parts, through the service and
+// from copied files.
 func TestAuditLogRotates(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand + "audit: {part_size: 1MiB}\n", Seed: &seed})
 	const calls = 200
 	long := strings.Repeat("x", 15<<10)
 	for i := range calls {
-		call(t, s, "system.kill", v1.ToolCall{Input: input(t, map[string]any{"shell_id": fmt.Sprint(long, i)})}, client.CallOptions{})
+		callTool(t, s, "system.kill", v1.ToolCall{Input: input(t, map[string]any{"shell_id": fmt.Sprint(long, i)})}, client.CallOptions{})
 	}
 	s.Kill9()
 	s.Start()
 	report, err := s.Client.VerifyAudit(within(t), "")
 	if err != nil || !report.OK || report.Records < 2*calls || len(report.Parts) < 3 || report.Parts[0].State != "sealed" {
-		t.Fatalf("%+v %v", report, err)
+		t.Fatalf("VerifyAudit = %+v, %v; want at least 3 parts and an intact log", report, err)
 	}
 	records, err := s.Client.Audit(within(t), client.AuditFilter{Limit: 10_000})
 	if err != nil || int64(len(records)) != report.Records || records[0].Seq != 1 {
-		t.Errorf("%d records, %v; want %d", len(records), err, report.Records)
+		t.Errorf("Audit returned %d records, %v; want all %d from number 1", len(records), err, report.Records)
 	}
 	s.CLI(t, "audit", "verify", "--dir", s.Dir()).Is(t, 69, "held by the server")
 	s.Term()
@@ -150,7 +150,7 @@ func TestAuditLogRotates(t *testing.T) {
 	tamper(t, filepath.Join(dir, "audit.db"), []string{`DELETE FROM records WHERE seq = 5`})
 	got := s.CLI(t, "audit", "verify", "--dir", dir, "--key", filepath.Join(s.Dir(), "audit.key"))
 	if got.Code != 1 || !strings.Contains(got.Stdout, "record 5 is missing") {
-		t.Errorf("exit code %d\n%s%s", got.Code, got.Stdout, got.Stderr)
+		t.Errorf("verify of a tampered copy: exit code %d, want 1 and the missing record 5\n%s%s", got.Code, got.Stdout, got.Stderr)
 	}
 	s.Start()
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// One clear error that names the field, and nothing half done.
-func badInput(t *testing.T, s *harness.Server) {
+// testBadInput sends invalid requests. Each error must name the field, and nothing may be created.
+func testBadInput(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	exec := "/v1/sandboxes/" + id + "/exec"
 	for _, c := range []struct {
@@ -35,47 +35,49 @@ func badInput(t *testing.T, s *harness.Server) {
 		{"unknown user", "POST", exec, `{"command":"id","user":"nobody-known"}`, 400, "invalid_argument", "user"},
 		{"unknown field", "POST", exec, `{"command":"id","usr":"x"}`, 400, "invalid_argument", "usr"},
 		{"unknown program", "POST", exec, `{"argv":["/no/such/program"]}`, 404, "not_found", "argv"},
-		{"no folder", "POST", exec, `{"command":"id","cwd":"/no/such/folder"}`, 404, "not_found", "cwd"},
+		{"unknown directory", "POST", exec, `{"command":"id","cwd":"/no/such/folder"}`, 404, "not_found", "cwd"},
 		{"invalid UTF-8", "POST", exec, "{\"command\":\"\xff\xfe\"}", 400, "invalid_argument", "body"},
-		{"a name of invalid UTF-8", "POST", "/v1/workspaces", "{\"name\":\"\xff\"}", 400, "invalid_argument", "body"},
-		{"a name that is a path", "POST", "/v1/workspaces", `{"name":"../x"}`, 400, "invalid_argument", "name"},
-		{"too long", "POST", "/v1/sandboxes", `{"ttl_ms":99999999999}`, 400, "invalid_argument", "ttl_ms"},
-		{"two ways", "POST", exec, `{"argv":["a"],"command":"b"}`, 400, "invalid_argument", "command"},
-		{"not a mode", "POST", "/v1/sandboxes", `{"when_empty":"perhaps"}`, 400, "invalid_argument", "when_empty"},
-		{"no route", "POST", "/v1/nothing", "", 404, "not_found", ""},
+		{"name of invalid UTF-8", "POST", "/v1/workspaces", "{\"name\":\"\xff\"}", 400, "invalid_argument", "body"},
+		{"name that is a path", "POST", "/v1/workspaces", `{"name":"../x"}`, 400, "invalid_argument", "name"},
+		{"TTL too long", "POST", "/v1/sandboxes", `{"ttl_ms":99999999999}`, 400, "invalid_argument", "ttl_ms"},
+		{"argv and command", "POST", exec, `{"argv":["a"],"command":"b"}`, 400, "invalid_argument", "command"},
+		{"unknown when_empty", "POST", "/v1/sandboxes", `{"when_empty":"perhaps"}`, 400, "invalid_argument", "when_empty"},
+		{"unknown route", "POST", "/v1/nothing", "", 404, "not_found", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := s.Ask(t, c.method, c.path, c.body).Problem(t, c.status, c.code, c.field)
 			if c.field != "" && !strings.Contains(p.Detail, c.field) {
-				t.Errorf("the text does not name %s: %s", c.field, p.Detail)
+				t.Errorf("detail %[2]q does not name the field %[1]q", c.field, p.Detail)
 			}
 		})
 	}
-	t.Run("a body over the limit", func(t *testing.T) {
+	t.Run("body over the limit", func(t *testing.T) {
 		big := `{"command":"cat","stdin":"` + strings.Repeat("x", 33<<20) + `"}`
 		s.Ask(t, "POST", "/v1/run", big).Problem(t, 413, "invalid_argument", "body")
 	})
 	list, err := s.Client.Sandboxes(within(t), false)
 	if err != nil || len(list) != 1 {
-		t.Errorf("half-done leases: %+v %v", list, err)
+		t.Errorf("leases after invalid requests = %+v, %v; want only the one of this test", list, err)
 	}
 	if got := sh(t, s, id, "id -u; echo fine"); got != "1000\nfine\n" {
-		t.Errorf("%q", got)
+		t.Errorf("the sandbox printed %q, want id 1000 and fine", got)
 	}
 }
 
-// Files that are no files, and paths that lead out, in a live sandbox and in a
-// workspace at rest.
-func badFiles(t *testing.T, s *harness.Server) {
+// testBadFiles requests special files and paths that leave the workspace, in a live sandbox and in a
+// workspace without a sandbox.
+func testBadFiles(t *testing.T, s *harness.Server) {
 	name := workspace(t, s)
 	id := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
-	sh(t, s, id, "mkfifo fifo; mkdir dir; ln -s /etc/passwd out; ln -s ../../../etc up; ln -s loop loop; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'")
-	t.Run("live", func(t *testing.T) { badPaths(t, s, "/v1/sandboxes/"+id+"/files?path=") })
+	sh(t, s, id, "mkfifo fifo; mkdir dir; ln -s /etc/passwd out; ln -s ../../../etc up; ln -s loop loop; "+
+		"python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'")
+	t.Run("live", func(t *testing.T) { testBadPaths(t, s, "/v1/sandboxes/"+id+"/files?path=") })
 	release(t, s, id)
-	t.Run("at rest", func(t *testing.T) { badPaths(t, s, "/v1/workspaces/"+name+"/files?path=") })
+	t.Run("at rest", func(t *testing.T) { testBadPaths(t, s, "/v1/workspaces/"+name+"/files?path=") })
 }
 
-func badPaths(t *testing.T, s *harness.Server, files string) {
+// testBadPaths reads and writes bad paths below the URL files.
+func testBadPaths(t *testing.T, s *harness.Server, files string) {
 	for _, c := range []struct {
 		path   string
 		status int
@@ -110,75 +112,76 @@ func badPaths(t *testing.T, s *harness.Server, files string) {
 	}
 }
 
-// refuses wants a server that ends by itself with one clear line.
-func refuses(t *testing.T, s *harness.Server, code int, texts ...string) {
+// assertServeRefuses starts a server that must exit with the code and one line that contains the texts.
+func assertServeRefuses(t *testing.T, s *harness.Server, code int, texts ...string) {
 	t.Helper()
 	s.Begin()
 	state := s.Ended()
 	if state.ExitCode() != code {
 		t.Errorf("exit code %d, want %d", state.ExitCode(), code)
 	}
-	var said string
+	var message string
 	for line := range strings.Lines(s.Log()) {
 		if strings.HasPrefix(line, "orchestrator: ") {
-			said += line
+			message += line
 		}
 	}
-	if strings.Count(said, "\n") != 1 {
-		t.Errorf("not one line: %q\n%s", said, s.Log())
+	if strings.Count(message, "\n") != 1 {
+		t.Errorf("the server printed %q, want one line\n%s", message, s.Log())
 	}
 	for _, text := range texts {
-		contains(t, said, text)
+		assertContains(t, message, text)
 	}
 }
 
-// What a server cannot serve with is said when it starts.
+// TestServeRefuses checks that a server refuses to start with an invalid configuration.
 func TestServeRefuses(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, name string) {
+	onRuntimes(t, func(t *testing.T, name string) {
 		for _, c := range []struct {
 			name, config string
 			code         int
 			texts        []string
 		}{
-			{"a cap below the least", "templates: {default: {limits: {memory: 1MiB}}}", 64, []string{"templates.default.limits.memory", "at least"}},
-			{"a key that is unknown", "templates: {default: {limits: {memroy: 1g}}}", 64, []string{"memroy", "memory"}},
+			{"limit below the minimum", "templates: {default: {limits: {memory: 1MiB}}}", 64, []string{"templates.default.limits.memory", "at least"}},
+			{"unknown key", "templates: {default: {limits: {memroy: 1g}}}", 64, []string{"memroy", "memory"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				refuses(t, harness.New(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed}), c.code, c.texts...)
+				assertServeRefuses(t, harness.New(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed}), c.code, c.texts...)
 			})
 		}
 	})
 }
 
-// What keeps one template from being leased keeps nobody from starting: it is not
-// ready, and who asks for it is told why.
+// TestServeReportsNotReady checks that a template that cannot be used does not keep the server from
+// starting, and that its callers get the reason.
 func TestServeReportsNotReady(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, name string) {
+	onRuntimes(t, func(t *testing.T, name string) {
 		for _, c := range []struct {
 			name, config string
 			texts        []string
 		}{
-			{"an image that is not there", "templates: {default: {image: 'no/such:image'}}", []string{"not ready", "no/such:image"}},
-			{"a template that never fits", "admission: {max_memory: 400MiB}", []string{"not ready", "limits.memory", "admission.max_memory"}},
+			{"unknown image", "templates: {default: {image: 'no/such:image'}}", []string{"not ready", "no/such:image"}},
+			{"template above the host's limit", "admission: {max_memory: 400MiB}", []string{"not ready", "limits.memory", "admission.max_memory"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
 				s := harness.Run(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed})
 				p := s.Ask(t, "POST", "/v1/sandboxes", `{}`).Problem(t, 503, "unavailable", "template")
 				for _, text := range c.texts {
-					contains(t, p.Detail, text)
+					assertContains(t, p.Detail, text)
 				}
 				got := s.CLI(t, "template", "ls")
-				contains(t, got.Stdout, "not_ready")
-				noLease(t, s)
+				assertContains(t, got.Stdout, "not_ready")
+				awaitNoLease(t, s)
 			})
 		}
 	})
 }
 
-// Caps that cannot be kept here: nothing is made, and the answer names the cap.
+// TestImpossibleLimitsAreRefused checks that the error names a limit that the engine cannot apply,
+// and that no sandbox is created.
 func TestImpossibleLimitsAreRefused(t *testing.T) {
 	t.Parallel()
 	const config = `
@@ -187,23 +190,24 @@ templates:
   wide: {limits: {memory: 192MiB, cpus: 1000}, pool: {min: 0, max: 2}}
 `
 	onServer(t, config, func(t *testing.T, s *harness.Server) {
-		if s.Runtime == "docker" { // which takes no more CPUs than there are
+		if s.Runtime == "docker" { // it rejects more CPUs than the host has
 			p := s.Ask(t, "POST", "/v1/sandboxes", `{"template":"wide","when_empty":"cold"}`).Problem(t, 400, "invalid_argument", "")
-			contains(t, strings.ToLower(p.Detail), "cpus")
+			assertContains(t, strings.ToLower(p.Detail), "cpus")
 		}
-		noLease(t, s)
+		awaitNoLease(t, s)
 		sh(t, s, lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID, "true")
 	})
 }
 
+// TestDeadEngine checks that a server refuses to start without its engine.
 func TestDeadEngine(t *testing.T) {
 	t.Parallel()
 	dead := "unix://" + filepath.Join(harness.TempDir(t), "no.sock")
 	s := harness.New(t, harness.Options{Runtime: "docker", Docker: dead, Seed: &seed})
-	refuses(t, s, 69, dead)
+	assertServeRefuses(t, s, 69, dead)
 }
 
-// A state directory that another server has.
+// TestTwoServers checks that a second server on the same state directory is refused.
 func TestTwoServers(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
@@ -211,11 +215,11 @@ func TestTwoServers(t *testing.T) {
 	got.Is(t, 69, "held by process")
 }
 
-// A full disk: what is asked for then is refused with a reason, and the server
-// goes on when there is room again.
+// TestFullDisk checks that requests are refused while the disk is full, and served when it has
+// space again.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, name string) {
+	onRuntimes(t, func(t *testing.T, name string) {
 		root := harness.TempDir(t)
 		if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=96m,mode=0755"); err != nil {
 			t.Fatal(err)
@@ -225,6 +229,6 @@ func TestFullDisk(t *testing.T) {
 				t.Errorf("unmount %s: %v", root, err)
 			}
 		})
-		fullDisk(t, name, root)
+		testFullDisk(t, name, root)
 	})
 }

@@ -17,25 +17,25 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// Bodies that one caller sends but for their last byte, and holds, neither fill the service's memory
-// nor keep others from it.
+// TestSlowBodiesAreBounded holds request bodies back by their last byte. They must neither fill the
+// service's memory nor keep other callers from it.
 func TestSlowBodiesAreBounded(t *testing.T) {
 	const (
 		connections = 60
 		size        = 32 << 20
-		most        = 300_000_000
+		maxMemory   = 300_000_000
 	)
 	on(t, []string{"oci"}, func(t *testing.T, runtime string) {
 		s := harness.Run(t, harness.Options{Runtime: runtime, Config: onDemand, Seed: &seed})
-		ann, ben := person(t, s, `{"caller":"ann","trust":3}`), person(t, s, `{"caller":"ben","trust":3}`)
-		call := func(p somebody, word string) int {
-			got := p.ask(t, "POST", "/v1/tools/system.bash/call", `{"input":{"command":"echo `+word+`"}}`)
+		ann, ben := newCaller(t, s, `{"caller":"ann","trust":3}`), newCaller(t, s, `{"caller":"ben","trust":3}`)
+		call := func(p caller, word string) int {
+			got := p.request(t, "POST", "/v1/tools/system.bash/call", `{"input":{"command":"echo `+word+`"}}`)
 			if got.Status == http.StatusOK && !strings.Contains(string(got.Body), word) {
-				t.Errorf("%s: %s", word, got.Body)
+				t.Errorf("call %s: answer %s, want the word in it", word, got.Body)
 			}
 			return got.Status
 		}
-		t.Logf("the service had %d MB before", harness.PeakMemory(t, s.Pid())/1e6)
+		t.Logf("peak memory before: %d MB", harness.PeakMemory(t, s.Pid())/1e6)
 		conns := make([]net.Conn, connections)
 		statuses := make([]int, connections)
 		var sending, answers sync.WaitGroup
@@ -50,15 +50,15 @@ func TestSlowBodiesAreBounded(t *testing.T) {
 		}
 		for i := range 5 {
 			if got := call(ben, fmt.Sprint("during-", i)); got != http.StatusOK {
-				t.Errorf("another caller got %d", got)
+				t.Errorf("system.bash of another caller during the attack: status %d, want 200", got)
 			}
 			if r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: "cat", Stdin: "kept"}}); err != nil || r.Stdout != "kept" {
-				t.Errorf("the operator got %+v, %v", r, err)
+				t.Errorf("Run of the operator during the attack = %+v, %v; want output kept", r, err)
 			}
 		}
 		sending.Wait()
 		if got := call(ben, "after"); got != http.StatusOK {
-			t.Errorf("another caller got %d", got)
+			t.Errorf("system.bash of another caller after the attack: status %d, want 200", got)
 		}
 		answers.Wait()
 		counts := map[int]int{}
@@ -69,18 +69,18 @@ func TestSlowBodiesAreBounded(t *testing.T) {
 			t.Errorf("answers by status: %v, want 429 for most and 408 for the rest", counts)
 		}
 		if got := call(ann, "again"); got != http.StatusOK {
-			t.Errorf("the budget was not given back: %d", got)
+			t.Errorf("system.bash after the attack: status %d, want 200: the budget is not released", got)
 		}
 		got := harness.PeakMemory(t, s.Pid())
-		t.Logf("the service had %d MB at most, answers %v", got/1e6, counts)
-		if got > most {
-			t.Errorf("the service had %d MB", got/1e6)
+		t.Logf("peak memory %d MB, answers by status %v", got/1e6, counts)
+		if got > maxMemory {
+			t.Errorf("peak memory %d MB, want at most %d MB", got/1e6, maxMemory/1_000_000)
 		}
 	})
 }
 
-// holdBody begins a request whose body is sent but for its last byte.
-func holdBody(t *testing.T, s *harness.Server, p somebody, size int, sending *sync.WaitGroup) net.Conn {
+// holdBody begins a request in the group sending, and sends all of its body except the last byte.
+func holdBody(t *testing.T, s *harness.Server, p caller, size int, sending *sync.WaitGroup) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("unix", s.Socket())
 	if err != nil {
@@ -90,7 +90,7 @@ func holdBody(t *testing.T, s *harness.Server, p somebody, size int, sending *sy
 	head := fmt.Sprintf("POST /v1/run HTTP/1.1\r\nHost: localhost\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", p.header[0], p.header[1], size)
 	sending.Go(func() {
 		if _, err := io.WriteString(conn, head); err != nil {
-			return // it was refused
+			return // the request was refused
 		}
 		piece := bytes.Repeat([]byte(" "), 64<<10)
 		for left := size - 1; left > 0; {

@@ -24,10 +24,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// browserSeed has the browser's image too.
+// browserSeed adds the browser's image.
 var browserSeed = harness.Seed{More: []string{harness.EnvBrowser}}
 
-// pages are what browsers get. SITE is the address that was asked, PORT its port.
+// pages are the site's pages by path. SITE is replaced by the requested address, PORT by its port.
 var pages = map[string]string{
 	"/made": `<title>Made</title><a href="/more">more</a><a href="file:///etc/passwd">f</a>
 <script>setTimeout(() => { const p = document.createElement("p"); p.id = "late"; p.textContent = "made by a script"; document.body.append(p) }, 300)</script>`,
@@ -42,8 +42,8 @@ var pages = map[string]string{
 	"/tall":    `<body style="margin:0"><div style="height:20000px">tall</div>`,
 }
 
-// TestBrowser opens friendly and hostile pages in real browsers, with the
-// template that the documentation has.
+// TestBrowser opens friendly and hostile pages in real browsers, with the template from the
+// documentation.
 func TestBrowser(t *testing.T) {
 	t.Parallel()
 	t.Cleanup(func() {
@@ -55,7 +55,7 @@ func TestBrowser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eachOfAll(t, func(t *testing.T, name string) {
+	onAllRuntimes(t, func(t *testing.T, name string) {
 		site, config := browserSite(t)
 		dir, profiles := harness.TempDir(t), harness.TempDir(t)
 		harness.WriteFile(t, filepath.Join(dir, "browser.yaml"), string(example))
@@ -65,7 +65,12 @@ func TestBrowser(t *testing.T) {
 		for _, c := range []struct {
 			name string
 			run  func(*testing.T, *harness.Server, string)
-		}{{"shows", browserShows}, {"refuses", browserRefuses}, {"survives", browserSurvives}, {"as the gateway has it", browserOfGateway}} {
+		}{
+			{"shows", testBrowserShows},
+			{"refuses", testBrowserRefuses},
+			{"survives", testBrowserSurvives},
+			{"as the gateway has it", testBrowserOfGateway},
+		} {
 			t.Run(c.name, func(t *testing.T) {
 				defer s.For(t)()
 				c.run(t, s, site)
@@ -74,8 +79,8 @@ func TestBrowser(t *testing.T) {
 	})
 }
 
-// browserSite serves the pages by TLS, with an authority of its own, and gives
-// its address and what a service needs to reach it.
+// browserSite serves the pages over TLS with a separate certificate authority. It returns the
+// site's address and the configuration that a service needs to reach it.
 func browserSite(t *testing.T) (site, config string) {
 	leaf, ca := harness.Authority(t, "*.site.test")
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -93,7 +98,7 @@ func browserSite(t *testing.T) (site, config string) {
 	t.Cleanup(srv.Close)
 	file := filepath.Join(harness.TempDir(t), "ca.pem")
 	harness.WriteFile(t, file, ca)
-	port := portIn(t, srv.URL)
+	port := urlPort(t, srv.URL)
 	return fmt.Sprintf("https://a.site.test:%d", port), fmt.Sprintf(`
 egress: {resolver: ["%s"], private: [{hosts: ["*.site.test"], ranges: ["127.0.0.0/8"]}]}
 web: {ca_file: "%s", fetch: {ports: [%[3]d]}}
@@ -101,7 +106,7 @@ browser: {open: {ports: [%[3]d], deny: ["denied.site.test"]}}
 `, harness.Names(t), file, port)
 }
 
-// openedPage is what browser.open says of a page.
+// openedPage is the output of browser.open.
 type openedPage struct {
 	FinalURL, Title, Content, Mode, Isolation string
 	Loaded, Truncated, ScriptsStopped         bool
@@ -121,9 +126,10 @@ type openedPage struct {
 	PDF []byte `json:"pdf_base64"`
 }
 
+// openPage calls browser.open with the input in.
 func openPage(t *testing.T, s *harness.Server, in map[string]any) (openedPage, v1.ToolResult) {
 	t.Helper()
-	r := call(t, s, "browser.open", v1.ToolCall{Input: input(t, in)}, client.CallOptions{})
+	r := callTool(t, s, "browser.open", v1.ToolCall{Input: input(t, in)}, client.CallOptions{})
 	var out struct {
 		openedPage
 		FinalURL       string `json:"final_url"`
@@ -138,93 +144,95 @@ func openPage(t *testing.T, s *harness.Server, in map[string]any) (openedPage, v
 	return out.openedPage, r
 }
 
-func browserShows(t *testing.T, s *harness.Server, site string) {
+// testBrowserShows opens friendly pages: text, links, screenshots and PDF must be right.
+func testBrowserShows(t *testing.T, s *harness.Server, site string) {
 	p, r := openPage(t, s, map[string]any{"url": site + "/made", "wait_for": "#late", "screenshot": "viewport", "pdf": true})
 	if r.Ending != "ok" || p.Title != "Made" || p.FinalURL != site+"/made" || !p.Loaded || !strings.Contains(p.Content, "made by a script") {
-		t.Fatalf("%+v %+v", r, p)
+		t.Fatalf("open /made: %+v, page %+v; want title Made and the script's text", r, p)
 	}
-	t.Logf("text, picture and PDF within %.0f ms", r.DurationMS)
+	t.Logf("text, screenshot and PDF within %.0f ms", r.DurationMS)
 	if len(p.Links) != 1 || p.Links[0].URL != site+"/more" || p.Links[0].Text != "more" {
-		t.Errorf("links: %+v", p.Links)
+		t.Errorf("links of /made = %+v, want only /more", p.Links)
 	}
 	if shot := p.Screenshot; shot == nil || shot.Width != 1280 || shot.Height != 800 {
-		t.Errorf("a picture: %+v", shot)
+		t.Errorf("screenshot = %+v, want 1280x800", shot)
 	} else if c, err := png.DecodeConfig(bytes.NewReader(shot.PNG)); err != nil || c.Width != 1280 || c.Height != 800 {
-		t.Errorf("a picture of %dx%d: %v", c.Width, c.Height, err)
+		t.Errorf("PNG of %dx%d, %v; want 1280x800", c.Width, c.Height, err)
 	}
 	if !bytes.HasPrefix(p.PDF, []byte("%PDF-")) {
-		t.Errorf("a PDF: %.20q", p.PDF)
+		t.Errorf("PDF begins with %.20q, want %%PDF-", p.PDF)
 	}
 	for _, part := range []string{"class container", "without a network interface", "seccomp", "uid 1000", "Chromium's own sandbox is off"} {
-		contains(t, p.Isolation, part)
+		assertContains(t, p.Isolation, part)
 	}
 	p, _ = openPage(t, s, map[string]any{"url": site + "/tall", "screenshot": "full", "width": 640, "height": 480})
 	if shot := p.Screenshot; shot == nil || shot.Width != 640 || shot.Height < 10_000 || !shot.Cut {
-		t.Errorf("a picture of a tall page: %+v", shot)
+		t.Errorf("screenshot of /tall = %+v, want width 640, cut, and at least 10,000 high", shot)
 	}
 	p, r = openPage(t, s, map[string]any{"url": site + "/made", "mode": "simple"})
 	if r.Ending != "ok" || p.Mode != "simple" || strings.Contains(p.Content, "made by a script") || !strings.Contains(p.Content, "more") {
-		t.Errorf("without a browser: %+v %+v", r, p)
+		t.Errorf("open /made without a browser: %+v, page %+v; want mode simple without the script's text", r, p)
 	}
 }
 
-// browserRefuses: what the rules do not have is not reached, by whatever means a
-// page has.
-func browserRefuses(t *testing.T, s *harness.Server, site string) {
+// testBrowserRefuses checks that a page reaches only what the rules allow, whatever means it uses.
+func testBrowserRefuses(t *testing.T, s *harness.Server, site string) {
 	p, r := openPage(t, s, map[string]any{"url": site + "/parts", "wait_ms": 1000})
 	if r.Ending != "ok" || !strings.Contains(p.Content, "own text") || !strings.Contains(strings.Join(p.Errors, "\n"), "words of the page") {
-		t.Errorf("%+v %+v", r, p)
+		t.Errorf("open /parts: %+v, page %+v; want its own text and the logged error", r, p)
 	}
 	blocked := fmt.Sprint(p.Blocked)
-	contains(t, blocked, "denied.site.test")
-	contains(t, blocked, "127.0.0.1")
+	assertContains(t, blocked, "denied.site.test")
+	assertContains(t, blocked, "127.0.0.1")
 	if len(p.Failed) == 0 {
-		t.Error("no part has failed")
+		t.Error("open /parts: no failed request, want some")
 	}
 	for path, reason := range map[string]string{"/away": "denied.site.test", "/inward": "127.0.0.1"} {
 		if _, r := openPage(t, s, map[string]any{"url": site + path}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, reason) {
-			t.Errorf("%s: %+v", path, r)
+			t.Errorf("open %s: %+v, want failed because of %s", path, r, reason)
 		}
 	}
 	if _, r := openPage(t, s, map[string]any{"url": "https://elsewhere.other.test/"}); r.Ending != "failed" || r.Error == nil {
-		t.Errorf("a host that leads inward: %+v", r)
+		t.Errorf("open a host with a private address: %+v, want failed", r)
 	}
 	if _, r := openPage(t, s, map[string]any{"url": site + "/a.bin"}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, "download") {
-		t.Errorf("a download: %+v", r)
+		t.Errorf("open a download: %+v, want failed because of the download", r)
 	}
 }
 
-// browserSurvives: pages that use up time, memory or patience end in words.
-func browserSurvives(t *testing.T, s *harness.Server, site string) {
+// testBrowserSurvives opens pages that consume time, memory or dialogs. Each must end with an error
+// message.
+func testBrowserSurvives(t *testing.T, s *harness.Server, site string) {
 	p, r := openPage(t, s, map[string]any{"url": site + "/leave", "timeout_ms": 120_000})
 	if r.Ending != "ok" || p.Content != "stays" || p.Dialogs != 1 {
-		t.Errorf("a page with a dialog: %+v %+v", r, p)
+		t.Errorf("open /leave: %+v, page %+v; want its text and one dialog", r, p)
 	}
 	p, r = openPage(t, s, map[string]any{"url": site + "/endless", "timeout_ms": 18_000})
 	if r.Ending == "ok" && (p.Content != "text before" || !p.ScriptsStopped) || r.Ending != "ok" && r.Ending != "timeout" {
-		t.Errorf("a script without end: %+v %+v", r, p)
+		t.Errorf("open /endless: %+v, page %+v; want stopped scripts or a timeout", r, p)
 	}
 	for path, words := range map[string]string{"/alerts": "too many dialogs", "/memory": "memory"} {
 		if _, r = openPage(t, s, map[string]any{"url": site + path, "timeout_ms": 120_000}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, words) {
-			t.Errorf("%s: %+v", path, r)
+			t.Errorf("open %s: %+v, want failed because of %q", path, r, words)
 		}
 	}
 	if _, r = openPage(t, s, map[string]any{"url": site + "/made", "wait_for": "#never", "timeout_ms": 4000}); r.Ending != "timeout" {
-		t.Errorf("a selector of nothing: %+v", r)
+		t.Errorf("wait_for without a match: %+v, want timeout", r)
 	}
 	if _, r = openPage(t, s, map[string]any{"url": site + "/made", "wait_for": "##"}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, "wait_for") {
-		t.Errorf("no selector: %+v", r)
+		t.Errorf("invalid wait_for: %+v, want failed with the field's name", r)
 	}
 }
 
-func browserOfGateway(t *testing.T, s *harness.Server, site string) {
-	r := call(t, s, "browser", v1.ToolCall{Profile: "team", Input: input(t, map[string]any{"url": site + "/made", "waitForSelector": "#late", "screenshot": true})}, client.CallOptions{})
+// testBrowserOfGateway calls the tool with the input and output of the gateway profile.
+func testBrowserOfGateway(t *testing.T, s *harness.Server, site string) {
+	r := callTool(t, s, "browser", v1.ToolCall{Profile: "team", Input: input(t, map[string]any{"url": site + "/made", "waitForSelector": "#late", "screenshot": true})}, client.CallOptions{})
 	var out struct{ Title, Content, Screenshot string }
 	if err := json.Unmarshal(r.Output, &out); err != nil || r.Ending != "ok" {
-		t.Fatalf("%+v: %v", r, err)
+		t.Fatalf("tool browser: %+v, %v; want ok and JSON output", r, err)
 	}
 	shot, err := base64.StdEncoding.DecodeString(out.Screenshot)
 	if err != nil || !bytes.HasPrefix(shot, []byte("\x89PNG")) || out.Title != "Made" || !strings.Contains(out.Content, "made by a script") {
-		t.Errorf("%.300s: %v", r.Output, err)
+		t.Errorf("output %.300s, %v; want a PNG, title Made and the script's text", r.Output, err)
 	}
 }

@@ -12,123 +12,145 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// somebody is a caller with a token.
-type somebody struct {
+// caller is a caller with a token.
+type caller struct {
 	*harness.Server
 	header []string
 }
 
-func person(t *testing.T, s *harness.Server, request string) somebody {
+// newCaller creates the token that the request describes.
+func newCaller(t *testing.T, s *harness.Server, request string) caller {
 	t.Helper()
 	var tok v1.Token
 	got := s.Ask(t, "POST", "/v1/tokens", request)
 	got.Into(t, &tok)
 	if got.Status != http.StatusCreated {
-		t.Fatalf("%d %s", got.Status, got.Body)
+		t.Fatalf("POST /v1/tokens %s: status %d, want 201: %s", request, got.Status, got.Body)
 	}
-	return somebody{s, []string{"Authorization", "Bearer " + tok.Secret}}
+	return caller{s, []string{"Authorization", "Bearer " + tok.Secret}}
 }
 
-func (p somebody) ask(t *testing.T, method, path, body string) harness.Answer {
+// request sends a request with the caller's token. An error must not contain names or paths of the
+// host.
+func (c caller) request(t *testing.T, method, path, body string) harness.Answer {
 	t.Helper()
-	got := p.Ask(t, method, path, body, p.header...)
-	if got.Status >= 400 { // whatever went wrong, the host is not told of
-		for _, host := range []string{p.Dir(), p.Socket(), "/var/", "/run/", "/tmp/", "caller."} {
+	got := c.Ask(t, method, path, body, c.header...)
+	if got.Status >= 400 {
+		for _, host := range []string{c.Dir(), c.Socket(), "/var/", "/run/", "/tmp/", "caller."} {
 			if strings.Contains(string(got.Body), host) {
-				t.Errorf("%s %s tells of the host: %s", method, path, got.Body)
+				t.Errorf("%s %s: the error names the host's %q: %s", method, path, host, got.Body)
 			}
 		}
 	}
 	return got
 }
 
-func (p somebody) make(t *testing.T, path, body string, v any) {
+// create sends a POST request that must create something, and decodes the answer into v.
+func (c caller) create(t *testing.T, path, body string, v any) {
 	t.Helper()
-	got := p.ask(t, "POST", path, body)
+	got := c.request(t, "POST", path, body)
 	if got.Status != http.StatusCreated {
-		t.Fatalf("POST %s: %d %s", path, got.Status, got.Body)
+		t.Fatalf("POST %s: status %d, want 201: %s", path, got.Status, got.Body)
 	}
 	got.Into(t, v)
 }
 
-// Two callers on one host: neither sees, reads, kills, writes into or exhausts
-// what is the other's.
+// unknownID is an id that no object has.
+const unknownID = "00000000-0000-7000-8000-000000000000"
+
+// TestCallersAreIsolated checks that a caller neither sees nor changes another caller's sandboxes,
+// shells and workspaces, and does not use up the other's quotas.
 func TestCallersAreIsolated(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
-		ann, bob := person(t, s, `{"caller":"ann","trust":3,"quotas":{"sandboxes":2}}`), person(t, s, `{"caller":"bob","trust":3}`)
-		var made v1.Workspace
-		ann.make(t, "/v1/workspaces", `{"name":"w"}`, &made)
+		ann := newCaller(t, s, `{"caller":"ann","trust":3,"quotas":{"sandboxes":2}}`)
+		bob := newCaller(t, s, `{"caller":"bob","trust":3}`)
+		var ws v1.Workspace
+		ann.create(t, "/v1/workspaces", `{"name":"w"}`, &ws)
+		waiting := fmt.Sprintf(`"wait_ms":%d`, harness.Long.Milliseconds())
 		var box v1.Sandbox
-		ann.make(t, "/v1/sandboxes", fmt.Sprintf(`{"workspace":"w","wait_ms":%d}`, harness.Long.Milliseconds()), &box)
+		ann.create(t, "/v1/sandboxes", `{"workspace":"w",`+waiting+`}`, &box)
 		var shell v1.Shell
-		ann.make(t, "/v1/sandboxes/"+box.ID+"/shells", `{"command":"echo of ann > secret; sleep 1000"}`, &shell)
-		harness.Eventually(t, harness.Long, "the shell has written", func() bool {
-			return string(ann.ask(t, "GET", "/v1/workspaces/w/files?path=secret", "").Body) == "of ann\n"
+		ann.create(t, "/v1/sandboxes/"+box.ID+"/shells", `{"command":"echo of ann > secret; sleep 1000"}`, &shell)
+		secret := func() harness.Answer { return ann.request(t, "GET", "/v1/workspaces/w/files?path=secret", "") }
+		harness.Eventually(t, harness.Long, "the shell has written its file", func() bool {
+			return string(secret().Body) == "of ann\n"
 		})
 
-		const nobodys = "00000000-0000-7000-8000-000000000000"
-		for _, c := range []struct{ method, path, body, theirs, none string }{
-			{"GET", "/v1/sandboxes/ID", "", box.ID, nobodys},
-			{"DELETE", "/v1/sandboxes/ID", "", box.ID, nobodys},
-			{"POST", "/v1/sandboxes/ID/stop", "", box.ID, nobodys},
-			{"POST", "/v1/sandboxes/ID/exec", `{"command":"cat secret"}`, box.ID, nobodys},
-			{"GET", "/v1/sandboxes/ID/shells", "", box.ID, nobodys},
-			{"POST", "/v1/sandboxes/ID/shells", `{"command":"cat secret"}`, box.ID, nobodys},
-			{"GET", "/v1/sandboxes/ID/files?path=secret", "", box.ID, nobodys},
-			{"PUT", "/v1/sandboxes/ID/files?path=secret", "of bob", box.ID, nobodys},
-			{"POST", "/v1/sandboxes/ID/files?path=secret&to=b", "", box.ID, nobodys},
-			{"DELETE", "/v1/sandboxes/ID/files?path=secret", "", box.ID, nobodys},
-			{"GET", "/v1/shells/ID", "", shell.ID, nobodys},
-			{"DELETE", "/v1/shells/ID", "", shell.ID, nobodys},
-			{"POST", "/v1/shells/ID/signal?signal=9", "", shell.ID, nobodys},
-			{"POST", "/v1/shells/ID/input", "x", shell.ID, nobodys},
-			{"GET", "/v1/shells/ID/output", "", shell.ID, nobodys},
-			{"GET", "/v1/workspaces/ID", "", "w", "v"},
-			{"DELETE", "/v1/workspaces/ID", "", "w", "v"},
-			{"GET", "/v1/workspaces/ID/files?path=secret", "", "w", "v"},
-			{"PUT", "/v1/workspaces/ID/files?path=secret", "of bob", "w", "v"},
-			{"DELETE", "/v1/workspaces/ID/files?path=secret", "", "w", "v"},
-			{"POST", "/v1/sandboxes", `{"workspace":"ID"}`, "w", "v"},
-			{"POST", "/v1/run", `{"command":"cat secret","workspace":"ID"}`, "w", "v"},
-		} {
-			get := func(id string) string {
-				got := bob.ask(t, c.method, strings.ReplaceAll(c.path, "ID", id), strings.ReplaceAll(c.body, "ID", id))
-				return fmt.Sprint(got.Status, strings.ReplaceAll(string(got.Body), `\"`+id+`\"`, `\"ID\"`))
-			}
-			theirs, none := get(c.theirs), get(c.none)
-			if !strings.HasPrefix(theirs, "404") || theirs != none {
-				t.Errorf("%s %s: %s, and for nobody's %s", c.method, c.path, theirs, none)
-			}
-		}
-		for _, path := range []string{"/v1/sandboxes?ended=true", "/v1/workspaces"} {
-			var list v1.List[any]
-			if bob.ask(t, "GET", path, "").Into(t, &list); len(list.Items) != 0 {
-				t.Errorf("%s: %v", path, list.Items)
-			}
-		}
-		for _, c := range [][2]string{{"POST", "/v1/down"}, {"DELETE", "/v1/images?ref=x"}, {"POST", "/v1/images"}, {"GET", "/v1/tokens"}} {
-			bob.ask(t, c[0], c[1], "").Problem(t, http.StatusForbidden, "permission_denied", "")
-		}
+		assertSandboxesHidden(t, bob, box.ID, shell.ID)
 
-		// Nothing of it did anything.
+		// None of these requests had an effect.
 		var still v1.Shell
-		if ann.ask(t, "GET", "/v1/shells/"+shell.ID, "").Into(t, &still); still.State != "running" {
-			t.Errorf("%+v", still)
+		if ann.request(t, "GET", "/v1/shells/"+shell.ID, "").Into(t, &still); still.State != "running" {
+			t.Errorf("ann's shell = %+v, want it running", still)
 		}
-		if got := ann.ask(t, "GET", "/v1/workspaces/w/files?path=secret", ""); string(got.Body) != "of ann\n" {
-			t.Errorf("%d %s", got.Status, got.Body)
+		if got := secret(); string(got.Body) != "of ann\n" {
+			t.Errorf("ann's file: status %d, content %q, want %q", got.Status, got.Body, "of ann\n")
 		}
 
-		// The same name is another workspace, and what one has used up the other has.
-		bob.make(t, "/v1/workspaces", `{"name":"w"}`, &made)
-		ann.ask(t, "POST", "/v1/sandboxes", `{"workspace":"w"}`).Problem(t, http.StatusServiceUnavailable, "unavailable", "workspace")
+		// Names and quotas are separate for each caller.
+		bob.create(t, "/v1/workspaces", `{"name":"w"}`, &ws)
+		ann.request(t, "POST", "/v1/sandboxes", `{"workspace":"w"}`).
+			Problem(t, http.StatusServiceUnavailable, "unavailable", "workspace")
 		var more v1.Sandbox
-		ann.make(t, "/v1/sandboxes", fmt.Sprintf(`{"wait_ms":%d}`, harness.Long.Milliseconds()), &more)
-		ann.ask(t, "POST", "/v1/sandboxes", `{}`).Problem(t, http.StatusTooManyRequests, "resource_exhausted", "")
-		bob.make(t, "/v1/sandboxes", fmt.Sprintf(`{"workspace":"w","wait_ms":%d}`, harness.Long.Milliseconds()), &more)
-		if got := bob.ask(t, "GET", "/v1/sandboxes/"+more.ID+"/files?path=secret", ""); got.Status != http.StatusNotFound {
-			t.Errorf("%d %s", got.Status, got.Body)
+		ann.create(t, "/v1/sandboxes", `{`+waiting+`}`, &more)
+		ann.request(t, "POST", "/v1/sandboxes", `{}`).
+			Problem(t, http.StatusTooManyRequests, "resource_exhausted", "")
+		bob.create(t, "/v1/sandboxes", `{"workspace":"w",`+waiting+`}`, &more)
+		got := bob.request(t, "GET", "/v1/sandboxes/"+more.ID+"/files?path=secret", "")
+		if got.Status != http.StatusNotFound {
+			t.Errorf("ann's file in bob's workspace of the same name: status %d, want 404: %s", got.Status, got.Body)
 		}
 	})
+}
+
+// assertSandboxesHidden checks that requests of bob for another caller's sandbox, shell and
+// workspace "w" get the same answer as for an unknown one, and that lists and operators' routes
+// give him nothing.
+func assertSandboxesHidden(t *testing.T, bob caller, sandbox, shell string) {
+	t.Helper()
+	for _, c := range []struct{ method, path, body, existing, unknown string }{
+		{"GET", "/v1/sandboxes/ID", "", sandbox, unknownID},
+		{"DELETE", "/v1/sandboxes/ID", "", sandbox, unknownID},
+		{"POST", "/v1/sandboxes/ID/stop", "", sandbox, unknownID},
+		{"POST", "/v1/sandboxes/ID/exec", `{"command":"cat secret"}`, sandbox, unknownID},
+		{"GET", "/v1/sandboxes/ID/shells", "", sandbox, unknownID},
+		{"POST", "/v1/sandboxes/ID/shells", `{"command":"cat secret"}`, sandbox, unknownID},
+		{"GET", "/v1/sandboxes/ID/files?path=secret", "", sandbox, unknownID},
+		{"PUT", "/v1/sandboxes/ID/files?path=secret", "of bob", sandbox, unknownID},
+		{"POST", "/v1/sandboxes/ID/files?path=secret&to=b", "", sandbox, unknownID},
+		{"DELETE", "/v1/sandboxes/ID/files?path=secret", "", sandbox, unknownID},
+		{"GET", "/v1/shells/ID", "", shell, unknownID},
+		{"DELETE", "/v1/shells/ID", "", shell, unknownID},
+		{"POST", "/v1/shells/ID/signal?signal=9", "", shell, unknownID},
+		{"POST", "/v1/shells/ID/input", "x", shell, unknownID},
+		{"GET", "/v1/shells/ID/output", "", shell, unknownID},
+		{"GET", "/v1/workspaces/ID", "", "w", "v"},
+		{"DELETE", "/v1/workspaces/ID", "", "w", "v"},
+		{"GET", "/v1/workspaces/ID/files?path=secret", "", "w", "v"},
+		{"PUT", "/v1/workspaces/ID/files?path=secret", "of bob", "w", "v"},
+		{"DELETE", "/v1/workspaces/ID/files?path=secret", "", "w", "v"},
+		{"POST", "/v1/sandboxes", `{"workspace":"ID"}`, "w", "v"},
+		{"POST", "/v1/run", `{"command":"cat secret","workspace":"ID"}`, "w", "v"},
+	} {
+		answer := func(id string) string {
+			got := bob.request(t, c.method, strings.ReplaceAll(c.path, "ID", id), strings.ReplaceAll(c.body, "ID", id))
+			return fmt.Sprint(got.Status, strings.ReplaceAll(string(got.Body), `\"`+id+`\"`, `\"ID\"`))
+		}
+		existing, unknown := answer(c.existing), answer(c.unknown)
+		if !strings.HasPrefix(existing, "404") || existing != unknown {
+			t.Errorf("%s %s of another caller = %s, want the same as for an unknown id: %s", c.method, c.path, existing, unknown)
+		}
+	}
+	for _, path := range []string{"/v1/sandboxes?ended=true", "/v1/workspaces"} {
+		var list v1.List[any]
+		if bob.request(t, "GET", path, "").Into(t, &list); len(list.Items) != 0 {
+			t.Errorf("GET %s of another caller = %v, want an empty list", path, list.Items)
+		}
+	}
+	for _, c := range [][2]string{
+		{"POST", "/v1/down"}, {"DELETE", "/v1/images?ref=x"}, {"POST", "/v1/images"}, {"GET", "/v1/tokens"},
+	} {
+		bob.request(t, c[0], c[1], "").Problem(t, http.StatusForbidden, "permission_denied", "")
+	}
 }

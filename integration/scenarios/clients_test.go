@@ -24,28 +24,31 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// clientsSeed has the image with the programs that fetch things.
+// clientsSeed adds the image with the programs that fetch files.
 var clientsSeed = harness.Seed{More: []string{harness.EnvClients}}
 
-// clients are the programs, each with a command that fetches the artefact of a
-// site and shows something of it. What is denied is to be read in what they say
-// of themselves or, where they are terse, with their own option for more words.
-// None is told of the proxy: that is the environment's.
-var clients = []struct{ name, command, got string }{
+// clients are programs, each with a command that fetches the artefact of a site and prints some of
+// it. Where a program prints too little about a denial, the command has its verbose option. No
+// command names the proxy: programs find it in the environment.
+var clients = []struct{ name, command, want string }{
 	{"curl", `curl -sSv --cacert $CA https://$SITE/file`, "artefact of curl"},
 	{"curl of plain HTTP", `curl -sS http://$PLAIN/file`, "artefact of curl"},
 	{"git", `GIT_CURL_VERBOSE=1 GIT_SSL_CAINFO=$CA git clone -q https://$SITE/repo.git && cat repo/artefact`, "artefact of git"},
-	{"pip", `pip3 download -q --disable-pip-version-check --retries 1 --no-deps --cert $CA --index-url https://$SITE/simple artefact && python3 -c 'import zipfile; print(zipfile.ZipFile("artefact-1.0-py3-none-any.whl").read("artefact.py"))'`, "artefact of pip"},
-	{"npm", `npm_config_cafile=$CA npm --fetch-retries 0 --loglevel verbose --registry https://$SITE/npm/ pack artefact && tar -xzOf artefact-1.0.0.tgz package/index.js`, "artefact of npm"},
+	{"pip", `pip3 download -q --disable-pip-version-check --retries 1 --no-deps --cert $CA --index-url https://$SITE/simple artefact &&
+python3 -c 'import zipfile; print(zipfile.ZipFile("artefact-1.0-py3-none-any.whl").read("artefact.py"))'`, "artefact of pip"},
+	{"npm", `npm_config_cafile=$CA npm --fetch-retries 0 --loglevel verbose --registry https://$SITE/npm/ pack artefact &&
+tar -xzOf artefact-1.0.0.tgz package/index.js`, "artefact of npm"},
 	{"apt", `mkdir -p s/lists/partial c/archives/partial e && echo "deb [trusted=yes] http://$PLAIN/apt ./" > e/list &&
-A="apt-get -q -o Acquire::Retries=0 -o Acquire::Languages=none -o Debug::NoLocking=1 -o Dir::State=$PWD/s -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache=$PWD/c -o Dir::Etc::sourcelist=$PWD/e/list -o Dir::Etc::sourceparts=/nowhere -o APT::Update::Error-Mode=any" &&
+A="apt-get -q -o Acquire::Retries=0 -o Acquire::Languages=none -o Debug::NoLocking=1 -o APT::Update::Error-Mode=any" &&
+A="$A -o Dir::State=$PWD/s -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache=$PWD/c" &&
+A="$A -o Dir::Etc::sourcelist=$PWD/e/list -o Dir::Etc::sourceparts=/nowhere" &&
 $A update && $A download artefact && dpkg-deb --fsys-tarfile artefact_1.0_all.deb | tar -xO ./usr/share/artefact`, "artefact of apt"},
 	{"go", `export SSL_CERT_FILE=$CA GOPATH=$PWD/go GOCACHE=$PWD/cache GOFLAGS=-modcacherw GONOSUMDB=* GOPROXY=https://$SITE/go GOSUMDB=off
 go mod download example.test/artefact@v1.0.0 && cat go/pkg/mod/example.test/artefact@v1.0.0/artefact.go`, "artefact of go"},
 }
 
-// TestClientsFetchThroughTheProxy: the programs that people fetch things with
-// get what the rules allow, and say why they do not get the rest.
+// TestClientsFetchThroughTheProxy checks that common programs fetch what the rules allow, and show
+// why the rest is denied.
 func TestClientsFetchThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	t.Cleanup(func() {
@@ -59,7 +62,7 @@ func TestClientsFetchThroughTheProxy(t *testing.T) {
 	secure.TLS = &tls.Config{Certificates: []tls.Certificate{leaf}}
 	secure.StartTLS()
 	t.Cleanup(func() { secure.Close(); plain.Close() })
-	https, http := portIn(t, secure.URL), portIn(t, plain.URL)
+	https, http := urlPort(t, secure.URL), urlPort(t, plain.URL)
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &clientsSeed, Config: fmt.Sprintf(`
 templates:
   default:
@@ -71,11 +74,17 @@ egress: {resolver: ["%s"], private: [{hosts: ["*.site.test"], ranges: ["127.0.0.
 	l := lease(t, s, v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{
 		{Host: "a.site.test", Ports: []int{https}}, {Host: "a.site.test", Ports: []int{http}, Protocol: "http", Methods: []string{"GET", "HEAD"}},
 	}}})
-	ask := func(t *testing.T, host, command string) v1.ExecResult {
+	fetch := func(t *testing.T, host, command string) v1.ExecResult {
 		t.Helper()
 		r, err := s.Client.Exec(within(t), l.ID, v1.Exec{
-			Command: "printf %s \"$PEM\" > /tmp/ca.pem; cd $(mktemp -d) || exit 99\n" + command, TimeoutMS: 120_000,
-			Env: map[string]string{"PEM": ca, "CA": "/tmp/ca.pem", "SITE": fmt.Sprintf("%s:%d", host, https), "PLAIN": fmt.Sprintf("%s:%d", host, http)},
+			Command:   "printf %s \"$PEM\" > /tmp/ca.pem; cd $(mktemp -d) || exit 99\n" + command,
+			TimeoutMS: 120_000,
+			Env: map[string]string{
+				"PEM":   ca,
+				"CA":    "/tmp/ca.pem",
+				"SITE":  fmt.Sprintf("%s:%d", host, https),
+				"PLAIN": fmt.Sprintf("%s:%d", host, http),
+			},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -85,18 +94,20 @@ egress: {resolver: ["%s"], private: [{hosts: ["*.site.test"], ranges: ["127.0.0.
 	for _, c := range clients {
 		t.Run(c.name, func(t *testing.T) {
 			defer s.For(t)()
-			if r := ask(t, "a.site.test", c.command); r.ExitCode != 0 || !strings.Contains(r.Stdout, c.got) {
-				t.Errorf("allowed: %d\n%.2000s\n%.4000s", r.ExitCode, r.Stdout, r.Stderr)
+			if r := fetch(t, "a.site.test", c.command); r.ExitCode != 0 || !strings.Contains(r.Stdout, c.want) {
+				t.Errorf("fetch from an allowed host: exit code %d, want 0 and %q\n%.2000s\n%.4000s", r.ExitCode, c.want, r.Stdout, r.Stderr)
 			}
-			r := ask(t, "b.site.test", c.command)
-			if said := r.Stdout + r.Stderr; r.ExitCode == 0 && c.name != "curl of plain HTTP" || strings.Contains(said, c.got) || !strings.Contains(said, "no rule allows b.site.test") {
-				t.Errorf("denied: %d\n%.4000s", r.ExitCode, said)
+			r := fetch(t, "b.site.test", c.command)
+			output := r.Stdout + r.Stderr
+			if r.ExitCode == 0 && c.name != "curl of plain HTTP" || strings.Contains(output, c.want) ||
+				!strings.Contains(output, "no rule allows b.site.test") {
+				t.Errorf("fetch from a denied host: exit code %d, want a failure with the reason\n%.4000s", r.ExitCode, output)
 			}
 		})
 	}
 }
 
-// artefacts is a site that has one of each kind.
+// artefacts returns a site with one artefact of each kind.
 func artefacts(t *testing.T) http.Handler {
 	t.Helper()
 	dir := t.TempDir()
@@ -111,7 +122,8 @@ func artefacts(t *testing.T) http.Handler {
 		switch r.URL.Path {
 		case "/npm/artefact":
 			sum := sha512.Sum512(pack)
-			fmt.Fprintf(w, `{"name": "artefact", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": {"name": "artefact", "version": "1.0.0", "dist": {"tarball": "https://%s/npm/artefact.tgz", "integrity": "sha512-%s"}}}}`,
+			fmt.Fprintf(w, `{"name": "artefact", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": {"name": "artefact",
+"version": "1.0.0", "dist": {"tarball": "https://%s/npm/artefact.tgz", "integrity": "sha512-%s"}}}}`,
 				r.Host, base64.StdEncoding.EncodeToString(sum[:]))
 		case "/npm/artefact.tgz":
 			_, _ = w.Write(pack)
@@ -121,18 +133,19 @@ func artefacts(t *testing.T) http.Handler {
 	})
 }
 
-// onHost runs a program of the host in a folder.
+// onHost runs a program on the host in a directory.
 func onHost(t *testing.T, dir, name string, args ...string) {
 	t.Helper()
 	cmd := hostexec.Command(name, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@site.test", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@site.test")
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@site.test",
+		"GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@site.test")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s %v: %v: %s", name, args, err, out)
 	}
 }
 
-// gitRepository is served as files: git's simple protocol.
+// gitRepository creates dir/repo.git for git's dumb HTTP protocol.
 func gitRepository(t *testing.T, dir string) {
 	work := filepath.Join(t.TempDir(), "work")
 	harness.WriteFile(t, filepath.Join(work, "artefact"), "artefact of git\n")
@@ -143,6 +156,7 @@ func gitRepository(t *testing.T, dir string) {
 	onHost(t, filepath.Join(dir, "repo.git"), "git", "update-server-info")
 }
 
+// zipped writes a zip archive.
 func zipped(t *testing.T, path string, files map[string]string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -162,31 +176,40 @@ func zipped(t *testing.T, path string, files map[string]string) {
 	harness.WriteFile(t, path, b.String())
 }
 
+// wheel creates a package index with one Python package.
 func wheel(t *testing.T, dir string) {
 	const info = "artefact-1.0.dist-info/"
-	harness.WriteFile(t, filepath.Join(dir, "simple/artefact/index.html"), `<a href="../../wheels/artefact-1.0-py3-none-any.whl">artefact-1.0-py3-none-any.whl</a>`)
-	zipped(t, filepath.Join(dir, "wheels/artefact-1.0-py3-none-any.whl"), map[string]string{
-		"artefact.py": "# artefact of pip\n", info + "METADATA": "Metadata-Version: 2.1\nName: artefact\nVersion: 1.0\n",
-		info + "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n", info + "RECORD": "",
+	const name = "artefact-1.0-py3-none-any.whl"
+	index := `<a href="../../wheels/` + name + `">` + name + `</a>`
+	harness.WriteFile(t, filepath.Join(dir, "simple/artefact/index.html"), index)
+	zipped(t, filepath.Join(dir, "wheels", name), map[string]string{
+		"artefact.py":     "# artefact of pip\n",
+		info + "METADATA": "Metadata-Version: 2.1\nName: artefact\nVersion: 1.0\n",
+		info + "WHEEL":    "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+		info + "RECORD":   "",
 	})
 }
 
+// goModule creates a module in the layout of a Go module proxy.
 func goModule(t *testing.T, dir string) {
 	const mod, at = "module example.test/artefact\n\ngo 1.19\n", "go/example.test/artefact/@v/v1.0.0"
 	harness.WriteFile(t, filepath.Join(dir, at+".info"), `{"Version": "v1.0.0", "Time": "2026-01-01T00:00:00Z"}`)
 	harness.WriteFile(t, filepath.Join(dir, at+".mod"), mod)
 	const in = "example.test/artefact@v1.0.0/"
-	zipped(t, filepath.Join(dir, at+".zip"), map[string]string{in + "go.mod": mod, in + "artefact.go": "// Package artefact is the artefact of go.\npackage artefact\n"})
+	zipped(t, filepath.Join(dir, at+".zip"), map[string]string{
+		in + "go.mod":      mod,
+		in + "artefact.go": "// Package artefact is the artefact of go.\npackage artefact\n",
+	})
 }
 
-// debian is a flat archive of one package.
+// debian creates a flat apt repository with one package.
 func debian(t *testing.T, dir string) {
 	tree := filepath.Join(t.TempDir(), "tree")
 	control := "Package: artefact\nVersion: 1.0\nArchitecture: all\nMaintainer: a <a@site.test>\nDescription: a\n"
 	harness.WriteFile(t, filepath.Join(tree, "DEBIAN/control"), control)
 	harness.WriteFile(t, filepath.Join(tree, "usr/share/artefact"), "artefact of apt\n")
-	for _, folder := range []string{tree, filepath.Join(tree, "DEBIAN"), filepath.Join(tree, "usr"), filepath.Join(tree, "usr/share")} {
-		if err := os.Chmod(folder, 0o755); err != nil {
+	for _, sub := range []string{"", "DEBIAN", "usr", "usr/share"} {
+		if err := os.Chmod(filepath.Join(tree, sub), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -199,15 +222,20 @@ func debian(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	harness.WriteFile(t, filepath.Join(archive, "Packages"), fmt.Sprintf("%sFilename: ./artefact_1.0_all.deb\nSize: %d\nSHA512: %x\n", control, len(b), sha512.Sum512(b)))
+	packages := fmt.Sprintf("%sFilename: ./artefact_1.0_all.deb\nSize: %d\nSHA512: %x\n", control, len(b), sha512.Sum512(b))
+	harness.WriteFile(t, filepath.Join(archive, "Packages"), packages)
 }
 
+// npmPackage returns the tarball of an npm package.
 func npmPackage(t *testing.T) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
-	for name, text := range map[string]string{"package/package.json": `{"name": "artefact", "version": "1.0.0"}`, "package/index.js": "// artefact of npm\n"} {
+	for name, text := range map[string]string{
+		"package/package.json": `{"name": "artefact", "version": "1.0.0"}`,
+		"package/index.js":     "// artefact of npm\n",
+	} {
 		err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(text))})
 		if err == nil {
 			_, err = io.WriteString(w, text)

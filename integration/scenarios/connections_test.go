@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -21,20 +22,20 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// fewFiles is a program that may open 1,024 files and runs the service.
-func fewFiles(t *testing.T) string {
+// limitedBinary returns a program that runs the service with at most 1,024 open files.
+func limitedBinary(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "orchestrator")
 	script := fmt.Sprintf("#!/bin/sh\nulimit -n 1024\nexec %q \"$@\"\n", harness.Need(t, harness.EnvBin))
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { //nolint:gosec // it is run
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { //nolint:gosec // the test executes it
 		t.Fatal(err)
 	}
 	return path
 }
 
-// follow opens a stream of events over a connection of its own and returns the
-// answer's head.
-func follow(t *testing.T, s *harness.Server, header ...string) (*http.Response, net.Conn) {
+// openEventStream requests the stream of events on a separate connection, with one header field.
+// The caller closes the connection.
+func openEventStream(t *testing.T, s *harness.Server, header ...string) (*http.Response, net.Conn) {
 	t.Helper()
 	conn, err := net.Dial("unix", s.Socket())
 	if err != nil {
@@ -43,19 +44,20 @@ func follow(t *testing.T, s *harness.Server, header ...string) (*http.Response, 
 	if err := conn.SetDeadline(time.Now().Add(harness.Long)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fmt.Fprintf(conn, "GET /v1/events?follow=true HTTP/1.1\r\nHost: orchestrator\r\n%s: %s\r\n\r\n", header[0], header[1]); err != nil {
+	head := fmt.Sprintf("GET /v1/events?follow=true HTTP/1.1\r\nHost: orchestrator\r\n%s: %s\r\n\r\n", header[0], header[1])
+	if _, err := io.WriteString(conn, head); err != nil {
 		t.Fatal(err)
 	}
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
-		t.Fatalf("the stream is not answered: %v", err)
+		t.Fatalf("no answer to the request for events: %v", err)
 	}
 	return res, conn
 }
 
-// One caller opens as many streams as it can get, and goes on doing so. Another
-// caller's calls go on, and an operator revokes the token and takes the service
-// down.
+// TestOneCallerCannotExhaustConnections opens as many streams as one caller gets, and keeps asking
+// for more. Another caller's calls must succeed, and an operator must be able to revoke the token
+// and stop the service.
 func TestOneCallerCannotExhaustConnections(t *testing.T) {
 	t.Parallel()
 	const config = `
@@ -64,7 +66,7 @@ templates:
     limits: {memory: 128MiB, pids: 100, open_files: 512}
     pool: {min: 0, max: 4, rate: 10, parallel: 2}
 `
-	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed, Bin: fewFiles(t)})
+	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed, Bin: limitedBinary(t)})
 	tok, err := s.Client.CreateToken(within(t), v1.TokenRequest{Caller: "eve", Trust: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -73,43 +75,45 @@ templates:
 	bob := token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3})
 	open := 0
 	for i := range 600 {
-		res, conn := follow(t, s, eve...)
+		res, conn := openEventStream(t, s, eve...)
 		if res.StatusCode == http.StatusOK {
 			open++
 			defer conn.Close()
 			continue
 		}
 		var p v1.Problem
-		if err := json.NewDecoder(res.Body).Decode(&p); err != nil || res.StatusCode != http.StatusTooManyRequests || res.Header.Get("Retry-After") == "" || !strings.Contains(p.Detail, "callers.max_") {
-			t.Fatalf("stream %d: %d %v %+v %v", i, res.StatusCode, res.Header, p, err)
+		err := json.NewDecoder(res.Body).Decode(&p)
+		refused := res.StatusCode == http.StatusTooManyRequests && res.Header.Get("Retry-After") != ""
+		if err != nil || !refused || !strings.Contains(p.Detail, "callers.max_") {
+			t.Fatalf("stream %d: status %d, header %v, problem %+v, %v; want 429 with Retry-After and the limit's name",
+				i, res.StatusCode, res.Header, p, err)
 		}
 		conn.Close()
 	}
 	if open == 0 || open > 64 {
-		t.Errorf("%d of 600 streams are open, want a share of the service's connections", open)
+		t.Errorf("%d of 600 streams are open, want 1 to 64", open)
 	}
-	defer flood(s, eve, 32)()
+	defer floodEventStreams(s, eve, 32)()
 	for range 3 {
 		got, err := bob.CallTool(within(t), "system.bash", v1.ToolCall{Input: input(t, map[string]any{"command": "echo fine"})}, client.CallOptions{})
 		if err != nil || got.Ending != "exited" {
-			t.Errorf("a call of another caller: %+v %v", got, err)
+			t.Errorf("system.bash of another caller = %+v, %v; want exited", got, err)
 		}
 	}
 	s.CLI(t, "token", "revoke", tok.ID).Is(t, 0, "")
-	if res, conn := follow(t, s, eve...); res.StatusCode != http.StatusUnauthorized {
-		t.Errorf("with the revoked token: %d", res.StatusCode)
+	if res, conn := openEventStream(t, s, eve...); res.StatusCode != http.StatusUnauthorized {
+		t.Errorf("stream with the revoked token: status %d, want 401", res.StatusCode)
 	} else {
 		conn.Close()
 	}
 	s.CLI(t, "down").Is(t, 0, "")
 	if state := s.Ended(); !state.Success() {
-		t.Errorf("the service ended with %v", state)
+		t.Errorf("after down the service ended with %v, want success", state)
 	}
 }
 
-// flood has many clients ask for streams, one after the other, until the
-// function that it returns is called.
-func flood(s *harness.Server, header []string, clients int) (stop func()) {
+// floodEventStreams has clients ask for streams one after the other, until stop is called.
+func floodEventStreams(s *harness.Server, header []string, clients int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	for range clients {
@@ -120,7 +124,8 @@ func flood(s *harness.Server, header []string, clients int) (stop func()) {
 					return
 				}
 				end := context.AfterFunc(ctx, func() { conn.Close() })
-				fmt.Fprintf(conn, "GET /v1/events?follow=true HTTP/1.1\r\nHost: orchestrator\r\n%s: %s\r\n\r\n", header[0], header[1])
+				fmt.Fprintf(conn, "GET /v1/events?follow=true HTTP/1.1\r\nHost: orchestrator\r\n%s: %s\r\n\r\n",
+					header[0], header[1])
 				_, _ = bufio.NewReader(conn).ReadString('\n')
 				end()
 				conn.Close()

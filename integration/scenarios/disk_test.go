@@ -3,6 +3,7 @@
 package scenarios
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,21 +29,16 @@ func fill(t *testing.T, path string) {
 		for piece := make([]byte, size); err == nil; {
 			_, err = f.Write(piece)
 		}
-		if pe := new(os.PathError); !asPath(err, &pe) || pe.Err != syscall.ENOSPC {
-			t.Fatal(err)
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("write %d bytes to %s: %v, want no space left", size, path, err)
 		}
 		err = nil
 	}
 }
 
-func asPath(err error, to **os.PathError) bool {
-	pe, ok := err.(*os.PathError) //nolint:errorlint // of a write, as it is
-	*to = pe
-	return ok
-}
-
-func fullDisk(t *testing.T, name, root string) {
-	// The images lie elsewhere: a link is as good as a disk of their own.
+// testFullDisk fills the file system of the state directory. The images are stored elsewhere, through a
+// symlink.
+func testFullDisk(t *testing.T, name, root string) {
 	store := filepath.Join(harness.TempDir(t), "images")
 	s := harness.New(t, harness.Options{Runtime: name, Config: onDemand, Root: root, Seed: &seed, Images: store})
 	s.Start()
@@ -50,19 +46,21 @@ func fullDisk(t *testing.T, name, root string) {
 	id := lease(t, s, v1.SandboxRequest{Workspace: ws, WhenEmpty: "cold"}).ID
 	ballast := filepath.Join(root, "ballast")
 	fill(t, ballast)
-	// The caller's file, the caller's command, and a new sandbox.
-	_, err := s.Client.WorkspaceFiles(ws).Write(within(t), "big", strings.NewReader(strings.Repeat("x", 1<<20)), client.WriteOptions{})
+	// On the full disk: a file, a command, and a new sandbox.
+	content := strings.NewReader(strings.Repeat("x", 1<<20))
+	_, err := s.Client.WorkspaceFiles(ws).Write(within(t), "big", content, client.WriteOptions{})
 	if !errdefs.IsResourceExhausted(err) {
-		t.Errorf("a file on a full disk: %v", err)
+		t.Errorf("Write on a full disk: %v, want resource exhausted", err)
 	}
-	if r := exec(t, s, id, v1.Exec{Command: "head -c 1M /dev/zero > big; echo $?; rm -f big"}); r.Ending != "exited" || strings.TrimSpace(r.Stdout) == "0" {
-		t.Errorf("%+v", r)
+	r := exec(t, s, id, v1.Exec{Command: "head -c 1M /dev/zero > big; echo $?; rm -f big"})
+	if r.Ending != "exited" || strings.TrimSpace(r.Stdout) == "0" {
+		t.Errorf("a command that writes on a full disk: %+v, want exited with a failed write", r)
 	}
 	_, err = s.Client.CreateSandbox(within(t), v1.SandboxRequest{WhenEmpty: "cold"})
 	if err == nil {
-		t.Error("a sandbox was made on a full disk")
+		t.Error("CreateSandbox on a full disk succeeded, want an error")
 	} else if !errdefs.IsResourceExhausted(err) {
-		t.Errorf("a sandbox on a full disk: %v", err)
+		t.Errorf("CreateSandbox on a full disk: %v, want resource exhausted", err)
 	}
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)

@@ -13,10 +13,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// endings checks common commands as a user would write them. When the ending is reported, none of
+// testEndings checks common commands as a user would write them. When the ending is reported, none of
 // their processes may be left.
-func endings(t *testing.T, s *harness.Server) {
-	word := mark()
+func testEndings(t *testing.T, s *harness.Server) {
+	word := uniqueWord()
 	daemon := "(setsid env -i bash -c 'exec -a " + word + " sleep 3000' >/dev/null 2>&1 &) ; "
 	for _, c := range []struct {
 		name, ending string
@@ -29,44 +29,44 @@ func endings(t *testing.T, s *harness.Server) {
 		{"signalled", "signalled", v1.Exec{Command: daemon + "kill -SEGV $$"}, -1, 11},
 		{"timeout", "timeout", v1.Exec{Command: daemon + "sleep 3000", TimeoutMS: 1500}, -1, 0},
 		{"oom", "oom", v1.Exec{Argv: []string{"python3", "-c", "x = b'x' * (1 << 30)"}}, -1, 0},
-		{"pids", "pids", v1.Exec{Argv: []string{"python3", "-c", bomb, word}}, -1, 0},
+		{"pids", "pids", v1.Exec{Argv: []string{"python3", "-c", forkBomb, word}}, -1, 0},
 		{"output limit", "output_limit", v1.Exec{Command: daemon + "yes", MaxOutputBytes: 65536, StopAtOutput: true}, -1, 0},
 		{"disk", "disk", v1.Exec{Command: daemon + "head -c 64M /dev/zero > /workspace/big"}, -1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			id := lease(t, s, v1.SandboxRequest{}).ID
 			r := exec(t, s, id, c.x)
-			gone(t, word)
+			assertNoProcess(t, word)
 			if r.Ending != c.ending {
-				t.Fatalf("%+v", r)
+				t.Fatalf("%s: %+v, want ending %s", c.name, r, c.ending)
 			}
 			if c.ending == "exited" && r.ExitCode != c.code || c.ending == "signalled" && r.Signal != c.signal {
-				t.Errorf("%+v", r)
+				t.Errorf("%s: %+v, want exit code %d or signal %d", c.name, r, c.code, c.signal)
 			}
 			if c.ending != "exited" && r.ExitCode == 0 {
-				t.Errorf("an exit code that looks like success: %+v", r)
+				t.Errorf("%s: %+v, want an exit code other than 0", c.name, r)
 			}
 			if c.ending == "output_limit" && r.StdoutBytes < c.x.MaxOutputBytes {
-				t.Errorf("it wrote %d bytes and was stopped at %d", r.StdoutBytes, c.x.MaxOutputBytes)
+				t.Errorf("output of %d bytes, want at least the limit of %d", r.StdoutBytes, c.x.MaxOutputBytes)
 			}
 			if got := sh(t, s, id, "rm -f /workspace/big; echo next"); got != "next\n" {
-				t.Errorf("the next command wrote %q", got)
+				t.Errorf("the next command wrote %q, want %q", got, "next\n")
 			}
 		})
 	}
 }
 
-// bomb forks until it is refused; its children stay.
-const bomb = `
+// forkBomb forks until it is refused. Its children stay.
+const forkBomb = `
 import os, time
 while True:
     if os.fork() == 0:
         time.sleep(3000)
 `
 
-// cancelledByRemoval ends a lease under a command, which must be cancelled, not lost.
-func cancelledByRemoval(t *testing.T, s *harness.Server) {
-	word := mark()
+// testCancelledByRemoval ends a lease under a command, which must be cancelled, not lost.
+func testCancelledByRemoval(t *testing.T, s *harness.Server) {
+	word := uniqueWord()
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	type answer struct {
 		r   v1.ExecResult
@@ -74,28 +74,29 @@ func cancelledByRemoval(t *testing.T, s *harness.Server) {
 	}
 	answered := make(chan answer, 1)
 	ctx := within(t)
-	go func() { // waited for below
+	go func() { // the result is received below
 		r, err := s.Client.Exec(ctx, id, v1.Exec{Command: "exec -a " + word + " sleep 3000"})
 		answered <- answer{r, err}
 	}()
-	seen(t, word, 1)
+	awaitProcesses(t, word, 1)
 	release(t, s, id)
-	gone(t, word)
-	if a := <-answered; a.err != nil || a.r.Ending != "cancelled" || a.r.ExitCode == 0 || a.r.Detail != "sandbox "+id+" is gone: removed" {
-		t.Errorf("%+v %v", a.r, a.err)
+	assertNoProcess(t, word)
+	a := <-answered
+	if a.err != nil || a.r.Ending != "cancelled" || a.r.ExitCode == 0 || a.r.Detail != "sandbox "+id+" is gone: removed" {
+		t.Errorf("Exec in a removed sandbox = %+v, %v; want cancelled because the sandbox is gone", a.r, a.err)
 	}
 }
 
-// cancelledByClient disconnects a client, which must end its command, for every form of a call.
-func cancelledByClient(t *testing.T, s *harness.Server) {
+// testCancelledByClient disconnects a client, which must end its command, for every form of a call.
+func testCancelledByClient(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	for _, form := range []string{"whole", "streamed"} {
-		word := mark()
+		word := uniqueWord()
 		errGone := errors.New("the client has gone")
 		ctx, cancel := context.WithCancelCause(within(t))
 		ended := make(chan error, 1)
 		x := v1.Exec{Command: "(setsid bash -c 'exec -a " + word + " sleep 3000' &); exec -a " + word + " sleep 3000"}
-		go func() { // waited for below
+		go func() { // the result is received below
 			var err error
 			if form == "whole" {
 				_, err = s.Client.Exec(ctx, id, x)
@@ -104,18 +105,21 @@ func cancelledByClient(t *testing.T, s *harness.Server) {
 			}
 			ended <- err
 		}()
-		seen(t, word, 2)
+		awaitProcesses(t, word, 2)
 		cancel(errGone)
 		if err := <-ended; !errors.Is(err, errGone) {
-			t.Errorf("%s: %v", form, err)
+			t.Errorf("form %s: Exec of a disconnected client: %v, want the cause of the cancellation", form, err)
 		}
-		harness.Eventually(t, harness.Short, form+": its processes are dead", func() bool { return len(harness.Marked(word)) == 0 })
+		harness.Eventually(t, harness.Short, form+": the command's processes are dead", func() bool {
+			return len(harness.Marked(word)) == 0
+		})
 	}
 	if got := sh(t, s, id, "echo next"); got != "next\n" {
-		t.Errorf("%q", got)
+		t.Errorf("the next command wrote %q, want %q", got, "next\n")
 	}
 }
 
+// runners starts 100 processes that replace themselves by forking, each in its own session.
 const runners = `
 import os, sys, time
 def runner():
@@ -137,6 +141,7 @@ while started < 100:
 time.sleep(0.5)
 `
 
+// unkillable forks forever, so that there is always a new process.
 const unkillable = `
 import os
 while True:
@@ -146,9 +151,9 @@ while True:
         pass
 `
 
-// nothingOutlives checks on the host that no process of an exec exists after its ending is
+// testNothingOutlives checks on the host that no process of an exec exists after its ending is
 // reported, while a second shell in the same lease keeps running.
-func nothingOutlives(t *testing.T, s *harness.Server) {
+func testNothingOutlives(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	ctx := within(t)
 	shell, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Command: "while :; do echo tick; sleep 0.1; done"}})
@@ -160,28 +165,32 @@ func nothingOutlives(t *testing.T, s *harness.Server) {
 		x    v1.Exec
 		want string
 	}{
-		{"daemon", v1.Exec{Command: `(setsid env -i bash -c '(exec -a WORD sleep 3000 &) ; exec -a WORD sleep 3000' </dev/null >/dev/null 2>&1 &) ; sleep 0.3`}, "exited"},
+		{"daemon", v1.Exec{Command: `(setsid env -i bash -c '(exec -a WORD sleep 3000 &) ; exec -a WORD sleep 3000' ` +
+			`</dev/null >/dev/null 2>&1 &) ; sleep 0.3`}, "exited"},
 		{"holder of stdout", v1.Exec{Command: `setsid bash -c 'exec -a WORD sleep 3000' & echo started`}, "exited"},
-		{"stubborn", v1.Exec{Command: `trap '' HUP INT TERM; exec -a WORD bash -c 'trap "" HUP INT TERM; while :; do sleep 1; done'`, TimeoutMS: 1000}, "timeout"},
+		{"stubborn", v1.Exec{
+			Command:   `trap '' HUP INT TERM; exec -a WORD bash -c 'trap "" HUP INT TERM; while :; do sleep 1; done'`,
+			TimeoutMS: 1000,
+		}, "timeout"},
 		{"100 runners", v1.Exec{Argv: []string{"python3", "-c", runners, "WORD"}}, "exited"},
 		{"bomb at the cap", v1.Exec{Argv: []string{"python3", "-c", unkillable, "WORD"}, TimeoutMS: 1500}, "timeout"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			word := mark()
+			word := uniqueWord()
 			c.x.Command = strings.ReplaceAll(c.x.Command, "WORD", word)
 			for i := range c.x.Argv {
 				c.x.Argv[i] = strings.ReplaceAll(c.x.Argv[i], "WORD", word)
 			}
 			r := exec(t, s, id, c.x)
-			gone(t, word)
+			assertNoProcess(t, word)
 			if r.Ending != c.want {
-				t.Errorf("%+v", r)
+				t.Errorf("%+v, want ending %s", r, c.want)
 			}
 		})
 	}
 	now, err := s.Client.Shell(ctx, shell.ID)
 	if err != nil || now.State != "running" {
-		t.Fatalf("%+v %v", now, err)
+		t.Fatalf("Shell = %+v, %v; want the second shell running", now, err)
 	}
 	harness.Eventually(t, harness.Short, "the shell goes on writing", func() bool {
 		later, err := s.Client.Shell(ctx, shell.ID)
@@ -189,8 +198,10 @@ func nothingOutlives(t *testing.T, s *harness.Server) {
 	})
 	end, err := s.Client.KillShell(ctx, shell.ID, time.Second, false)
 	if err != nil || end.State != "ended" {
-		t.Fatalf("%+v %v", end, err)
+		t.Fatalf("KillShell = %+v, %v; want it ended", end, err)
 	}
 	// Reaping takes a moment.
-	harness.Eventually(t, harness.Short, "nothing but the guest is inside", func() bool { return len(s.Commands(id)) == 0 })
+	harness.Eventually(t, harness.Short, "only the guest runs in the sandbox", func() bool {
+		return len(s.Commands(id)) == 0
+	})
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// allPoints finds every failpoint of the program in the source, so that none is forgotten.
-func allPoints(t *testing.T) []string {
+// allFailpoints finds every failpoint of the program in the source, so that none is forgotten.
+func allFailpoints(t *testing.T) []string {
 	t.Helper()
 	hit := regexp.MustCompile(`failpoint\.Hit\("([^"]+)"\)`)
 	found := map[string]bool{}
@@ -41,11 +41,11 @@ func allPoints(t *testing.T) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// pointsOf returns the failpoints that a runtime reaches in the life of a sandbox.
-func pointsOf(t *testing.T, runtime string) []string {
+// failpointsOf returns the failpoints that a runtime reaches in the life of a sandbox.
+func failpointsOf(t *testing.T, runtime string) []string {
 	t.Helper()
 	var points []string
-	for _, p := range allPoints(t) {
+	for _, p := range allFailpoints(t) {
 		first, _, _ := strings.Cut(p, ".")
 		if strings.HasPrefix(p, "start.") {
 			continue // reached during a start: see TestKilledStart
@@ -64,7 +64,7 @@ func pointsOf(t *testing.T, runtime string) []string {
 		}
 	}
 	if len(points) < 10 {
-		t.Fatalf("only %v", points)
+		t.Fatalf("failpoints = %v, want at least 10", points)
 	}
 	return points
 }
@@ -73,26 +73,26 @@ func pointsOf(t *testing.T, runtime string) []string {
 // start everything must be accounted for, and calls must work.
 func TestCrashAtEveryPoint(t *testing.T) {
 	t.Parallel()
-	eachOfAll(t, func(t *testing.T, name string) {
+	onAllRuntimes(t, func(t *testing.T, name string) {
 		s := harness.New(t, harness.Options{Runtime: name, Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed})
 		s.Start()
 		ws := workspace(t, s)
 		s.Term()
-		for _, point := range pointsOf(t, name) {
+		for _, point := range failpointsOf(t, name) {
 			ok := t.Run(point, func(t *testing.T) {
 				defer s.For(t)()
 				crash(t, s, point, ws)
 				s.Configure(onDemand)
 				s.Start()
-				accounted(t, s)
-				works(t, s, ws)
+				awaitAccounted(t, s)
+				assertUsable(t, s, ws)
 				s.Term()
 				if live, _ := s.Rows(t); len(live) > 0 {
-					t.Errorf("rows are left: %v", live)
+					t.Errorf("sandboxes in the database after the test: %v, want none", live)
 				}
 			})
 			if !ok {
-				break // the next scenario would start in the middle of this one
+				break // the next point would start with what this one left
 			}
 		}
 	})
@@ -106,7 +106,7 @@ func crash(t *testing.T, s *harness.Server, point, ws string) {
 		// Replace warm sandboxes of a changed template, which were never leased.
 		s.Configure(strings.Replace(onDemand, "min: 0", "min: 1", 1))
 		s.Start()
-		harness.Eventually(t, harness.Long, "one is warm", func() bool {
+		harness.Eventually(t, harness.Long, "a sandbox is warm", func() bool {
 			pools, err := s.Client.Pools(within(t))
 			return err == nil && pools[0].Warm == 1
 		})
@@ -115,23 +115,24 @@ func crash(t *testing.T, s *harness.Server, point, ws string) {
 		s.Begin(env)
 	} else {
 		s.Start(env)
-		live(t, s, ws)
+		runLifecycle(t, s, ws)
 	}
 	state := s.Ended()
 	if status, ok := state.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
-		t.Fatalf("it was to die at %s and ended with %s", point, state)
+		t.Fatalf("the server ended with %[2]s, want SIGKILL at %[1]s", point, state)
 	}
 }
 
-// live takes a sandbox through its life until the server dies.
-func live(t *testing.T, s *harness.Server, ws string) {
+// runLifecycle takes a sandbox through its life until the server dies.
+func runLifecycle(t *testing.T, s *harness.Server, ws string) {
 	t.Helper()
 	ctx := within(t)
 	sb, err := s.Client.CreateSandbox(ctx, v1.SandboxRequest{WhenEmpty: "cold", Workspace: ws})
 	if err != nil {
 		return
 	}
-	if _, err := s.Client.StartShell(ctx, sb.ID, v1.ShellRequest{Exec: v1.Exec{Command: "while :; do echo x >> /workspace/log; sleep 0.01; done"}}); err != nil {
+	write := v1.Exec{Command: "while :; do echo x >> /workspace/log; sleep 0.01; done"}
+	if _, err := s.Client.StartShell(ctx, sb.ID, v1.ShellRequest{Exec: write}); err != nil {
 		return
 	}
 	if _, err := s.Client.Exec(ctx, sb.ID, v1.Exec{Command: "true"}); err != nil {
@@ -140,20 +141,20 @@ func live(t *testing.T, s *harness.Server, ws string) {
 	_ = s.Client.RemoveSandbox(ctx, sb.ID) // the server dies here or has died
 }
 
-// accounted checks that host, engine and API agree on which sandboxes exist, and that nothing is
+// awaitAccounted checks that host, engine and API agree on which sandboxes exist, and that nothing is
 // left of others.
-func accounted(t *testing.T, s *harness.Server) {
+func awaitAccounted(t *testing.T, s *harness.Server) {
 	t.Helper()
 	harness.Eventually(t, harness.Long, "everything is accounted for", func() bool {
 		why := unaccounted(t, s)
 		if why != "" {
-			t.Log(why) // shown only if the test fails
+			t.Log(why) // printed only if the test fails
 		}
 		return why == ""
 	})
 }
 
-// unaccounted describes what is not accounted for now, or returns "".
+// unaccounted describes the first difference that it finds, or returns "".
 func unaccounted(t *testing.T, s *harness.Server) string {
 	t.Helper()
 	list, err := s.Client.Sandboxes(within(t), false)
@@ -184,8 +185,8 @@ func unaccounted(t *testing.T, s *harness.Server) string {
 	return ""
 }
 
-// works releases what was leased, then uses the workspace and a new sandbox.
-func works(t *testing.T, s *harness.Server, ws string) {
+// assertUsable releases what was leased, then uses the workspace and a new sandbox.
+func assertUsable(t *testing.T, s *harness.Server, ws string) {
 	t.Helper()
 	ctx := within(t)
 	list, err := s.Client.Sandboxes(ctx, false)
@@ -193,9 +194,10 @@ func works(t *testing.T, s *harness.Server, ws string) {
 		t.Fatal(err)
 	}
 	for _, sb := range list {
-		// The sandbox works, or no caller was promised it and it has been removed.
-		if r, err := s.Client.Exec(ctx, sb.ID, v1.Exec{Command: "true"}); err != nil && !errdefs.IsNotFound(err) || err == nil && r.ExitCode != 0 {
-			t.Errorf("%+v %v", r, err)
+		// The sandbox works. If no caller got it before the crash, it has been removed.
+		r, err := s.Client.Exec(ctx, sb.ID, v1.Exec{Command: "true"})
+		if err != nil && !errdefs.IsNotFound(err) || err == nil && r.ExitCode != 0 {
+			t.Errorf("Exec in sandbox %s = %+v, %v; want exit code 0 or not found", sb.ID, r, err)
 		}
 		release(t, s, sb.ID)
 	}
@@ -204,7 +206,7 @@ func works(t *testing.T, s *harness.Server, ws string) {
 		t.Fatal(err)
 	}
 	if got := sh(t, s, sb.ID, "rm -f log; echo fine"); got != "fine\n" {
-		t.Errorf("%q", got)
+		t.Errorf("the new sandbox printed %q, want %q", got, "fine\n")
 	}
 	release(t, s, sb.ID)
 }

@@ -18,8 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// What is secret in the scenario below. Each is a word of its own, so that a
-// place that has one tells where it came from.
+// The secrets of the scenario below. They differ, so that a leak shows which of them it is.
 const (
 	leaseSecret  = "lease-5b1f-hunter2"
 	execSecret   = "exec-77ce-hunter2"
@@ -33,9 +32,8 @@ const (
 
 var secrets = []string{leaseSecret, execSecret, envSecret, wordSecret, bearerSecret, askedSecret, wrongSecret, urlSecret}
 
-// A secret that callers give is in no record, no log, no answer of ours, no
-// file that the service keeps, and not in the environment of the sandbox's
-// first process.
+// TestSecretsAreNotStored checks that secrets that callers send appear in no record, log, answer or
+// file of the service, and not in the environment of the sandbox's first process.
 func TestSecretsAreNotStored(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
@@ -44,30 +42,36 @@ func TestSecretsAreNotStored(t *testing.T) {
 			t.Fatal(err)
 		}
 		box := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold", Env: map[string]string{"API_KEY": leaseSecret}})
-		if r := exec(t, s, box.ID, v1.Exec{Command: `test "$API_KEY" = ` + leaseSecret + ` && test "$DB_PASSWORD" = ` + execSecret, Env: map[string]string{"DB_PASSWORD": execSecret}}); r.ExitCode != 0 {
-			t.Errorf("the command does not have it: %+v", r)
+		r := exec(t, s, box.ID, v1.Exec{
+			Command: `test "$API_KEY" = ` + leaseSecret + ` && test "$DB_PASSWORD" = ` + execSecret,
+			Env:     map[string]string{"DB_PASSWORD": execSecret},
+		})
+		if r.ExitCode != 0 {
+			t.Errorf("the command does not see the secrets in its environment: %+v", r)
 		}
-		seen := secretCalls(t, s, tok.Secret)
+		contents := secretCalls(t, s, tok.Secret)
 		first, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", s.Init(box.ID)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		inside := sh(t, s, box.ID, "cat /proc/1/environ 2>/dev/null || true")
-		for _, path := range []string{"/v1/audit", "/v1/audit/export", "/v1/approvals", "/v1/sandboxes?ended=true", "/v1/tokens", "/v1/audit/verify"} {
-			seen = append(seen, place{"GET " + path, s.Ask(t, "GET", path, "").Body})
+		for _, path := range []string{
+			"/v1/audit", "/v1/audit/export", "/v1/approvals", "/v1/sandboxes?ended=true", "/v1/tokens", "/v1/audit/verify",
+		} {
+			contents = append(contents, namedContent{"GET " + path, s.Ask(t, "GET", path, "").Body})
 		}
-		seen = append(seen, place{"/proc/1/environ", first}, place{"/proc/1/environ, inside", []byte(inside)})
+		contents = append(contents, namedContent{"/proc/1/environ", first}, namedContent{"/proc/1/environ, inside", []byte(inside)})
 		release(t, s, box.ID)
-		s.Kill9() // what is in a log of the database is there as well
-		seen = append(seen, kept(t, s.Dir())...)
+		s.Kill9() // so that the databases' write-ahead logs are read, too
+		contents = append(contents, storedFiles(t, s.Dir())...)
 		s.Start()
 		s.Term()
-		seen = append(seen, kept(t, s.Dir())...)
-		seen = append(seen, place{"the server's log", []byte(s.Log())})
-		for _, p := range seen {
+		contents = append(contents, storedFiles(t, s.Dir())...)
+		contents = append(contents, namedContent{"the server's log", []byte(s.Log())})
+		for _, p := range contents {
 			for _, secret := range append(slices.Clone(secrets), tok.Secret, tok.Secret[len(tok.Secret)-43:]) {
 				if i := bytes.Index(p.content, []byte(secret)); i >= 0 {
-					t.Errorf("%s holds %s: …%s…", p.name, secret, p.content[max(0, i-80):min(len(p.content), i+80)])
+					t.Errorf("%s has %s: …%s…", p.name, secret, p.content[max(0, i-80):min(len(p.content), i+80)])
 				}
 			}
 		}
@@ -75,19 +79,19 @@ func TestSecretsAreNotStored(t *testing.T) {
 	})
 }
 
-// place is something that must hold no secret.
-type place struct {
+// namedContent is a text that must hold no secret.
+type namedContent struct {
 	name    string
 	content []byte
 }
 
-// secretCalls calls tools with secrets in what they are given, and returns what
-// the service answered: none of the commands writes one.
-func secretCalls(t *testing.T, s *harness.Server, bearer string) (seen []place) {
+// secretCalls makes tool calls with secrets in their requests, and returns the service's answers.
+// None of the commands prints a secret.
+func secretCalls(t *testing.T, s *harness.Server, bearer string) (answers []namedContent) {
 	t.Helper()
 	send := func(tool, body string, header ...string) harness.Answer {
 		got := s.Ask(t, "POST", "/v1/tools/"+tool+"/call", body, header...)
-		seen = append(seen, place{"the answer to " + body, got.Body})
+		answers = append(answers, namedContent{"the answer to " + body, got.Body})
 		return got
 	}
 	for i, c := range []struct{ tool, body string }{
@@ -99,14 +103,16 @@ func secretCalls(t *testing.T, s *harness.Server, bearer string) (seen []place) 
 	} {
 		var r v1.ToolResult
 		got := send(c.tool, c.body, "Idempotency-Key", fmt.Sprint("key", i))
-		if got.Into(t, &r); got.Status != 200 || r.Ending != "exited" && r.Ending != "started" || r.ExitCode != nil && *r.ExitCode != 0 {
-			t.Errorf("%s: %d %s", c.body, got.Status, got.Body)
+		got.Into(t, &r)
+		ended := r.Ending == "exited" || r.Ending == "started"
+		if got.Status != 200 || !ended || r.ExitCode != nil && *r.ExitCode != 0 {
+			t.Errorf("call %s: status %d %s, want exit code 0 or started", c.body, got.Status, got.Body)
 		}
 	}
-	// Refusals and errors tell what is wrong and not what was given.
+	// Errors must not quote the request's values.
 	for _, body := range []string{
 		`{"input":{"command":5,"env":{"API_KEY":"` + wrongSecret + `"}}}`,
-		`{"sandbox":"` + nobody + `","input":{"command":"true","env":{"API_KEY":"` + wrongSecret + `"}}}`,
+		`{"sandbox":"` + unknownID + `","input":{"command":"true","env":{"API_KEY":"` + wrongSecret + `"}}}`,
 		`{"profile":"phase2","input":{"command":"export PASSWORD=` + wrongSecret + `; echo )"}}`,
 		`{"profile":"phase2","input":{"command":"export PASSWORD=` + wrongSecret + `; sudo true"}}`,
 		`{"inputs":{"env":{"API_KEY":"` + wrongSecret + `"}}}`,
@@ -120,24 +126,24 @@ func secretCalls(t *testing.T, s *harness.Server, bearer string) (seen []place) 
 	}
 	t.Cleanup(c.Close)
 	r := v1.ToolCall{Input: input(t, map[string]any{"command": "export PASSWORD=" + askedSecret + "; rm -rf junk"})}
-	q, err := ask(within(t), c, "asked", r)
+	q, err := requestApproval(within(t), c, "asked", r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	contains(t, string(q.Input), "rm -rf junk")
+	assertContains(t, string(q.Input), "rm -rf junk")
 	if _, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 		t.Fatal(err)
 	}
-	// With a yes, the result is kept for the key, and this profile's results
-	// have the command in them: results are their caller's own.
+	// The call is denied: an approved call would store its result for the key, and results of this
+	// profile contain the command.
 	if got, err := c.CallTool(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: "asked"}); err != nil || got.Ending != "approval_denied" {
-		t.Errorf("%+v %v", got, err)
+		t.Errorf("the denied call = %+v, %v; want approval_denied", got, err)
 	}
-	return seen
+	return answers
 }
 
-// kept is every file of a state directory but the image and what is callers'.
-func kept(t *testing.T, dir string) (files []place) {
+// storedFiles reads all files of a state directory, except images and what belongs to callers.
+func storedFiles(t *testing.T, dir string) (files []namedContent) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		rel, _ := filepath.Rel(dir, path)
@@ -145,10 +151,10 @@ func kept(t *testing.T, dir string) (files []place) {
 			return fs.SkipDir
 		}
 		if err != nil || !d.Type().IsRegular() {
-			return nil //nolint:nilerr // others come and go
+			return nil //nolint:nilerr // the service removes files during the walk
 		}
 		if b, err := os.ReadFile(path); err == nil {
-			files = append(files, place{rel, b})
+			files = append(files, namedContent{rel, b})
 		}
 		return nil
 	})
@@ -156,20 +162,55 @@ func kept(t *testing.T, dir string) (files []place) {
 		t.Fatal(err)
 	}
 	if len(files) < 3 {
-		t.Errorf("only %d files are kept", len(files))
+		t.Errorf("%d files in the state directory, want at least 3", len(files))
 	}
 	return files
 }
 
-// Whatever is done to the audit log while nobody looks is found, also by whoever
-// checks it long after.
+// tampering is a change to the audit log's database.
+type tampering struct {
+	name       string
+	kind       string // the kind of damage that verify must report, or ""
+	statements []string
+}
+
+// tamperings are changes that "audit verify" must detect in a log of twelve records.
+var tamperings = []tampering{
+	{"changed record", "changed", []string{`UPDATE records SET record = replace(record, 'system.kill', 'system.bash') WHERE seq = 5`}},
+	{"changed hash", "changed", []string{`UPDATE records SET hash = zeroblob(32) WHERE seq = 5`}},
+	{"record that is not JSON", "", []string{`UPDATE records SET record = 'x' WHERE seq = 5`}},
+	{"removed record", "removed", []string{`DELETE FROM records WHERE seq = 5`}},
+	{"removed record, the rest renumbered", "", []string{`DELETE FROM records WHERE seq = 5`, `UPDATE records SET seq = seq - 1 WHERE seq > 5`}},
+	{"removed first record", "removed", []string{`DELETE FROM records WHERE seq = 1`}},
+	{"inserted record", "", []string{
+		`UPDATE records SET seq = seq + 1000 WHERE seq > 5`, `UPDATE records SET seq = seq - 999 WHERE seq > 1000`,
+		`INSERT INTO records (seq, record, prev, hash) SELECT 6, replace(record, '"s', '"x'), hash, randomblob(32) FROM records WHERE seq = 5`,
+	}},
+	{"duplicated record", "", []string{
+		`UPDATE records SET seq = seq + 1000 WHERE seq > 5`, `UPDATE records SET seq = seq - 999 WHERE seq > 1000`,
+		`INSERT INTO records (seq, record, prev, hash) SELECT 6, record, prev, hash FROM records WHERE seq = 5`,
+	}},
+	{"two exchanged records", "", []string{
+		`UPDATE records SET seq = 1000 WHERE seq = 5`,
+		`UPDATE records SET seq = 5 WHERE seq = 6`,
+		`UPDATE records SET seq = 6 WHERE seq = 1000`,
+	}},
+	{"cut tail", "cut", []string{`DELETE FROM records WHERE seq > 8`}},
+	{"record added at the end", "", []string{
+		`INSERT INTO records (seq, record, prev, hash) SELECT max(seq) + 1, record, hash, randomblob(32) FROM records`,
+	}},
+	{"all records removed", "cut", []string{`DELETE FROM records`}},
+}
+
+// TestTamperedAuditIsDetected changes the audit log while no server runs. Every change must be
+// found, also by a later check.
 func TestTamperedAuditIsDetected(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
-	for i := range 6 { // of twelve records; nothing of it needs a sandbox
-		call(t, s, "system.kill", v1.ToolCall{Input: input(t, map[string]any{"shell_id": fmt.Sprint("s", i)})}, client.CallOptions{})
+	for i := range 6 { // twelve records; these calls need no sandbox
+		callTool(t, s, "system.kill", v1.ToolCall{Input: input(t, map[string]any{"shell_id": fmt.Sprint("s", i)})}, client.CallOptions{})
 	}
-	// Whoever names a tool as a record of the log's own is not taken for it.
+	// A tool that is named like a record of the log itself must not be taken for one.
 	s.Ask(t, "POST", "/v1/tools/audit.head/call", `{`).Problem(t, 400, "invalid_argument", "body")
 	whole := s.CLI(t, "audit", "verify", "-o", "json")
 	whole.Is(t, 0, "")
@@ -177,57 +218,22 @@ func TestTamperedAuditIsDetected(t *testing.T) {
 	harness.Answer{Body: []byte(whole.Stdout)}.Into(t, &report)
 	s.Term()
 	saved := auditFiles(t, s.Dir())
-	for _, c := range []struct {
-		name, kind string
-		do         []string
-	}{
-		{"a changed record", "changed", []string{`UPDATE records SET record = replace(record, 'system.kill', 'system.bash') WHERE seq = 5`}},
-		{"a changed hash", "changed", []string{`UPDATE records SET hash = zeroblob(32) WHERE seq = 5`}},
-		{"a record that is no JSON", "", []string{`UPDATE records SET record = 'x' WHERE seq = 5`}},
-		{"a removed record", "removed", []string{`DELETE FROM records WHERE seq = 5`}},
-		{"removed records, and the rest moved up", "", []string{`DELETE FROM records WHERE seq = 5`, `UPDATE records SET seq = seq - 1 WHERE seq > 5`}},
-		{"the first record removed", "removed", []string{`DELETE FROM records WHERE seq = 1`}},
-		{"an inserted record", "", []string{
-			`UPDATE records SET seq = seq + 1000 WHERE seq > 5`, `UPDATE records SET seq = seq - 999 WHERE seq > 1000`,
-			`INSERT INTO records (seq, record, prev, hash) SELECT 6, replace(record, '"s', '"x'), hash, randomblob(32) FROM records WHERE seq = 5`,
-		}},
-		{"a record twice", "", []string{
-			`UPDATE records SET seq = seq + 1000 WHERE seq > 5`, `UPDATE records SET seq = seq - 999 WHERE seq > 1000`,
-			`INSERT INTO records (seq, record, prev, hash) SELECT 6, record, prev, hash FROM records WHERE seq = 5`,
-		}},
-		{"two records that changed places", "", []string{
-			`UPDATE records SET seq = 1000 WHERE seq = 5`, `UPDATE records SET seq = 5 WHERE seq = 6`, `UPDATE records SET seq = 6 WHERE seq = 1000`,
-		}},
-		{"a cut tail", "cut", []string{`DELETE FROM records WHERE seq > 8`}},
-		{"a record added at the end", "", []string{
-			`INSERT INTO records (seq, record, prev, hash) SELECT max(seq) + 1, record, hash, randomblob(32) FROM records`,
-		}},
-		{"nothing left", "cut", []string{`DELETE FROM records`}},
-	} {
+	for _, c := range tamperings {
 		t.Run(c.name, func(t *testing.T) {
 			defer s.For(t)()
 			restore(t, s.Dir(), saved)
-			tamper(t, filepath.Join(s.Dir(), "audit.db"), c.do)
-			times := 1
-			if c.kind == "cut" { // what a start finds, the next one could not
-				times = 2
+			tamper(t, filepath.Join(s.Dir(), "audit.db"), c.statements)
+			starts := 1
+			if c.kind == "cut" { // a second start must still know what the first one found
+				starts = 2
 			}
-			for range times {
-				s.Start()
-				got := s.CLI(t, "audit", "verify")
-				if got.Code != 1 || !strings.Contains(got.Stdout, "NOT WHOLE") || !strings.Contains(got.Stdout, c.kind) {
-					t.Errorf("exit code %d\n%s%s", got.Code, got.Stdout, got.Stderr)
-				}
-				again, err := s.Client.VerifyAudit(within(t), report.Head)
-				if err != nil || again.OK {
-					t.Errorf("with the head from before: %+v %v", again, err)
-				}
-				s.Term()
+			for range starts {
+				assertTampered(t, s, c.kind, report.Head)
 			}
 		})
 	}
 	restore(t, s.Dir(), saved)
-	t.Run("no file at all", func(t *testing.T) {
+	t.Run("removed database", func(t *testing.T) {
 		defer s.For(t)()
 		for name := range saved {
 			if strings.HasPrefix(name, "audit.db") {
@@ -245,12 +251,28 @@ func TestTamperedAuditIsDetected(t *testing.T) {
 	s.CLI(t, "audit", "verify", "--head", report.Head).Is(t, 0, "")
 }
 
-// auditFiles are the log's files, read.
+// assertTampered starts the server, checks that verification fails with the kind of damage, and
+// with the head from before the change, and stops the server.
+func assertTampered(t *testing.T, s *harness.Server, kind, head string) {
+	t.Helper()
+	s.Start()
+	got := s.CLI(t, "audit", "verify")
+	if got.Code != 1 || !strings.Contains(got.Stdout, "NOT WHOLE") || !strings.Contains(got.Stdout, kind) {
+		t.Errorf("audit verify: exit code %d, want 1 and NOT WHOLE with %q\n%s%s", got.Code, kind, got.Stdout, got.Stderr)
+	}
+	again, err := s.Client.VerifyAudit(within(t), head)
+	if err != nil || again.OK {
+		t.Errorf("VerifyAudit with the earlier head = %+v, %v; want OK false", again, err)
+	}
+	s.Term()
+}
+
+// auditFiles returns the content of the audit log's files by name.
 func auditFiles(t *testing.T, dir string) map[string][]byte {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "audit.*"))
 	if err != nil || len(paths) < 3 {
-		t.Fatalf("%v %v", paths, err)
+		t.Fatalf("files of the audit log = %v, %v; want at least 3", paths, err)
 	}
 	out := map[string][]byte{}
 	for _, p := range paths {
@@ -263,7 +285,7 @@ func auditFiles(t *testing.T, dir string) map[string][]byte {
 	return out
 }
 
-// restore puts the log's files back as they were.
+// restore replaces the audit log's files.
 func restore(t *testing.T, dir string, files map[string][]byte) {
 	t.Helper()
 	for name := range auditFiles(t, dir) {
@@ -278,7 +300,7 @@ func restore(t *testing.T, dir string, files map[string][]byte) {
 	}
 }
 
-// tamper changes a database as whoever can write the file would.
+// tamper executes statements on a database whose server is stopped.
 func tamper(t *testing.T, path string, statements []string) {
 	t.Helper()
 	db, err := sql.Open("sqlite", path)

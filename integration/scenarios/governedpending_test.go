@@ -19,7 +19,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// token is a client of the server that is somebody.
+// token creates a token and returns a client that uses it.
 func token(t *testing.T, s *harness.Server, r v1.TokenRequest) *client.Client {
 	t.Helper()
 	got, err := s.Client.CreateToken(within(t), r)
@@ -34,14 +34,15 @@ func token(t *testing.T, s *harness.Server, r v1.TokenRequest) *client.Client {
 	return c
 }
 
-// asking is a call that phase2 asks about. Nothing of it runs but with consent.
-func asking(t *testing.T, n int) v1.ToolCall {
+// callNeedingApproval returns the nth call that needs approval in profile phase2.
+func callNeedingApproval(t *testing.T, n int) v1.ToolCall {
 	t.Helper()
 	return v1.ToolCall{Input: input(t, map[string]any{"command": fmt.Sprintf("echo %d; rm -r junk", n)})}
 }
 
-// ask asks a question and goes away; the question stays for who has the key.
-func ask(ctx context.Context, c *client.Client, key string, r v1.ToolCall) (q v1.Approval, err error) {
+// requestApproval makes a call that needs approval and disconnects. The approval request stays
+// pending for a call with the same key.
+func requestApproval(ctx context.Context, c *client.Client, key string, r v1.ToolCall) (q v1.Approval, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	_, err = c.CallTool(ctx, "system.bash", r, client.CallOptions{IdempotencyKey: key, Asked: func(a v1.Approval) {
@@ -51,18 +52,22 @@ func ask(ctx context.Context, c *client.Client, key string, r v1.ToolCall) (q v1
 	if q.ID != "" {
 		return q, nil
 	}
-	return q, fmt.Errorf("no question was asked: %w", err)
+	return q, fmt.Errorf("the call requested no approval: %w", err)
 }
 
-// A caller who has asked too much is told so, and another is not in their way.
+// TestApprovalRequestsAreBounded checks that a caller with too many pending approval requests is
+// refused, and that other callers are not.
 func TestApprovalRequestsAreBounded(t *testing.T) {
 	t.Parallel()
-	const config = onDemand + "profiles: {default: phase2}\ncallers: {max_pending: 3}\napprovals: {max_pending: 5}\n"
+	const config = onDemand + "profiles: {default: phase2}\n" +
+		"callers: {max_pending: 3}\napprovals: {max_pending: 5}\n"
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed})
-	ann, bob, cid := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 3}), token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3}), token(t, s, v1.TokenRequest{Caller: "cid", Trust: 3})
+	ann := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 3})
+	bob := token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3})
+	cid := token(t, s, v1.TokenRequest{Caller: "cid", Trust: 3})
 	var first v1.Approval
 	for i := range 3 {
-		q, err := ask(within(t), ann, fmt.Sprint("k", i), asking(t, i))
+		q, err := requestApproval(within(t), ann, fmt.Sprint("k", i), callNeedingApproval(t, i))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,113 +76,116 @@ func TestApprovalRequestsAreBounded(t *testing.T) {
 		}
 	}
 	for _, key := range []string{"", "k3"} {
-		_, err := ann.CallTool(within(t), "system.bash", asking(t, 3), client.CallOptions{IdempotencyKey: key})
-		exhausted(t, err, "callers.max_pending")
+		_, err := ann.CallTool(within(t), "system.bash", callNeedingApproval(t, 3), client.CallOptions{IdempotencyKey: key})
+		assertExhausted(t, err, "callers.max_pending")
 	}
-	for i := range 2 { // who has asked nothing is heard
-		if _, err := ask(within(t), bob, fmt.Sprint("k", i), asking(t, i)); err != nil {
+	for i := range 2 { // another caller is served
+		if _, err := requestApproval(within(t), bob, fmt.Sprint("k", i), callNeedingApproval(t, i)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err := cid.CallTool(within(t), "system.bash", asking(t, 0), client.CallOptions{})
-	exhausted(t, err, "approvals.max_pending")
+	_, err := cid.CallTool(within(t), "system.bash", callNeedingApproval(t, 0), client.CallOptions{})
+	assertExhausted(t, err, "approvals.max_pending")
 
-	// What needs no question goes on, and so does all once there is an answer.
-	got, err := ann.CallTool(within(t), "system.bash", v1.ToolCall{Input: input(t, map[string]any{"command": "echo fine"})}, client.CallOptions{})
+	// Calls that need no approval go on, and so do all once a request is answered.
+	fine := v1.ToolCall{Input: input(t, map[string]any{"command": "echo fine"})}
+	got, err := ann.CallTool(within(t), "system.bash", fine, client.CallOptions{})
 	if err != nil || got.Ending != "exited" {
-		t.Errorf("%+v %v", got, err)
+		t.Errorf("a call that needs no approval = %+v, %v; want exited", got, err)
 	}
 	if _, err := s.Client.AnswerApproval(within(t), first.ID, v1.ApprovalAnswer{Action: "deny", Note: "no"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ask(within(t), cid, "k", asking(t, 0)); err != nil {
-		t.Error(err)
+	if _, err := requestApproval(within(t), cid, "k", callNeedingApproval(t, 0)); err != nil {
+		t.Errorf("request after an answer: %v, want success", err)
 	}
-	got, err = ann.CallTool(within(t), "system.bash", asking(t, 0), client.CallOptions{IdempotencyKey: "k0"})
+	got, err = ann.CallTool(within(t), "system.bash", callNeedingApproval(t, 0), client.CallOptions{IdempotencyKey: "k0"})
 	if err != nil || got.Ending != "approval_denied" || got.Approval != first.ID {
-		t.Errorf("%+v %v", got, err)
+		t.Errorf("the denied call = %+v, %v; want approval_denied", got, err)
 	}
 	refused, err := s.Client.Audit(within(t), client.AuditFilter{Caller: "ann", Ending: "failed"})
 	if err != nil || len(refused) != 2 || !strings.Contains(refused[0].Error, "max_pending") {
-		t.Errorf("records of what was refused: %+v %v", refused, err)
+		t.Errorf("records of the refused requests = %+v, %v; want 2 that name max_pending", refused, err)
 	}
 }
 
-// exhausted wants the problem of a bound that is reached, with its name.
-func exhausted(t *testing.T, err error, bound string) {
+// assertExhausted checks that the error is status 429 and names the limit.
+func assertExhausted(t *testing.T, err error, limit string) {
 	t.Helper()
-	if e, ok := errors.AsType[*v1.Problem](err); !ok || e.Status != http.StatusTooManyRequests || !strings.Contains(e.Detail, bound) {
-		t.Errorf("got %v and not that %s is reached", err, bound)
+	if e, ok := errors.AsType[*v1.Problem](err); !ok || e.Status != http.StatusTooManyRequests || !strings.Contains(e.Detail, limit) {
+		t.Errorf("error %v, want status 429 that names %s", err, limit)
 	}
 }
 
-// Bounds of the scenario below, for a machine with load: a single list or
-// answer among so many takes milliseconds.
+// The bounds of the scenario below, for a loaded machine: a single list or answer takes
+// milliseconds.
 const (
-	manyQuestions = 10_000
-	manyTime      = 40 * time.Second // after which it goes on with what is there
-	leastMany     = 1_000
+	manyRequests = 10_000
+	manyTime     = 40 * time.Second // after it, the test continues with the requests that exist
+	leastMany    = 1_000
 )
 
-// Ten thousand questions wait, the service is killed, and they still do: they
-// are listed and answered as quickly as ever.
+// TestTenThousandApprovalRequests kills the service while many approval requests are pending.
+// Afterwards they must still be listed and answered quickly.
 func TestTenThousandApprovalRequests(t *testing.T) {
-	const config = onDemand + "profiles: {default: phase2}\ncallers: {max_pending: 20000}\napprovals: {max_pending: 20000, expiry: 1h}\n"
+	const config = onDemand + "profiles: {default: phase2}\n" +
+		"callers: {max_pending: 20000}\napprovals: {max_pending: 20000, expiry: 1h}\n"
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed})
 	ann := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 3})
 	began := time.Now()
-	questions := askMany(t, ann)
-	n := len(questions)
-	t.Logf("%d questions in %s", n, time.Since(began))
+	requests := requestMany(t, ann)
+	n := len(requests)
+	t.Logf("%d approval requests in %s", n, time.Since(began))
 	for i, start := range []func(){func() {}, func() { s.Kill9(); s.Start() }} {
 		began = time.Now()
 		start()
 		t.Logf("started in %s", time.Since(began))
-		pending(t, s, min(n-i, 1000))
-		q := questions[i]
-		soon(t, "an answer", func() error {
+		assertPending(t, s, min(n-i, 1000))
+		q := requests[i]
+		assertQuick(t, "an answer", func() error {
 			_, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "approve"})
 			return err
 		})
-		soon(t, "the call that was answered", func() error {
-			got, err := ann.CallTool(within(t), "system.bash", asking(t, i), client.CallOptions{IdempotencyKey: fmt.Sprint("k", i)})
+		assertQuick(t, "the approved call", func() error {
+			got, err := ann.CallTool(within(t), "system.bash", callNeedingApproval(t, i), client.CallOptions{IdempotencyKey: fmt.Sprint("k", i)})
 			if err == nil && (got.Ending != "exited" || got.Approval != q.ID) {
-				err = fmt.Errorf("%+v", got)
+				err = fmt.Errorf("got %+v, want exited with approval %s", got, q.ID)
 			}
 			return err
 		})
-		soon(t, "a question of somebody else", func() error {
-			q, err := ask(within(t), token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3}), fmt.Sprint("k", i), asking(t, i))
+		assertQuick(t, "a request of another caller", func() error {
+			bob := token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3})
+			q, err := requestApproval(within(t), bob, fmt.Sprint("k", i), callNeedingApproval(t, i))
 			if err == nil {
 				_, err = s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "deny"})
 			}
 			return err
 		})
 	}
-	last := questions[n-1]
+	last := requests[n-1]
 	got, err := s.Client.Approval(within(t), last.ID)
 	if err != nil || got.State != "pending" || got.Caller != "ann" {
-		t.Errorf("the last question: %+v %v", got, err)
+		t.Errorf("Approval of the last request = %+v, %v; want ann's, pending", got, err)
 	}
-	t.Logf("the service had %d MiB at most", harness.PeakMemory(t, s.Pid())>>20)
+	t.Logf("peak memory %d MiB", harness.PeakMemory(t, s.Pid())>>20)
 }
 
-// askMany asks as many questions as the time allows; the index is that of the
-// key.
-func askMany(t *testing.T, c *client.Client) []v1.Approval {
+// requestMany requests as many approvals as the time allows. The index of an approval is the number
+// of its key.
+func requestMany(t *testing.T, c *client.Client) []v1.Approval {
 	t.Helper()
-	calls := make([]v1.ToolCall, manyQuestions)
+	calls := make([]v1.ToolCall, manyRequests)
 	for i := range calls {
-		calls[i] = asking(t, i)
+		calls[i] = callNeedingApproval(t, i)
 	}
 	end := time.Now().Add(manyTime)
-	out := make([]v1.Approval, manyQuestions)
-	var next, asked int
+	out := make([]v1.Approval, manyRequests)
+	var next, done int
 	var mu sync.Mutex
-	take := func() int {
+	nextIndex := func() int {
 		mu.Lock()
 		defer mu.Unlock()
-		if next == manyQuestions || time.Now().After(end) {
+		if next == manyRequests || time.Now().After(end) {
 			return -1
 		}
 		next++
@@ -186,14 +194,14 @@ func askMany(t *testing.T, c *client.Client) []v1.Approval {
 	var group errgroup.Group
 	for range 16 {
 		group.Go(func() error {
-			for i := take(); i >= 0; i = take() {
-				q, err := ask(t.Context(), c, fmt.Sprint("k", i), calls[i])
+			for i := nextIndex(); i >= 0; i = nextIndex() {
+				q, err := requestApproval(t.Context(), c, fmt.Sprint("k", i), calls[i])
 				if err != nil {
 					return err
 				}
 				mu.Lock()
 				out[i] = q
-				asked++
+				done++
 				mu.Unlock()
 			}
 			return nil
@@ -202,26 +210,26 @@ func askMany(t *testing.T, c *client.Client) []v1.Approval {
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if asked < leastMany {
-		t.Fatalf("only %d questions in %s", asked, manyTime)
+	if done < leastMany {
+		t.Fatalf("%d approval requests in %s, want at least %d", done, manyTime, leastMany)
 	}
 	return out[:next]
 }
 
-// pending wants at least n questions in the list.
-func pending(t *testing.T, s *harness.Server, n int) {
+// assertPending checks that at least n approval requests are listed as pending.
+func assertPending(t *testing.T, s *harness.Server, n int) {
 	t.Helper()
-	soon(t, "a list", func() error {
+	assertQuick(t, "a list", func() error {
 		list, err := s.Client.Approvals(within(t), "pending")
 		if err == nil && len(list) < n {
-			err = fmt.Errorf("%d questions wait, not %d", len(list), n)
+			err = fmt.Errorf("%d requests are pending, want at least %d", len(list), n)
 		}
 		return err
 	})
 }
 
-// soon wants something to go well, and not to take for ever.
-func soon(t *testing.T, what string, do func() error) {
+// assertQuick checks that do succeeds within a bounded time.
+func assertQuick(t *testing.T, what string, do func() error) {
 	t.Helper()
 	began := time.Now()
 	if err := do(); err != nil {
@@ -229,7 +237,7 @@ func soon(t *testing.T, what string, do func() error) {
 	}
 	took := time.Since(began)
 	if took > harness.Short {
-		t.Errorf("%s took %s", what, took)
+		t.Errorf("%s took %s, want at most %s", what, took, harness.Short)
 	}
 	t.Logf("%s took %s", what, took)
 }

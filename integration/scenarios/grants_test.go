@@ -10,12 +10,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// Two tokens of one caller: what the session was granted for the stronger one is asked again for the weaker, and the
-// other way round it is not. A restart changes nothing of that.
+// TestSessionGrantExcludesWeakerTokens uses two tokens of one caller. What a session was granted
+// for the stronger token needs another approval for the weaker one, but not the other way round. A
+// restart must not change that.
 func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand + "profiles: {default: phase2}\n", Seed: &seed})
-	strong, weak := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 2}), token(t, s, v1.TokenRequest{Caller: "ann", Trust: 0})
+	strong := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 2})
+	weak := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 0})
 	raised := v1.ToolCall{Session: "one", RaiseTrust: true, Input: input(t, map[string]any{"command": "echo ran"})}
 	answer := func(q v1.Approval, action string) {
 		t.Helper()
@@ -23,32 +25,32 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wants := func(c *client.Client, key, ending, approval string) {
+	wantEnding := func(c *client.Client, key, ending, approval string) {
 		t.Helper()
 		got, err := c.CallTool(within(t), "system.bash", raised, client.CallOptions{IdempotencyKey: key})
 		if err != nil || got.Ending != ending || got.Approval != approval {
-			t.Errorf("%s: %+v, %v; want %s by %s", key, got, err, ending, approval)
+			t.Errorf("call with key %q = %+v, %v; want %s by approval %s", key, got, err, ending, approval)
 		}
 	}
 
-	granted, err := ask(within(t), strong, "strong", raised)
+	granted, err := requestApproval(within(t), strong, "strong", raised)
 	if err != nil || granted.Kind != "trust" || granted.Trust != 2 {
-		t.Fatalf("%+v, %v; want a question of trust 2", granted, err)
+		t.Fatalf("request of the stronger token = %+v, %v; want kind trust with trust 2", granted, err)
 	}
 	answer(granted, "approve")
-	wants(strong, "strong", "exited", granted.ID)
-	wants(strong, "strong again", "exited", granted.ID)
+	wantEnding(strong, "strong", "exited", granted.ID)
+	wantEnding(strong, "strong again", "exited", granted.ID)
 
 	s.Kill9()
 	s.Start()
-	denied, err := ask(within(t), weak, "weak", raised)
+	denied, err := requestApproval(within(t), weak, "weak", raised)
 	if err != nil || denied.Kind != "trust" || denied.Trust != 0 {
-		t.Fatalf("%+v, %v; want a question of trust 0", denied, err)
+		t.Fatalf("request of the weaker token = %+v, %v; want kind trust with trust 0", denied, err)
 	}
-	wants(strong, "strong after the restart", "exited", granted.ID)
+	wantEnding(strong, "strong after the restart", "exited", granted.ID)
 
 	answer(denied, "deny")
-	wants(weak, "weak", "approval_denied", denied.ID)
-	wants(weak, "weak again", "approval_denied", denied.ID)
-	wants(strong, "strong after the denial", "exited", granted.ID)
+	wantEnding(weak, "weak", "approval_denied", denied.ID)
+	wantEnding(weak, "weak again", "approval_denied", denied.ID)
+	wantEnding(strong, "strong after the denial", "exited", granted.ID)
 }

@@ -18,13 +18,13 @@ import (
 // temporary matches file names that exist only while a process runs.
 var temporary = regexp.MustCompile(`^\.(state|disk|doctor|build|probe|guest|launch|new|gone)-|\.new$`)
 
-// temporaries lists such names in the state directory, and loop devices of deleted files there.
-func temporaries(t *testing.T, dir string) []string {
+// temporaryFiles lists such names in the state directory, and loop devices of deleted files there.
+func temporaryFiles(t *testing.T, dir string) []string {
 	t.Helper()
 	var left []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return nil //nolint:nilerr // others come and go
+			return nil //nolint:nilerr // the service removes files during the walk
 		}
 		if temporary.MatchString(d.Name()) {
 			left = append(left, path)
@@ -47,11 +47,11 @@ func temporaries(t *testing.T, dir string) []string {
 	return left
 }
 
-// startPoints returns the failpoints of a start, separated by whether only the first start of a
+// startFailpoints returns the failpoints of a start, separated by whether only the first start of a
 // state directory reaches them.
-func startPoints(t *testing.T, runtime string) (first, later []string) {
+func startFailpoints(t *testing.T, runtime string) (first, later []string) {
 	t.Helper()
-	for _, p := range allPoints(t) {
+	for _, p := range allFailpoints(t) {
 		switch {
 		case !strings.HasPrefix(p, "start."), p == "start.overlay.mounted" && runtime != "oci":
 		case p == "start.guest.made":
@@ -63,31 +63,32 @@ func startPoints(t *testing.T, runtime string) (first, later []string) {
 		}
 	}
 	if len(first) < 4 || len(later) < 8 {
-		t.Fatalf("only %v and %v", first, later)
+		t.Fatalf("failpoints of a start = %v and %v, want at least 4 and 8", first, later)
 	}
 	return first, later
 }
 
-// dies checks that the started server is killed at the point.
-func dies(t *testing.T, s *harness.Server, point string) {
+// assertKilledAt checks that the started server is killed at the point.
+func assertKilledAt(t *testing.T, s *harness.Server, point string) {
 	t.Helper()
 	if strings.HasPrefix(point, "start.probe.") {
 		s.Ready()
-		_, _ = s.Client.CreateWorkspace(within(t), "probed-"+strings.ReplaceAll(point, ".", "-")) // the connection breaks
+		_, _ = s.Client.CreateWorkspace(within(t), "probed-"+strings.ReplaceAll(point, ".", "-")) // the server dies
 	}
 	state := s.Ended()
 	if status, ok := state.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
-		t.Fatalf("it was to die at %s and ended with %s", point, state)
+		t.Fatalf("the server ended with %[2]s, want SIGKILL at %[1]s", point, state)
 	}
 }
 
-func clean(t *testing.T, s *harness.Server) {
+// assertClean waits until sandboxes, mounts and temporary files of the killed server are removed.
+func assertClean(t *testing.T, s *harness.Server) {
 	t.Helper()
-	accounted(t, s)
+	awaitAccounted(t, s)
 	harness.Eventually(t, harness.Short, "nothing temporary is left", func() bool {
-		left := temporaries(t, s.Dir())
+		left := temporaryFiles(t, s.Dir())
 		if len(left) > 0 {
-			t.Log(left) // shown only if the test fails
+			t.Log(left) // printed only if the test fails
 		}
 		return len(left) == 0
 	})
@@ -97,47 +98,48 @@ func clean(t *testing.T, s *harness.Server) {
 // previous state and leave nothing of the killed one.
 func TestKilledStart(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, name string) {
+	onRuntimes(t, func(t *testing.T, name string) {
 		options := harness.Options{Runtime: name, Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed}
-		first, later := startPoints(t, name)
+		first, later := startFailpoints(t, name)
 		for _, point := range first {
 			t.Run("first "+point, func(t *testing.T) {
 				s := harness.New(t, options)
 				s.Begin("ORCHESTRATOR_FAULT=" + point)
-				dies(t, s, point)
+				assertKilledAt(t, s, point)
 				s.Start()
-				clean(t, s)
+				assertClean(t, s)
 			})
 		}
 		s := harness.New(t, options)
 		s.Start()
-		u := begin(t, s, workspace(t, s))
+		u := newUsedSandbox(t, s, workspace(t, s))
 		for _, point := range later {
 			ok := t.Run(point, func(t *testing.T) {
 				defer s.For(t)()
 				s.Kill9()
 				lost := point == "start.remains.removed"
 				if lost {
-					erase(t, s.Dir(), slices.DeleteFunc(slices.Clone(stateFiles), func(name string) bool { return name == "owner.json" })...)
+					all := slices.Clone(stateFiles)
+					erase(t, s.Dir(), slices.DeleteFunc(all, func(name string) bool { return name == "owner.json" })...)
 					s.With("--adopt-none")
 				}
 				s.Begin("ORCHESTRATOR_FAULT=" + point)
-				dies(t, s, point)
+				assertKilledAt(t, s, point)
 				if lost {
 					s.With("--adopt-none")
 				}
 				s.Start()
-				clean(t, s)
+				assertClean(t, s)
 				if !lost {
-					u.goesOn(t, s)
+					u.assertRunning(t, s)
 					return
 				}
-				u.over(t, s)
-				u.keptFile(t, s)
-				u = begin(t, s, u.workspace)
+				u.assertGone(t, s)
+				u.assertFileKept(t, s)
+				u = newUsedSandbox(t, s, u.workspace)
 			})
 			if !ok {
-				break // the next scenario would start in the middle of this one
+				break // the next point would start with what this one left
 			}
 		}
 	})

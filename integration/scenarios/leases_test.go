@@ -20,32 +20,33 @@ func TestLeaseDeadlines(t *testing.T) {
 	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
-		word := mark()
-		stay := func(r v1.SandboxRequest) v1.Sandbox {
+		word := uniqueWord()
+		keepBusy := func(r v1.SandboxRequest) v1.Sandbox {
 			sb := lease(t, s, r)
-			if _, err := s.Client.StartShell(ctx, sb.ID, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + sb.ID + " sleep 3000"}}); err != nil {
+			sleep := v1.Exec{Command: "exec -a " + word + sb.ID + " sleep 3000"}
+			if _, err := s.Client.StartShell(ctx, sb.ID, v1.ShellRequest{Exec: sleep}); err != nil {
 				t.Fatal(err)
 			}
 			return sb
 		}
 		// Long enough to start a shell on a busy machine.
-		busy := stay(v1.SandboxRequest{IdleMS: 10_000})
+		busy := keepBusy(v1.SandboxRequest{IdleMS: 10_000})
 		idle := lease(t, s, v1.SandboxRequest{IdleMS: 10_000})
-		short := stay(v1.SandboxRequest{TTLMS: 15_000})
+		short := keepBusy(v1.SandboxRequest{TTLMS: 15_000})
 		for id, want := range map[string]string{short.ID: "expired", idle.ID: "idle"} {
 			harness.Eventually(t, harness.Short, want, func() bool {
 				sb, err := s.Client.Sandbox(ctx, id)
 				return err == nil && sb.State == "gone" && sb.Reason == want
 			})
 		}
-		gone(t, word+short.ID)
+		assertNoProcess(t, word+short.ID)
 		p := s.Ask(t, "POST", "/v1/sandboxes/"+short.ID+"/exec", `{"command":"true"}`).Problem(t, 404, "not_found", "")
-		contains(t, p.Detail, "expired")
+		assertContains(t, p.Detail, "expired")
 		// The lease is far beyond its idle time, but the shell keeps it.
 		if sb, err := s.Client.Sandbox(ctx, busy.ID); err != nil || sb.State != "leased" {
-			t.Errorf("%+v %v", sb, err)
+			t.Errorf("Sandbox with a running shell = %+v, %v; want it leased", sb, err)
 		}
-		seen(t, word+busy.ID, 1)
+		awaitProcesses(t, word+busy.ID, 1)
 	})
 }
 
@@ -63,17 +64,17 @@ templates:
 	onServer(t, small, func(t *testing.T, s *harness.Server) {
 		a := s.Ask(t, "POST", "/v1/sandboxes", `{"when_empty":"refuse"}`)
 		if p := a.Problem(t, 429, "resource_exhausted", ""); p.RetryAfterMS <= 0 || a.Header.Get("Retry-After") == "" {
-			t.Errorf("no time to try again: %+v %v", p, a.Header)
+			t.Errorf("problem %+v, header %v; want a time to retry", p, a.Header)
 		}
 		first := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"})
 		if first.Warm {
-			t.Error("a cold one came from the pool")
+			t.Error("a sandbox that was created cold is reported as warm")
 		}
 		s.Ask(t, "POST", "/v1/sandboxes", `{"when_empty":"cold"}`).Problem(t, 429, "resource_exhausted", "")
 		// An expired wait returns an error and creates no lease.
 		s.Ask(t, "POST", "/v1/sandboxes", `{"wait_ms":300}`).Problem(t, 503, "unavailable", "")
 		waiting(t, s, first.ID)
-		noLease(t, s)
+		awaitNoLease(t, s)
 	})
 }
 
@@ -96,7 +97,7 @@ func waiting(t *testing.T, s *harness.Server, held string) {
 			errs = append(errs, err)
 		})
 	}
-	harness.Eventually(t, harness.Short, "two wait", func() bool {
+	harness.Eventually(t, harness.Short, "two calls wait", func() bool {
 		pools, err := s.Client.Pools(ctx)
 		return err == nil && pools[0].Waiting == 2
 	})
@@ -104,7 +105,7 @@ func waiting(t *testing.T, s *harness.Server, held string) {
 	release(t, s, held)
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
+		t.Errorf("a waiting call: %v, want a sandbox", err)
 	}
 }
 
@@ -123,8 +124,9 @@ func TestFiftyConcurrentCalls(t *testing.T) {
 					Exec:   v1.Exec{Command: "ls -A /workspace /tmp; echo " + word + " | tee /workspace/left /tmp/left"},
 					WaitMS: (2 * harness.Long).Milliseconds(),
 				})
-				if err != nil || r.Ending != "exited" || r.ExitCode != 0 || r.Stdout != "/tmp:\n\n/workspace:\n"+word+"\n" {
-					t.Errorf("%d: %+v %v", i, r, err)
+				clean := "/tmp:\n\n/workspace:\n" + word + "\n"
+				if err != nil || r.Ending != "exited" || r.ExitCode != 0 || r.Stdout != clean {
+					t.Errorf("call %d = %+v, %v; want stdout %q", i, r, err, clean)
 				}
 			})
 		}
@@ -133,10 +135,11 @@ func TestFiftyConcurrentCalls(t *testing.T) {
 		harness.Eventually(t, harness.Long, "no lease is left and the pool is full", func() bool {
 			list, err := s.Client.Sandboxes(ctx, false)
 			pools, perr := s.Client.Pools(ctx)
-			return err == nil && perr == nil && len(list) == 0 && pools[0].Leased == 0 && pools[0].Warm == 2 && pools[0].Creating == 0
+			full := perr == nil && pools[0].Leased == 0 && pools[0].Warm == 2 && pools[0].Creating == 0
+			return err == nil && len(list) == 0 && full
 		})
 		if cells := s.Cells(); len(cells) != 2 {
-			t.Errorf("sandboxes on disk: %v", cells)
+			t.Errorf("sandboxes on disk: %v, want the two warm ones", cells)
 		}
 	})
 }
@@ -153,9 +156,9 @@ func TestChangedTemplate(t *testing.T) {
 		s.Configure(strings.ReplaceAll(roomy, "768MiB", "704MiB"))
 		s.Start()
 		if got := sh(t, s, id, "cat /workspace/file"); got != "mine\n" {
-			t.Errorf("%q", got)
+			t.Errorf("the leased sandbox's file is %q, want %q", got, "mine\n")
 		}
-		harness.Eventually(t, harness.Long, "the warm ones are new", func() bool {
+		harness.Eventually(t, harness.Long, "the warm sandboxes are replaced", func() bool {
 			pools, err := s.Client.Pools(within(t))
 			if err != nil || pools[0].Warm != 2 {
 				return false

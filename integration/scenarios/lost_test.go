@@ -10,10 +10,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// killedContainer kills a container under its lease. The running call must report the loss, the
+// testKilledContainer kills a container under its lease. The running call must report the loss, the
 // lease must end with the reason, and nothing may be left.
-func killedContainer(t *testing.T, s *harness.Server) {
-	word := mark()
+func testKilledContainer(t *testing.T, s *harness.Server) {
+	word := uniqueWord()
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	type answer struct {
 		r   v1.ExecResult
@@ -21,11 +21,11 @@ func killedContainer(t *testing.T, s *harness.Server) {
 	}
 	answered := make(chan answer, 1)
 	ctx := within(t)
-	go func() { // waited for below
+	go func() { // the result is received below
 		r, err := s.Client.Exec(ctx, id, v1.Exec{Command: "exec -a " + word + " sleep 3000"})
 		answered <- answer{r, err}
 	}()
-	seen(t, word, 1)
+	awaitProcesses(t, word, 1)
 	shell, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Command: "sleep 3000"}})
 	if err != nil {
 		t.Fatal(err)
@@ -34,33 +34,34 @@ func killedContainer(t *testing.T, s *harness.Server) {
 		t.Fatal(err)
 	}
 	if a := <-answered; a.err != nil || a.r.Ending != "sandbox_lost" || a.r.ExitCode == 0 {
-		t.Errorf("%+v %v", a.r, a.err)
+		t.Errorf("Exec in a killed sandbox = %+v, %v; want sandbox_lost", a.r, a.err)
 	}
 	harness.Eventually(t, harness.Short, "the lease is over", func() bool {
 		sb, err := s.Client.Sandbox(ctx, id)
 		return err == nil && sb.State == "gone" && sb.Reason == "lost"
 	})
-	gone(t, word)
+	assertNoProcess(t, word)
 	got := s.Ask(t, "POST", "/v1/sandboxes/"+id+"/exec", `{"command":"true"}`).Problem(t, 404, "not_found", "")
-	contains(t, got.Detail, "lost")
+	assertContains(t, got.Detail, "lost")
 	sh, err := s.Client.Shell(ctx, shell.ID)
 	if err != nil || sh.State != "ended" || sh.Result == nil || sh.Result.Ending != "sandbox_lost" {
-		t.Errorf("its shell: %+v %v", sh, err)
+		t.Errorf("Shell of a killed sandbox = %+v, %v; want sandbox_lost", sh, err)
 	}
 	// A killed warm sandbox must never be leased.
 	pools, err := s.Client.Pools(ctx)
 	if err != nil || len(pools) != 1 {
-		t.Fatalf("%+v %v", pools, err)
+		t.Fatalf("Pools = %+v, %v; want one", pools, err)
 	}
-	if got := run(t, s, "echo fine"); got.Stdout != "fine\n" {
-		t.Errorf("%+v", got)
+	if got := runOnce(t, s, "echo fine"); got.Stdout != "fine\n" {
+		t.Errorf("Run after a sandbox was killed = %+v, want stdout fine", got)
 	}
 }
 
-func kill(t *testing.T, pid int) {
+// killProcess kills a process and waits until it is dead.
+func killProcess(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, harness.Short, "it is dead", func() bool { return harness.Dead(pid) })
+	harness.Eventually(t, harness.Short, "the process is dead", func() bool { return harness.Dead(pid) })
 }

@@ -12,59 +12,63 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
+// streamsOf returns streams that read stdin and discard the output.
 func streamsOf(stdin io.Reader) client.Streams {
 	return client.Streams{Stdin: stdin, Stdout: io.Discard, Stderr: io.Discard}
 }
 
-// Bytes come as they are in the streamed forms, and text whole or with both
-// its ends in the others.
-func rawOutput(t *testing.T, s *harness.Server) {
+// testRawOutput checks that streamed output has all bytes as they were written, and that other output
+// has its beginning and its end.
+func testRawOutput(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	var all [256]byte
 	for i := range all {
 		all[i] = byte(i)
 	}
-	program := v1.Exec{Argv: []string{"python3", "-c", "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096); sys.stderr.write('on the side')"}}
+	program := v1.Exec{Argv: []string{"python3", "-c",
+		"import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096); sys.stderr.write('on the side')"}}
 	want := bytes.Repeat(all[:], 4096)
 	var out, errOut bytes.Buffer
 	r, err := s.Client.ExecStream(within(t), id, program, client.Streams{Stdout: &out, Stderr: &errOut})
 	if err != nil || r.Ending != "exited" || r.ExitCode != 0 {
-		t.Fatalf("%+v %v", r, err)
+		t.Fatalf("ExecStream = %+v, %v; want exit code 0", r, err)
 	}
 	if !bytes.Equal(out.Bytes(), want) || errOut.String() != "on the side" {
-		t.Errorf("%d bytes, and %q on stderr", out.Len(), errOut.String())
+		t.Errorf("ExecStream wrote %d bytes, and %q to stderr; want the %d bytes of the program and %q", out.Len(), errOut.String(), len(want), "on the side")
 	}
 	r = exec(t, s, id, v1.Exec{Command: "seq 1 100000", MaxOutputBytes: 1000})
 	if !r.Truncated || r.StdoutBytes != 588895 || r.Ending != "exited" {
-		t.Errorf("%+v", r)
+		t.Errorf("truncated output = %+v, want 588895 bytes counted", r)
 	}
 	if r.Stdout[:4] != "1\n2\n" || r.Stdout[len(r.Stdout)-7:] != "100000\n" {
-		t.Errorf("head and tail: %q … %q", r.Stdout[:10], r.Stdout[len(r.Stdout)-10:])
+		t.Errorf("truncated output begins with %q and ends with %q, want the first and last numbers", r.Stdout[:10], r.Stdout[len(r.Stdout)-10:])
 	}
 }
 
-func standardInput(t *testing.T, s *harness.Server) {
+// testStandardInput checks commands with input, without input, and with a large stream.
+func testStandardInput(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	r := exec(t, s, id, v1.Exec{Argv: []string{"wc", "-c"}, Stdin: "12345"})
 	if r.Stdout != "5\n" {
-		t.Errorf("%+v", r)
+		t.Errorf("wc -c of 5 bytes = %+v, want 5", r)
 	}
-	// Without input a command sees its end at once.
+	// Without input, a command reads the end of the input at once.
 	if r = exec(t, s, id, v1.Exec{Argv: []string{"wc", "-c"}}); r.Stdout != "0\n" {
-		t.Errorf("%+v", r)
+		t.Errorf("wc -c without input = %+v, want 0", r)
 	}
 	const size = 8 << 20
 	in := io.LimitReader(zeros{}, size)
 	var out bytes.Buffer
 	r, err := s.Client.ExecStream(within(t), id, v1.Exec{Argv: []string{"wc", "-c"}}, client.Streams{Stdin: in, Stdout: &out})
 	if err != nil || out.String() != "8388608\n" {
-		t.Errorf("%+v %v %q", r, err, out.String())
+		t.Errorf("wc -c of 8 MiB = %+v, %v, stdout %q; want 8388608", r, err, out.String())
 	}
 }
 
+// zeros reads as endless zeros.
 type zeros struct{}
 
-// Read fills p.
+// Read fills p with zeros.
 func (zeros) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil

@@ -51,7 +51,7 @@ type killer struct {
 	killed int64
 }
 
-// Write kills before it takes the bytes, so that data is in flight.
+// Write kills the server before it accepts the bytes, so that data is in transit.
 func (k *killer) Write(p []byte) (int, error) {
 	if k.n > (k.killed+1)*big/6 && k.killed < 5 {
 		k.killed++
@@ -62,23 +62,26 @@ func (k *killer) Write(p []byte) (int, error) {
 	return k.sum.Write(p)
 }
 
+// TestOutputSurvivesFiveKills follows a large output while the server is killed five times. No byte
+// may be lost, repeated or changed.
 func TestOutputSurvivesFiveKills(t *testing.T) {
 	want := source(t)
-	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 		defer cancel()
 		shell, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Lossless: true, Exec: v1.Exec{
-			Command: fmt.Sprintf("openssl enc -aes-128-ctr -nosalt -K %s -iv %032d -in /dev/zero 2>/dev/null | head -c %d", strings.Repeat("01", 16), 0, big),
+			Command: fmt.Sprintf("openssl enc -aes-128-ctr -nosalt -K %s -iv %032d -in /dev/zero 2>/dev/null | head -c %d",
+				strings.Repeat("01", 16), 0, big),
 		}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		k := &killer{t: t, s: s, sum: sha256.New()}
-		gap := func(from, to int64) { t.Errorf("a gap from %d to %d", from, to) }
+		gap := func(from, to int64) { t.Errorf("output has a gap from %d to %d, want none", from, to) }
 		n, err := s.Client.Follow(ctx, shell.ID, client.FollowRequest{Gap: gap}, k)
 		if err != nil || n != big || k.n != big || k.killed != 5 {
-			t.Fatalf("%d bytes, %d kills: %v", n, k.killed, err)
+			t.Fatalf("Follow returned %d bytes after %d kills, %v; want all bytes and 5 kills", n, k.killed, err)
 		}
 		if got := hex.EncodeToString(k.sum.Sum(nil)); got != want {
 			t.Errorf("SHA-256 is %s, want %s", got, want)
@@ -86,7 +89,7 @@ func TestOutputSurvivesFiveKills(t *testing.T) {
 		s.Ready()
 		end, err := s.Client.Shell(ctx, shell.ID)
 		if err != nil || end.State != "ended" || end.StdoutEnd != big {
-			t.Errorf("%+v %v", end, err)
+			t.Errorf("Shell after its end = %+v, %v; want all output counted", end, err)
 		}
 	})
 }
@@ -95,7 +98,7 @@ func TestOutputSurvivesFiveKills(t *testing.T) {
 // output continues from the offset, and the lease and its workspace are unchanged.
 func TestShellsSurviveRestart(t *testing.T) {
 	t.Parallel()
-	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold", Workspace: name, Env: map[string]string{"WHO": "lease"}}).ID
 		count := "i=0; while :; do i=$((i+1)); echo $WHO $i; echo $i > /workspace/count; sleep 0.05; done"
@@ -108,19 +111,20 @@ func TestShellsSurviveRestart(t *testing.T) {
 			next, line = readLines(t, s, shell.ID, next, line)
 			stop()
 			if _, err := s.Client.Shell(within(t), shell.ID); !errors.Is(err, client.ErrNoServer) {
-				t.Errorf("after its end the server answers: %v", err)
+				t.Errorf("Shell on a stopped server: %v, want ErrNoServer", err)
 			}
 			s.Start()
 		}
 		readLines(t, s, shell.ID, next, line)
 		if got := s.Init(id); got != init {
-			t.Errorf("the sandbox is another one: pid %d, and was %d", got, init)
+			t.Errorf("the sandbox's first process is %d, want the previous one: %d", got, init)
 		}
 		if got := sh(t, s, id, "echo $WHO; test -s count && echo here"); got != "lease\nhere\n" {
-			t.Errorf("%q", got)
+			t.Errorf("the sandbox printed %q, want its variable and here", got)
 		}
-		// The workspace still has its one writer.
-		s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`","when_empty":"cold"}`).Problem(t, 503, "unavailable", "workspace")
+		// The workspace still has its writer.
+		s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`","when_empty":"cold"}`).
+			Problem(t, 503, "unavailable", "workspace")
 	})
 }
 
@@ -128,10 +132,10 @@ func TestShellsSurviveRestart(t *testing.T) {
 func readLines(t *testing.T, s *harness.Server, shell string, next int64, line int) (int64, int) {
 	t.Helper()
 	var text string
-	harness.Eventually(t, harness.Short, "ten lines", func() bool {
+	harness.Eventually(t, harness.Short, "ten lines of output", func() bool {
 		out, err := s.Client.Output(within(t), shell, client.OutputRequest{Offset: next, Wait: time.Second})
 		if err != nil || out.Gap != 0 || out.Offset != next {
-			t.Fatalf("%+v %v", out, err)
+			t.Fatalf("Output = %+v, %v; want no gap", out, err)
 		}
 		next = out.NextOffset
 		text += out.Data
@@ -140,7 +144,7 @@ func readLines(t *testing.T, s *harness.Server, shell string, next int64, line i
 	for l := range strings.Lines(text) {
 		line++
 		if want := fmt.Sprintf("lease %d\n", line); l != want {
-			t.Fatalf("%q, want %q", l, want)
+			t.Fatalf("line %q, want %q", l, want)
 		}
 	}
 	return next, line
@@ -150,52 +154,55 @@ func readLines(t *testing.T, s *harness.Server, shell string, next int64, line i
 // the next process, and that an interrupted one gets no invented result.
 func TestIdempotencyKeysSurviveRestart(t *testing.T) {
 	t.Parallel()
-	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
-		ask := v1.SandboxRequest{WhenEmpty: "cold", Labels: map[string]string{"n": "1"}}
-		one, err := s.Client.CreateSandbox(ctx, ask, client.IdempotencyKey("lease"))
+		request := v1.SandboxRequest{WhenEmpty: "cold", Labels: map[string]string{"n": "1"}}
+		one, err := s.Client.CreateSandbox(ctx, request, client.IdempotencyKey("lease"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		append1 := v1.Exec{Command: "echo once >> /workspace/log; cat /workspace/log"}
-		first, err := s.Client.Exec(ctx, one.ID, append1, client.IdempotencyKey("exec"))
+		appendLine := v1.Exec{Command: "echo once >> /workspace/log; cat /workspace/log"}
+		first, err := s.Client.Exec(ctx, one.ID, appendLine, client.IdempotencyKey("exec"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		word := mark()
-		long := v1.Exec{Command: "echo twice >> /workspace/log; exec -a " + hide(word) + " sleep 3000"}
+		word := uniqueWord()
+		long := v1.Exec{Command: "echo twice >> /workspace/log; exec -a " + splitWord(word) + " sleep 3000"}
 		cut := make(chan error, 1)
-		go func() { // waited for below
+		go func() { // the result is received below
 			_, err := s.Client.Exec(ctx, one.ID, long, client.IdempotencyKey("cut"))
 			cut <- err
 		}()
-		seen(t, word, 1)
+		awaitProcesses(t, word, 1)
 		s.Kill9()
 		if err := <-cut; !errors.Is(err, client.ErrLost) && !errors.Is(err, client.ErrNoServer) {
-			t.Errorf("a call that was cut: %v", err)
+			t.Errorf("Exec while the server was killed: %v, want ErrLost or ErrNoServer", err)
 		}
-		harness.Eventually(t, harness.Short, "the command whose server is gone is dead", func() bool { return len(harness.Marked(word)) == 0 })
+		harness.Eventually(t, harness.Short, "the command of the killed server is dead", func() bool {
+			return len(harness.Marked(word)) == 0
+		})
 		s.Start()
-		again, err := s.Client.CreateSandbox(ctx, ask, client.IdempotencyKey("lease"))
+		again, err := s.Client.CreateSandbox(ctx, request, client.IdempotencyKey("lease"))
 		if err != nil || again.ID != one.ID {
-			t.Errorf("%+v %v", again, err)
+			t.Errorf("CreateSandbox with the same key = %+v, %v; want sandbox %s", again, err, one.ID)
 		}
-		second, err := s.Client.Exec(ctx, one.ID, append1, client.IdempotencyKey("exec"))
+		second, err := s.Client.Exec(ctx, one.ID, appendLine, client.IdempotencyKey("exec"))
 		if err != nil || second.ID != first.ID || second.Stdout != "once\n" {
-			t.Errorf("%+v %v", second, err)
+			t.Errorf("Exec with the same key = %+v, %v; want the first result", second, err)
 		}
 		r, err := s.Client.Exec(ctx, one.ID, long, client.IdempotencyKey("cut"))
 		if err != nil || r.Ending != "sandbox_lost" || r.ExitCode == 0 {
-			t.Errorf("%+v %v", r, err)
+			t.Errorf("Exec with the key of the interrupted call = %+v, %v; want sandbox_lost", r, err)
 		}
 		if got := sh(t, s, one.ID, "cat /workspace/log"); got != "once\ntwice\n" {
-			t.Errorf("%q", got)
+			t.Errorf("the commands wrote %q, want each once", got)
 		}
-		p := s.Ask(t, "POST", "/v1/sandboxes", `{"ttl_ms":5000}`, "Idempotency-Key", "lease").Problem(t, 400, "invalid_argument", "")
-		contains(t, p.Detail, "lease")
+		p := s.Ask(t, "POST", "/v1/sandboxes", `{"ttl_ms":5000}`, "Idempotency-Key", "lease").
+			Problem(t, 400, "invalid_argument", "")
+		assertContains(t, p.Detail, "lease")
 		list, err := s.Client.Sandboxes(ctx, false)
 		if err != nil || len(list) != 1 {
-			t.Errorf("%+v %v", list, err)
+			t.Errorf("Sandboxes = %+v, %v; want one", list, err)
 		}
 	})
 }
@@ -204,11 +211,11 @@ func TestIdempotencyKeysSurviveRestart(t *testing.T) {
 // report it as lost.
 func TestSandboxLostBetweenServers(t *testing.T) {
 	t.Parallel()
-	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		init := s.Init(id)
 		s.Kill9()
-		kill(t, init)
+		killProcess(t, init)
 		s.Start()
 		harness.Eventually(t, harness.Short, "the lease is over", func() bool {
 			sb, err := s.Client.Sandbox(within(t), id)
@@ -222,16 +229,17 @@ func TestSandboxLostBetweenServers(t *testing.T) {
 // and leaves nothing.
 func TestGuestShutsDownWithoutHost(t *testing.T) {
 	t.Parallel()
-	onServerOfAll(t, "guest: {orphan_timeout: 6s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
-		word := mark()
+	onServerAllRuntimes(t, "guest: {orphan_timeout: 6s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
+		word := uniqueWord()
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
-		if _, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + " sleep 3000"}}); err != nil {
+		sleep := v1.Exec{Command: "exec -a " + word + " sleep 3000"}
+		if _, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: sleep}); err != nil {
 			t.Fatal(err)
 		}
-		seen(t, word, 1)
+		awaitProcesses(t, word, 1)
 		s.Inside(id) // recorded now, because the engine cannot be asked later
 		s.Kill9()
-		harness.Eventually(t, harness.Long, "nothing of the sandbox lives", func() bool {
+		harness.Eventually(t, harness.Long, "no process of the sandbox is left", func() bool {
 			return len(harness.Marked(word)) == 0 && len(s.Inside(id)) == 0
 		})
 	})

@@ -48,17 +48,21 @@ templates:
     pool: {min: 0, max: 8, rate: 10, parallel: 2}
 `
 
-// each runs a scenario on Runtimes, in parallel.
-func each(t *testing.T, run func(t *testing.T, runtime string)) {
+// onRuntimes runs a scenario on Runtimes, in parallel.
+func onRuntimes(t *testing.T, run func(t *testing.T, runtime string)) {
+	t.Helper()
 	on(t, harness.Runtimes(), run)
 }
 
-// eachOfAll runs a scenario about drivers on AllRuntimes.
-func eachOfAll(t *testing.T, run func(t *testing.T, runtime string)) {
+// onAllRuntimes runs a scenario about drivers on AllRuntimes, in parallel.
+func onAllRuntimes(t *testing.T, run func(t *testing.T, runtime string)) {
+	t.Helper()
 	on(t, harness.AllRuntimes(), run)
 }
 
+// on runs a scenario on the given runtimes, in parallel.
 func on(t *testing.T, runtimes []string, run func(t *testing.T, runtime string)) {
+	t.Helper()
 	for _, name := range runtimes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -69,14 +73,16 @@ func on(t *testing.T, runtimes []string, run func(t *testing.T, runtime string))
 
 // onServer runs a scenario on every runtime with a separate server.
 func onServer(t *testing.T, config string, run func(t *testing.T, s *harness.Server)) {
-	each(t, func(t *testing.T, name string) {
+	t.Helper()
+	onRuntimes(t, func(t *testing.T, name string) {
 		run(t, harness.Run(t, harness.Options{Runtime: name, Config: config, Seed: &seed}))
 	})
 }
 
-// onServerOfAll is onServer on AllRuntimes.
-func onServerOfAll(t *testing.T, config string, run func(t *testing.T, s *harness.Server)) {
-	eachOfAll(t, func(t *testing.T, name string) {
+// onServerAllRuntimes is onServer on AllRuntimes.
+func onServerAllRuntimes(t *testing.T, config string, run func(t *testing.T, s *harness.Server)) {
+	t.Helper()
+	onAllRuntimes(t, func(t *testing.T, name string) {
 		run(t, harness.Run(t, harness.Options{Runtime: name, Config: config, Seed: &seed}))
 	})
 }
@@ -88,19 +94,20 @@ type kernel struct {
 	gvisor  bool
 }
 
-// of returns a configuration whose default template uses the kernel.
-func (k kernel) of(config string) string {
+// config returns a configuration whose default template uses the kernel.
+func (k kernel) config(config string) string {
 	if !k.gvisor {
 		return config
 	}
 	return strings.ReplaceAll(config, "  default:\n", "  default:\n    class: gvisor\n")
 }
 
-// eachKernel runs a scenario about streams of a sandbox on all runtimes, and under gVisor.
-func eachKernel(t *testing.T, run func(t *testing.T, k kernel)) {
-	const walled = "oci-gvisor"
-	on(t, append(harness.AllRuntimes(), walled), func(t *testing.T, name string) {
-		if name == walled {
+// onAllKernels runs a scenario about streams of a sandbox on all runtimes, and under gVisor.
+func onAllKernels(t *testing.T, run func(t *testing.T, k kernel)) {
+	t.Helper()
+	const gvisor = "oci-gvisor"
+	on(t, append(harness.AllRuntimes(), gvisor), func(t *testing.T, name string) {
+		if name == gvisor {
 			needGVisor(t)
 			run(t, kernel{"oci", true})
 			return
@@ -115,27 +122,27 @@ const interfaces = "{ ls /sys/class/net 2>/dev/null || tail -n +3 /proc/net/dev 
 // TestOnOneServer runs the scenarios that can share a server: each releases what it leased.
 func TestOnOneServer(t *testing.T) {
 	t.Parallel()
-	onServerOfAll(t, roomy, func(t *testing.T, s *harness.Server) {
+	onServerAllRuntimes(t, roomy, func(t *testing.T, s *harness.Server) {
 		for _, c := range []struct {
 			name string
 			run  func(*testing.T, *harness.Server)
 		}{
-			{"endings", endings},
-			{"cancelled by the lease's end", cancelledByRemoval},
-			{"cancelled by the client", cancelledByClient},
-			{"nothing of an exec outlives it", nothingOutlives},
-			{"one lease sees nothing of another", leasesAreApart},
-			{"a read-only workspace is read-only", readOnlyWorkspace},
-			{"a released workspace gets no further byte", releasedWorkspace},
-			{"a workspace outlives sandboxes", workspaceOutlives},
-			{"one writer for a workspace", oneWriter},
-			{"the network is none", noNetwork},
-			{"output as it is", rawOutput},
-			{"standard input", standardInput},
-			{"bad input", badInput},
-			{"bad files", badFiles},
-			{"a killed container", killedContainer},
-			{"lists", lists},
+			{"endings", testEndings},
+			{"cancelled by the lease's end", testCancelledByRemoval},
+			{"cancelled by the client", testCancelledByClient},
+			{"nothing of an exec outlives it", testNothingOutlives},
+			{"one lease sees nothing of another", testLeasesAreApart},
+			{"a read-only workspace is read-only", testReadOnlyWorkspace},
+			{"a released workspace gets no further byte", testReleasedWorkspace},
+			{"a workspace outlives sandboxes", testWorkspaceOutlives},
+			{"one writer for a workspace", testOneWriter},
+			{"the network is none", testNoNetwork},
+			{"output as it is", testRawOutput},
+			{"standard input", testStandardInput},
+			{"bad input", testBadInput},
+			{"bad files", testBadFiles},
+			{"a killed container", testKilledContainer},
+			{"lists", testLists},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				defer s.For(t)()
@@ -178,10 +185,10 @@ func release(t *testing.T, s *harness.Server, id string) {
 	}
 }
 
-// noLease waits until no lease exists, including leases that are ending.
-func noLease(t *testing.T, s *harness.Server) {
+// awaitNoLease waits until no lease exists, including leases that are ending.
+func awaitNoLease(t *testing.T, s *harness.Server) {
 	t.Helper()
-	harness.Eventually(t, harness.Short, "no lease is left", func() bool {
+	harness.Eventually(t, harness.Short, "no lease exists", func() bool {
 		list, err := s.Client.Sandboxes(within(t), false)
 		return err == nil && len(list) == 0
 	})
@@ -192,7 +199,7 @@ func sh(t *testing.T, s *harness.Server, id, command string) string {
 	t.Helper()
 	r := exec(t, s, id, v1.Exec{Command: command})
 	if r.Ending != "exited" || r.ExitCode != 0 {
-		t.Fatalf("%s: %s %d %s%s%s", command, r.Ending, r.ExitCode, r.Detail, r.Stdout, r.Stderr)
+		t.Fatalf("%s: ending %s, exit code %d; want exited with 0: %s%s%s", command, r.Ending, r.ExitCode, r.Detail, r.Stdout, r.Stderr)
 	}
 	return r.Stdout
 }
@@ -207,8 +214,8 @@ func exec(t *testing.T, s *harness.Server, id string, x v1.Exec) v1.ExecResult {
 	return r
 }
 
-// run makes a one-shot call.
-func run(t *testing.T, s *harness.Server, command string) v1.ExecResult {
+// runOnce makes a one-shot call.
+func runOnce(t *testing.T, s *harness.Server, command string) v1.ExecResult {
 	t.Helper()
 	r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: command}, WaitMS: harness.Long.Milliseconds()})
 	if err != nil {
@@ -217,38 +224,42 @@ func run(t *testing.T, s *harness.Server, command string) v1.ExecResult {
 	return r
 }
 
-var marks atomic.Int64
+// uniqueNumber numbers the words and names that must be unique.
+var uniqueNumber atomic.Int64
 
-// mark returns a word that no other process of this machine has in its command line.
-func mark() string { return fmt.Sprintf("mark-%d-%d-end", os.Getpid(), marks.Add(1)) }
+// uniqueWord returns a word that no other process of this machine has in its command line.
+func uniqueWord() string { return fmt.Sprintf("mark-%d-%d-end", os.Getpid(), uniqueNumber.Add(1)) }
 
-// gone checks that no host process has the word in its command line now.
-func gone(t *testing.T, word string) {
+// assertNoProcess checks that no host process has the word in its command line now.
+func assertNoProcess(t *testing.T, word string) {
 	t.Helper()
 	if left := harness.Marked(word); len(left) > 0 {
-		t.Errorf("%d processes live on: %v", len(left), left)
+		t.Errorf("%d processes have %s in their command line, want none: %v", len(left), word, left)
 	}
 }
 
-// seen waits until n host processes have the word in their command line.
-func seen(t *testing.T, word string, n int) {
+// awaitProcesses waits until n host processes have the word in their command line.
+func awaitProcesses(t *testing.T, word string, n int) {
 	t.Helper()
-	harness.Eventually(t, harness.Short, fmt.Sprintf("%d processes with %s", n, word), func() bool { return len(harness.Marked(word)) >= n })
+	harness.Eventually(t, harness.Short, fmt.Sprintf("%d processes with %s", n, word), func() bool {
+		return len(harness.Marked(word)) >= n
+	})
 }
 
 // workspace creates a workspace for the test.
 func workspace(t *testing.T, s *harness.Server) string {
 	t.Helper()
-	name := fmt.Sprintf("w%d", marks.Add(1))
+	name := fmt.Sprintf("w%d", uniqueNumber.Add(1))
 	if _, err := s.Client.CreateWorkspace(within(t), name); err != nil {
 		t.Fatal(err)
 	}
 	return name
 }
 
-func contains(t *testing.T, text, part string) {
+// assertContains checks that a text contains a part.
+func assertContains(t *testing.T, text, part string) {
 	t.Helper()
 	if !strings.Contains(text, part) {
-		t.Errorf("%q has no %q", text, part)
+		t.Errorf("%q does not contain %q", text, part)
 	}
 }

@@ -17,18 +17,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// tmux is a real terminal, and who sits at it.
+// tmux is a real terminal in which a user runs the program.
 type tmux struct {
 	t      *testing.T
 	socket string
 }
 
-// newTmux runs the program in a terminal of 100 columns and 30 rows. After its
-// end the terminal shows its exit code.
+// newTmux runs the program in a terminal of 100 columns and 30 rows. After the program ends, the
+// terminal shows its exit code.
 func newTmux(t *testing.T, s *harness.Server, args ...string) *tmux {
 	t.Helper()
 	if _, err := osexec.LookPath("tmux"); err != nil {
-		t.Fatal("tmux is needed: apt-get install tmux")
+		t.Fatal("tmux is not installed: apt-get install tmux")
 	}
 	m := &tmux{t: t, socket: filepath.Join(harness.TempDir(t), "tmux")}
 	t.Cleanup(func() { _ = osexec.Command("tmux", "-S", m.socket, "kill-server").Run() })
@@ -38,12 +38,13 @@ func newTmux(t *testing.T, s *harness.Server, args ...string) *tmux {
 		line += " '" + a + "'"
 	}
 	harness.WriteFile(t, script, line+"\necho \"exit code $?.\"; stty -a | grep -o -- '-*icanon'; exec sleep 1000\n")
-	m.run("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "bash "+script)
-	m.run("set-option", "-g", "status", "off")
+	m.command("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "bash "+script)
+	m.command("set-option", "-g", "status", "off")
 	return m
 }
 
-func (m *tmux) run(args ...string) string {
+// command runs a tmux command and returns its output.
+func (m *tmux) command(args ...string) string {
 	m.t.Helper()
 	out, err := osexec.Command("tmux", append([]string{"-S", m.socket}, args...)...).CombinedOutput()
 	if err != nil {
@@ -52,25 +53,28 @@ func (m *tmux) run(args ...string) string {
 	return string(out)
 }
 
+// keys presses keys, in tmux's notation.
 func (m *tmux) keys(keys ...string) {
 	m.t.Helper()
-	m.run(append([]string{"send-keys"}, keys...)...)
+	m.command(append([]string{"send-keys"}, keys...)...)
 }
 
+// line types a line and presses Enter.
 func (m *tmux) line(text string) {
 	m.t.Helper()
-	m.run("send-keys", "-l", text)
+	m.command("send-keys", "-l", text)
 	m.keys("Enter")
 }
 
-// shown is the screen, without the spaces that lines end with.
+// shown returns the screen without trailing spaces.
 func (m *tmux) shown() string {
 	m.t.Helper()
-	return trailing.ReplaceAllString(m.run("capture-pane", "-p", "-J"), "")
+	return trailing.ReplaceAllString(m.command("capture-pane", "-p", "-J"), "")
 }
 
 var trailing = regexp.MustCompile(`(?m) +$`)
 
+// sees waits until the screen matches the pattern, and returns the last group of the match.
 func (m *tmux) sees(pattern string) string {
 	m.t.Helper()
 	re := regexp.MustCompile("(?m)" + pattern)
@@ -88,8 +92,7 @@ func (m *tmux) sees(pattern string) string {
 	return found[len(found)-1]
 }
 
-// until presses keys again and again: the program that they are for may only be
-// starting.
+// until presses the keys repeatedly until the screen matches: the program may still be starting.
 func (m *tmux) until(pattern string, keys ...string) {
 	m.t.Helper()
 	re := regexp.MustCompile("(?m)" + pattern)
@@ -105,8 +108,8 @@ func (m *tmux) until(pattern string, keys ...string) {
 	})
 }
 
-// quit leaves a program and waits for the shell: what is typed before that, many
-// programs throw away as they end.
+// quit leaves a program and waits for the shell: many programs discard input that arrives before
+// they end.
 func (m *tmux) quit(key string) {
 	m.keys(key)
 	m.sees(prompt)
@@ -114,24 +117,26 @@ func (m *tmux) quit(key string) {
 
 const prompt = `^user@sandbox:.*\$ *$`
 
-func personAtTerminal(t *testing.T, s *harness.Server, id string) {
+// testUserAtTerminal uses a terminal as a user would: job control, full-screen programs, a changed
+// size, an editor.
+func testUserAtTerminal(t *testing.T, s *harness.Server, id string) {
 	m := newTmux(t, s, "sandbox", "enter", "-e", "GREETING=hello", "--cwd", "/tmp", id)
 	m.sees(prompt)
 	m.line("echo $GREETING; pwd; tty; stty size; id -u")
 	m.sees(`^hello\n/tmp\n/dev/pts/\d+\n30 100\n1000\n` + prompt[1:])
 	// Jobs.
 	m.line("echo up; sleep 1000")
-	m.sees(`^up$`) // a terminal drops what was typed and not yet read when such a key is pressed
+	m.sees(`^up$`) // a terminal discards unread input when such a key is pressed
 	m.until(`Stopped +sleep 1000`, "C-z")
 	m.line("clear; fg")
 	m.sees(`^sleep 1000`)
 	m.until(`\^C\n.*\$ *$`, "C-c")
 	m.line("clear; fg; echo code=$?")
 	m.sees(`no such job\ncode=1$`)
-	// Full screens, and a size that changes.
+	// Full-screen programs, and a changed size.
 	m.line("top -d 0.2")
 	m.sees(`^top - .*load average`)
-	m.run("resize-window", "-x", "80", "-y", "20")
+	m.command("resize-window", "-x", "80", "-y", "20")
 	m.quit("q")
 	m.line("clear; stty size")
 	m.sees(`^20 80$`)
@@ -140,7 +145,8 @@ func personAtTerminal(t *testing.T, s *harness.Server, id string) {
 	m.keys("G")
 	m.sees(`^100\n\(END\)`)
 	m.quit("q")
-	m.line(`clear; python3 -c "import curses; curses.wrapper(lambda w: (w.addstr(3, 5, 'at 3 5 of %d %d' % w.getmaxyx()), w.getkey()))"`)
+	m.line(`clear; python3 -c "import curses; curses.wrapper(lambda w: ` +
+		`(w.addstr(3, 5, 'at 3 5 of %d %d' % w.getmaxyx()), w.getkey()))"`)
 	m.sees(`^     at 3 5 of 20 80$`)
 	m.quit("x")
 	m.line("clear; nano written.txt")
@@ -159,13 +165,15 @@ func personAtTerminal(t *testing.T, s *harness.Server, id string) {
 	m.sees(`^42$`)
 	m.quit("C-d")
 	m.line("clear; exit 7")
-	m.sees(`^exit code 7\.\nicanon$`) // and our own terminal is as it was
+	m.sees(`^exit code 7\.\nicanon$`) // the user's terminal is restored
 	if list, err := s.Client.Shells(within(t), id); err != nil || len(list) != 0 {
-		t.Errorf("it is forgotten: %+v %v", list, err)
+		t.Errorf("Shells after the end = %+v, %v; want none", list, err)
 	}
 }
 
-func leaveAndComeBack(t *testing.T, s *harness.Server, id string) {
+// testDetachAndAttach detaches from a terminal and attaches again, also read-only, and checks errors of
+// the command line.
+func testDetachAndAttach(t *testing.T, s *harness.Server, id string) {
 	m := newTmux(t, s, "sandbox", "enter", id)
 	m.sees(prompt)
 	m.line("KEPT=value")
@@ -173,22 +181,22 @@ func leaveAndComeBack(t *testing.T, s *harness.Server, id string) {
 	shell := m.sees("come back with `orchestrator shell attach ([0-9a-f-]+)`")
 	m.sees(`^exit code 0\.\nicanon$`)
 	if got := s.CLI(t, "shell", "ls", id); !regexp.MustCompile(shell + ` +running +- +tty `).MatchString(got.Stdout) {
-		t.Errorf("shell ls: %s", got.Stdout)
+		t.Errorf("shell ls printed %s, want the terminal running", got.Stdout)
 	}
 	m = newTmux(t, s, "shell", "attach", "--detach-keys", "ctrl-]", shell)
-	m.sees(`KEPT=value`) // the scroll-back
+	m.sees(`KEPT=value`) // the earlier output
 	m.line("echo $KEPT $(stty size)")
 	m.sees(`^value 30 100$`)
-	look := newTmux(t, s, "shell", "attach", "--read-only", shell)
-	look.sees(`^value 30 100$`)
-	look.line("echo typed by who looks")
+	reader := newTmux(t, s, "shell", "attach", "--read-only", shell)
+	reader.sees(`^value 30 100$`)
+	reader.line("echo typed by the reader")
 	m.keys("C-]")
 	m.sees(`^exit code 0\.\nicanon$`)
-	if strings.Contains(look.shown(), "typed by who looks") {
-		t.Error("who looks may type")
+	if strings.Contains(reader.shown(), "typed by the reader") {
+		t.Error("a read-only client's input reached the terminal")
 	}
-	look.keys("C-p", "C-q")
-	look.sees(`^exit code 0\.\nicanon$`)
+	reader.keys("C-p", "C-q")
+	reader.sees(`^exit code 0\.\nicanon$`)
 	m = newTmux(t, s, "shell", "attach", shell)
 	m.sees(`value 30 100`)
 	m.line("exit 9")
@@ -196,19 +204,15 @@ func leaveAndComeBack(t *testing.T, s *harness.Server, id string) {
 	if _, err := s.Client.KillShell(within(t), shell, 0, true); err != nil {
 		t.Error(err)
 	}
-	for name, args := range map[string][]string{
-		"no keys":    {"--detach-keys", "", id},
-		"odd keys":   {"--detach-keys", "ctrl-1", id},
-		"no sandbox": {},
-	} {
+	for _, args := range [][]string{{"--detach-keys", "", id}, {"--detach-keys", "ctrl-1", id}, {}} {
 		s.CLI(t, append([]string{"sandbox", "enter"}, args...)...).Is(t, 64, "")
-		_ = name
 	}
 	s.CLI(t, "sandbox", "enter", "no-such-sandbox").Is(t, 66, "no-such-sandbox")
 	s.CLI(t, "shell", "attach", "no-such-shell").Is(t, 66, "no-such-shell")
 }
 
-func killedClientComesBack(t *testing.T, s *harness.Server, id string) {
+// testKilledClient kills the client's program and ends it with a signal. The command must continue.
+func testKilledClient(t *testing.T, s *harness.Server, id string) {
 	m := newTmux(t, s, "sandbox", "enter", id)
 	m.sees(prompt)
 	m.line("KEPT=before")
@@ -216,63 +220,68 @@ func killedClientComesBack(t *testing.T, s *harness.Server, id string) {
 	m.sees("sleep 1000")
 	list, err := s.Client.Shells(within(t), id)
 	if err != nil || len(list) != 1 {
-		t.Fatal(list, err)
+		t.Fatalf("Shells = %+v, %v; want one", list, err)
 	}
-	kill := func(word string, sig syscall.Signal) { t.Helper(); killProgram(t, s, word, sig) }
-	kill("enter", syscall.SIGKILL)
+	signal := func(subcommand string, sig syscall.Signal) { t.Helper(); signalProgram(t, s, subcommand, sig) }
+	signal("enter", syscall.SIGKILL)
 	m.sees(`exit code 137`)
 	m = newTmux(t, s, "shell", "attach", list[0].ID)
 	m.sees("sleep 1000")
 	m.until(`\^C\n.*\$ *$`, "C-c")
 	m.line("echo $KEPT again")
 	m.sees(`^before again$`)
-	// A signal for the program: our terminal is restored, and the command lives on.
-	kill("attach", syscall.SIGTERM)
+	// After a signal to the program, the user's terminal is restored and the command continues.
+	signal("attach", syscall.SIGTERM)
 	m.sees("come back with `orchestrator shell attach")
 	m.sees(`^exit code 143\.\nicanon$`)
 	if sh, err := s.Client.KillShell(within(t), list[0].ID, 0, true); err != nil || sh.Result == nil || sh.Result.Ending != "cancelled" {
-		t.Errorf("%+v %v", sh, err)
+		t.Errorf("KillShell = %+v, %v; want cancelled", sh, err)
 	}
 }
 
-// killProgram signals the program that carries out a command of this server.
-func killProgram(t *testing.T, s *harness.Server, word string, sig syscall.Signal) {
+// signalProgram sends a signal to the program that runs a subcommand of this server.
+func signalProgram(t *testing.T, s *harness.Server, subcommand string, sig syscall.Signal) {
 	t.Helper()
 	config := "ORCHESTRATOR_CONFIG=" + s.Config()
 	found := harness.Processes(func(pid int) bool {
-		exe, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		return strings.Contains(string(exe), "\x00"+word+"\x00") && strings.Contains(string(env), config)
+		return strings.Contains(string(cmdline), "\x00"+subcommand+"\x00") && strings.Contains(string(env), config)
 	})
 	if len(found) != 1 {
-		t.Fatalf("%d programs run %s", len(found), word)
+		t.Fatalf("%d programs run %s, want one", len(found), subcommand)
 	}
 	if err := syscall.Kill(found[0], sig); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// killedFullScreen ends full-screen programs that had no time to give the
-// terminal back, in each way that there is: ours is as it was before.
-func killedFullScreen(t *testing.T, s *harness.Server, _ string) {
+// testKilledFullScreen ends full-screen programs that cannot restore the terminal, in several ways. The
+// user's terminal must be restored.
+func testKilledFullScreen(t *testing.T, s *harness.Server, _ string) {
 	const hidden = `printf "\033[?1049h\033[?25l\033[?1000h\033="; echo drawn; exec sleep 1000`
 	for name, c := range map[string]struct {
 		flags []string
 		end   func(t *testing.T, sandbox string)
 		shows string
 	}{
-		"its time is over": {[]string{"--timeout", "10s"}, func(*testing.T, string) {}, `exit code 124\.`},
-		"it is killed": {nil, func(t *testing.T, sandbox string) {
+		"timeout": {[]string{"--timeout", "10s"}, func(*testing.T, string) {}, `exit code 124\.`},
+		"killed shell": {nil, func(t *testing.T, sandbox string) {
+			t.Helper()
 			list, err := s.Client.Shells(within(t), sandbox)
 			if err != nil || len(list) != 1 {
-				t.Fatal(list, err)
+				t.Fatalf("Shells = %+v, %v; want one", list, err)
 			}
 			if _, err := s.Client.KillShell(within(t), list[0].ID, 0, false); err != nil {
 				t.Fatal(err)
 			}
 		}, `exit code 130\.`},
-		"we are told to quit": {nil, func(t *testing.T, _ string) { killProgram(t, s, "enter", syscall.SIGQUIT) }, `exit code 2\.`},
-		"its sandbox goes": {nil, func(t *testing.T, sandbox string) {
+		"signal to the program": {nil, func(t *testing.T, _ string) {
+			t.Helper()
+			signalProgram(t, s, "enter", syscall.SIGQUIT)
+		}, `exit code 2\.`},
+		"removed sandbox": {nil, func(t *testing.T, sandbox string) {
+			t.Helper()
 			if err := s.Client.RemoveSandbox(within(t), sandbox); err != nil {
 				t.Fatal(err)
 			}
@@ -288,50 +297,57 @@ func killedFullScreen(t *testing.T, s *harness.Server, _ string) {
 			m.sees(c.shows)
 			m.sees(`^ *icanon$`)
 			if strings.Contains(m.shown(), "may run on") {
-				t.Error("it says that the command may run on")
+				t.Error("the program says that the command may still run")
 			}
-			if got := m.run("display", "-p", "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_flag}"); got != "0 1 0 0\n" {
-				t.Errorf("other screen, cursor, mouse, keypad: %s", got)
+			const restored = "0 1 0 0\n"
+			flags := "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_flag}"
+			if got := m.command("display", "-p", flags); got != restored {
+				t.Errorf("alternate screen, cursor, mouse and keypad are %q, want %q", got, restored)
 			}
 		})
 	}
 }
 
-func terminalInPipes(t *testing.T, s *harness.Server, id string) {
+// testTerminalInPipes runs terminals without a terminal on the host.
+func testTerminalInPipes(t *testing.T, s *harness.Server, id string) {
 	got := s.Launch(t, strings.NewReader("echo sum=$((40+2))\nexit 3\n"), "sandbox", "enter", id).Wait()
 	got.Is(t, 3, "")
-	contains(t, got.Stdout, "sum=42\r\n")
-	// The end of the input is the end of the command's.
+	assertContains(t, got.Stdout, "sum=42\r\n")
+	// The end of the input ends the command's input.
 	got = s.Launch(t, strings.NewReader("one\ntwo\n"), "sandbox", "enter", id, "--", "cat").Wait()
 	got.Is(t, 0, "")
-	contains(t, got.Stdout, "two\r\n")
+	assertContains(t, got.Stdout, "two\r\n")
 	got = s.Launch(t, strings.NewReader(""), "sandbox", "enter", id).Wait()
 	got.Is(t, 0, "")
 	got = s.Launch(t, nil, "sandbox", "enter", "-c", "seq 5000; exit 4", id).Wait()
 	got.Is(t, 4, "")
 	if got.Stdout != lines(5000) {
-		t.Errorf("%d bytes of output", len(got.Stdout))
+		t.Errorf("output of seq 5000: %d bytes, want %d", len(got.Stdout), len(lines(5000)))
 	}
 }
 
-func attachPlainShell(t *testing.T, s *harness.Server, id string) {
-	sh, err := s.Client.StartShell(within(t), id, v1.ShellRequest{KeepOpen: true, Exec: v1.Exec{Command: `echo first; echo err >&2; while read x; do echo got $x; test "$x" = end && exit 5; done`}})
+// testAttachPlainShell attaches to shells without a terminal, with and without input.
+func testAttachPlainShell(t *testing.T, s *harness.Server, id string) {
+	echo := v1.Exec{
+		Command: `echo first; echo err >&2; while read x; do echo got $x; test "$x" = end && exit 5; done`,
+	}
+	sh, err := s.Client.StartShell(within(t), id, v1.ShellRequest{KeepOpen: true, Exec: echo})
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := s.Launch(t, strings.NewReader("a\nend\n"), "shell", "attach", sh.ID).Wait()
 	got.Is(t, 5, "err\n")
 	if got.Stdout != "first\ngot a\ngot end\n" {
-		t.Errorf("%q", got.Stdout)
+		t.Errorf("shell attach printed %q, want %q", got.Stdout, "first\ngot a\ngot end\n")
 	}
 	quiet, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{Command: "echo only this"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got = s.Launch(t, strings.NewReader("for nobody\n"), "shell", "attach", quiet.ID).Wait()
+	got = s.Launch(t, strings.NewReader("unread\n"), "shell", "attach", quiet.ID).Wait()
 	got.Is(t, 0, "")
 	if got.Stdout != "only this\n" {
-		t.Errorf("%q", got.Stdout)
+		t.Errorf("shell attach printed %q, want %q", got.Stdout, "only this\n")
 	}
 	for _, id := range []string{sh.ID, quiet.ID} {
 		if _, err := s.Client.KillShell(within(t), id, 0, true); err != nil {

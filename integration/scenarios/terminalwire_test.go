@@ -21,14 +21,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// dialPTY connects as a foreign client does.
+// dialPTY opens a WebSocket as a client of another implementation would.
 func dialPTY(t *testing.T, s *harness.Server, path string, header http.Header) (*websocket.Conn, *http.Response, error) {
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.Socket())
 	}}
 	conn, resp, err := websocket.Dial(within(t), "http://orchestrator"+path, &websocket.DialOptions{
-		HTTPClient: &http.Client{Transport: transport}, HTTPHeader: header, Host: header.Get("Host"), Subprotocols: []string{v1.TerminalProtocol},
+		HTTPClient:   &http.Client{Transport: transport},
+		HTTPHeader:   header,
+		Host:         header.Get("Host"),
+		Subprotocols: []string{v1.TerminalProtocol},
 	})
 	if err == nil {
 		t.Cleanup(func() { conn.CloseNow() })
@@ -36,10 +39,11 @@ func dialPTY(t *testing.T, s *harness.Server, path string, header http.Header) (
 	return conn, resp, err
 }
 
+// ptyPath returns the path of a sandbox's terminals with a query.
 func ptyPath(id, query string) string { return "/v1/sandboxes/" + id + "/pty?" + query }
 
-// opened is a connection whose first message has come.
-func opened(t *testing.T, s *harness.Server, id, query string) (*websocket.Conn, v1.TerminalMessage) {
+// openPTY returns a connection to a terminal and its first message.
+func openPTY(t *testing.T, s *harness.Server, id, query string) (*websocket.Conn, v1.TerminalMessage) {
 	t.Helper()
 	conn, _, err := dialPTY(t, s, ptyPath(id, query), nil)
 	if err != nil {
@@ -48,15 +52,16 @@ func opened(t *testing.T, s *harness.Server, id, query string) (*websocket.Conn,
 	conn.SetReadLimit(1 << 20)
 	kind, b, err := conn.Read(within(t))
 	var m v1.TerminalMessage
-	if err != nil || kind != websocket.MessageText || json.Unmarshal(b, &m) != nil || m.Type != "started" || m.Shell == "" {
-		t.Fatalf("it begins with %v %q, %v", kind, b, err)
+	started := err == nil && kind == websocket.MessageText && json.Unmarshal(b, &m) == nil
+	if !started || m.Type != "started" || m.Shell == "" {
+		t.Fatalf("first message: type %v, %q, %v; want started with a shell", kind, b, err)
 	}
 	return conn, m
 }
 
-// closing reads to the end and returns how the server closed, with its last
-// text message.
-func closing(t *testing.T, conn *websocket.Conn) (websocket.StatusCode, v1.TerminalMessage) {
+// readToClose reads to the end and returns the code with which the server closed the connection,
+// and its last text message.
+func readToClose(t *testing.T, conn *websocket.Conn) (websocket.StatusCode, v1.TerminalMessage) {
 	t.Helper()
 	var last v1.TerminalMessage
 	for {
@@ -67,18 +72,19 @@ func closing(t *testing.T, conn *websocket.Conn) (websocket.StatusCode, v1.Termi
 		if kind == websocket.MessageText {
 			last = v1.TerminalMessage{}
 			if err := json.Unmarshal(b, &last); err != nil {
-				t.Fatalf("%q: %v", b, err)
+				t.Fatalf("message %q: %v, want JSON", b, err)
 			}
 		}
 	}
 }
 
-// closeCode is how the server closes a connection to a terminal.
+// closeCode attaches to a terminal and returns a channel that receives the code with which the
+// server closes the connection.
 func closeCode(t *testing.T, s *harness.Server, id, shell string) <-chan websocket.StatusCode {
 	t.Helper()
-	conn, _ := opened(t, s, id, "shell="+shell)
+	conn, _ := openPTY(t, s, id, "shell="+shell)
 	code := make(chan websocket.StatusCode, 1)
-	go func() { // ends with the connection
+	go func() { // returns when the connection ends
 		for {
 			if _, _, err := conn.Read(context.Background()); err != nil {
 				code <- websocket.CloseStatus(err)
@@ -89,80 +95,101 @@ func closeCode(t *testing.T, s *harness.Server, id, shell string) <-chan websock
 	return code
 }
 
-func refusedTerminals(t *testing.T, s *harness.Server, id string) {
-	ctx := within(t)
-	token := func(r v1.TokenRequest) string {
-		got, err := s.Client.CreateToken(ctx, r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { s.Client.RevokeToken(context.Background(), got.ID) }) //nolint:errcheck // the server ends
-		return "Bearer " + got.Secret
-	}
-	other := token(v1.TokenRequest{Caller: "other", Profile: "default", Trust: 3})
-	low := token(v1.TokenRequest{Caller: "low", Profile: "readonly"})
+// testRefusedTerminals checks which clients may open terminals, and the errors of invalid handshakes.
+func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
+	other := revokedLater(t, s, v1.TokenRequest{Caller: "other", Profile: "default", Trust: 3})
+	low := revokedLater(t, s, v1.TokenRequest{Caller: "low", Profile: "readonly"})
 	for name, c := range map[string]struct {
 		header http.Header
 		status int
 	}{
-		"another origin":            {http.Header{"Origin": {"http://evil.example"}}, 403},
-		"no origin to speak of":     {http.Header{"Origin": {"null"}}, 403},
-		"a page that leads here":    {http.Header{"Origin": {"http://evil.example"}, "Host": {"evil.example"}}, 403},
-		"a cross-site page":         {http.Header{"Sec-Fetch-Site": {"cross-site"}}, 403},
-		"a token that is not known": {http.Header{"Authorization": {"Bearer orc_0123456789abcdef_" + strings.Repeat("A", 43)}}, 401},
-		"another caller":            {http.Header{"Authorization": {other}}, 404},
-		"a caller with little":      {http.Header{"Authorization": {low}}, 403},
-		"its own origin":            {http.Header{"Origin": {"http://localhost"}, "Host": {"localhost"}}, 101},
+		"another origin":               {http.Header{"Origin": {"http://evil.example"}}, 403},
+		"opaque origin":                {http.Header{"Origin": {"null"}}, 403},
+		"foreign host with its origin": {http.Header{"Origin": {"http://evil.example"}, "Host": {"evil.example"}}, 403},
+		"cross-site page":              {http.Header{"Sec-Fetch-Site": {"cross-site"}}, 403},
+		"unknown token":                {http.Header{"Authorization": {"Bearer orc_0123456789abcdef_" + strings.Repeat("A", 43)}}, 401},
+		"another caller":               {http.Header{"Authorization": {other}}, 404},
+		"caller with few rights":       {http.Header{"Authorization": {low}}, 403},
+		"own origin":                   {http.Header{"Origin": {"http://localhost"}, "Host": {"localhost"}}, 101},
 	} {
 		conn, resp, err := dialPTY(t, s, ptyPath(id, "argv="+`%5B%22true%22%5D`), c.header)
 		if resp == nil || resp.StatusCode != c.status || (err == nil) != (c.status == 101) {
-			t.Errorf("%s: %v, %v", name, resp, err)
+			t.Errorf("%s: answer %v, %v; want status %d", name, resp, err, c.status)
 		}
 		if err == nil {
-			if code, last := closing(t, conn); code != 1000 || last.Type != "exit" {
-				t.Errorf("%s: %v %+v", name, code, last)
+			if code, last := readToClose(t, conn); code != 1000 || last.Type != "exit" {
+				t.Errorf("%s: closed with %v after %+v, want 1000 after exit", name, code, last)
 			}
 		}
 	}
-	for name, c := range map[string]struct {
-		path, field string
-		header      []string
-	}{
-		"no upgrade":      {ptyPath(id, ""), "Upgrade", nil},
-		"no key":          {ptyPath(id, ""), "Sec-WebSocket-Key", []string{"Upgrade", "websocket", "Connection", "Upgrade", "Sec-WebSocket-Version", "13"}},
-		"no subprotocol":  {ptyPath(id, ""), "Sec-WebSocket-Protocol", handshake[:8]},
-		"odd parameter":   {ptyPath(id, "x=1"), "x", handshake},
-		"bad argv":        {ptyPath(id, "argv=top"), "argv", handshake},
-		"bad columns":     {ptyPath(id, "cols=-4"), "cols", handshake},
-		"old and new":     {ptyPath(id, "shell=x&command=top"), "command", handshake},
-		"only new":        {ptyPath(id, "offset=4"), "offset", handshake},
-		"header and more": {ptyPath(id, "cols=4"), "Orchestrator-Exec", append([]string{"Orchestrator-Exec", "e30"}, handshake...)},
-		"odd header":      {ptyPath(id, ""), "nope", append([]string{"Orchestrator-Exec", "eyJub3BlIjoxfQ"}, handshake...)},
-	} {
-		a := s.Ask(t, "GET", c.path, "", c.header...)
-		if !bytes.Contains(a.Body, []byte(`"field":"`+c.field+`"`)) || a.Status != 400 {
-			t.Errorf("%s: %d %s", name, a.Status, a.Body)
-		}
-	}
+	invalidHandshakes(t, s, id)
+	ctx := within(t)
 	harness.Eventually(t, harness.Short, "no shell runs", func() bool {
 		list, err := s.Client.Shells(ctx, id)
 		for _, sh := range list {
 			if sh.Result == nil {
 				return false
 			}
-			s.Client.KillShell(ctx, sh.ID, 0, true) //nolint:errcheck // asked again
+			s.Client.KillShell(ctx, sh.ID, 0, true) //nolint:errcheck // repeated by Eventually
 		}
 		return err == nil
 	})
 }
 
+// revokedLater creates a token for the test and returns the value of its Authorization header.
+func revokedLater(t *testing.T, s *harness.Server, r v1.TokenRequest) string {
+	t.Helper()
+	got, err := s.Client.CreateToken(within(t), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Client.RevokeToken(context.Background(), got.ID) }) //nolint:errcheck // the server ends
+	return "Bearer " + got.Secret
+}
+
+// invalidHandshakes checks that the error of a request that is not a valid handshake names the
+// field.
+func invalidHandshakes(t *testing.T, s *harness.Server, id string) {
+	t.Helper()
+	for name, c := range map[string]struct {
+		path, field string
+		header      []string
+	}{
+		"no upgrade":          {ptyPath(id, ""), "Upgrade", nil},
+		"no key":              {ptyPath(id, ""), "Sec-WebSocket-Key", handshake[:6]},
+		"no subprotocol":      {ptyPath(id, ""), "Sec-WebSocket-Protocol", handshake[:8]},
+		"unknown parameter":   {ptyPath(id, "x=1"), "x", handshake},
+		"invalid argv":        {ptyPath(id, "argv=top"), "argv", handshake},
+		"invalid columns":     {ptyPath(id, "cols=-4"), "cols", handshake},
+		"shell and command":   {ptyPath(id, "shell=x&command=top"), "command", handshake},
+		"offset of a new one": {ptyPath(id, "offset=4"), "offset", handshake},
+		"header and query": {
+			ptyPath(id, "cols=4"), "Orchestrator-Exec", append([]string{"Orchestrator-Exec", "e30"}, handshake...),
+		},
+		"unknown field in the header": {
+			ptyPath(id, ""), "nope", append([]string{"Orchestrator-Exec", "eyJub3BlIjoxfQ"}, handshake...),
+		},
+	} {
+		a := s.Ask(t, "GET", c.path, "", c.header...)
+		if !bytes.Contains(a.Body, []byte(`"field":"`+c.field+`"`)) || a.Status != 400 {
+			t.Errorf("%s: status %d %s, want 400 for field %s", name, a.Status, a.Body, c.field)
+		}
+	}
+}
+
+// handshake is the header of a valid handshake.
 var handshake = []string{
-	"Upgrade", "websocket", "Connection", "Upgrade", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA==",
+	"Upgrade", "websocket",
+	"Connection", "Upgrade",
+	"Sec-WebSocket-Version", "13",
+	"Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA==",
 	"Sec-WebSocket-Protocol", v1.TerminalProtocol,
 }
 
-func hostileMessages(t *testing.T, s *harness.Server, id string) {
-	keep := open(t, s, id, v1.TerminalRequest{Argv: []string{"sleep", "1000"}})
+// testHostileMessages sends invalid messages. The server must close the connection with a code and a
+// problem, and the terminal must continue.
+func testHostileMessages(t *testing.T, s *harness.Server, id string) {
+	keep := openTerminal(t, s, id, v1.TerminalRequest{Argv: []string{"sleep", "1000"}})
 	text := func(m string) func(*websocket.Conn) error {
 		return func(c *websocket.Conn) error { return c.Write(within(t), websocket.MessageText, []byte(m)) }
 	}
@@ -180,54 +207,56 @@ func hostileMessages(t *testing.T, s *harness.Server, id string) {
 		query string
 		send  func(*websocket.Conn) error
 		code  websocket.StatusCode
-		field string // of the problem; "": there need be none
+		field string // of the problem, or "" if none is needed
 	}{
-		"a huge message":       {"", binary(v1.TerminalInput+2, 1), 1009, ""},
-		"a huge control":       {"", text(`{"type":"resize","x":"` + strings.Repeat("x", v1.TerminalControl) + `"}`), 1009, "message"},
-		"no JSON":              {"", text("garbage"), 1007, "message"},
-		"another type":         {"", text(`{"type":"eat"}`), 1008, "type"},
-		"a field of no type":   {"", text(`{"type":"resize","colour":1}`), 1007, "message"},
-		"a bad size":           {"", text(`{"type":"resize","cols":0,"rows":5}`), 1008, "cols"},
-		"a size that is huge":  {"", text(`{"type":"resize","cols":70000,"rows":5}`), 1008, "cols"},
-		"a bad signal":         {"", text(`{"type":"signal","signal":99}`), 1008, "signal"},
-		"typing without right": {"&read_only=true", binary(1, 1), 1008, "read_only"},
-		"signal without right": {"&read_only=true", text(`{"type":"signal","signal":9}`), 1008, "read_only"},
-		"more than the window": {"", binary(v1.TerminalInput, 64), 1008, "message"},
-		"detach":               {"", text(`{"type":"detach"}`), 1000, ""},
+		"message over the limit":       {"", binary(v1.TerminalInput+2, 1), 1009, ""},
+		"control over the limit":       {"", text(`{"type":"resize","x":"` + strings.Repeat("x", v1.TerminalControl) + `"}`), 1009, "message"},
+		"not JSON":                     {"", text("garbage"), 1007, "message"},
+		"unknown type":                 {"", text(`{"type":"eat"}`), 1008, "type"},
+		"field of another type":        {"", text(`{"type":"resize","colour":1}`), 1007, "message"},
+		"zero columns":                 {"", text(`{"type":"resize","cols":0,"rows":5}`), 1008, "cols"},
+		"too many columns":             {"", text(`{"type":"resize","cols":70000,"rows":5}`), 1008, "cols"},
+		"unknown signal":               {"", text(`{"type":"signal","signal":99}`), 1008, "signal"},
+		"input of a read-only client":  {"&read_only=true", binary(1, 1), 1008, "read_only"},
+		"signal of a read-only client": {"&read_only=true", text(`{"type":"signal","signal":9}`), 1008, "read_only"},
+		"more than the window":         {"", binary(v1.TerminalInput, 64), 1008, "message"},
+		"detach":                       {"", text(`{"type":"detach"}`), 1000, ""},
 	} {
-		conn, m := opened(t, s, id, "shell="+keep.Shell()+c.query)
+		conn, m := openPTY(t, s, id, "shell="+keep.Shell()+c.query)
 		if m.Shell != keep.Shell() {
-			t.Errorf("%s: %+v", name, m)
+			t.Errorf("%s: first message %+v, want shell %s", name, m, keep.Shell())
 		}
-		// What is said at the end is read while more is sent: the server waits for a
-		// client that only writes a few seconds, and then cuts it off.
+		// Read while sending: the server waits some seconds for a client that only writes, and then
+		// closes the connection.
 		sent := make(chan error, 1)
-		go func() { sent <- c.send(conn) }() // which fails when the server has closed by then
-		code, last := closing(t, conn)
+		go func() { sent <- c.send(conn) }() // it fails if the server has closed the connection by then
+		code, last := readToClose(t, conn)
 		<-sent
-		if code != c.code || c.field != "" && (last.Type != "error" || last.Problem == nil || last.Problem.Field != c.field) {
-			t.Errorf("%s: closed with %v, %+v %+v", name, code, last, last.Problem)
+		wrongProblem := last.Type != "error" || last.Problem == nil || last.Problem.Field != c.field
+		if code != c.code || c.field != "" && wrongProblem {
+			t.Errorf("%s: closed with %v after %+v, problem %+v; want code %v and field %q", name, code, last, last.Problem, c.code, c.field)
 		}
 	}
 	if sh, err := s.Client.Shell(within(t), keep.Shell()); err != nil || sh.State != "running" {
-		t.Errorf("afterwards the terminal is %+v, %v", sh, err)
+		t.Errorf("Shell after invalid messages = %+v, %v; want it running", sh, err)
 	}
 }
 
-// What is no WebSocket after the handshake costs the connection and no more.
-func garbageFrames(t *testing.T, s *harness.Server, id string) {
-	keep := open(t, s, id, v1.TerminalRequest{Argv: []string{"cat"}})
+// testGarbageFrames sends bytes that are not WebSocket frames after the handshake. Only the connection
+// may be affected.
+func testGarbageFrames(t *testing.T, s *harness.Server, id string) {
+	keep := openTerminal(t, s, id, v1.TerminalRequest{Argv: []string{"cat"}})
 	masked := func(head ...byte) []byte { return append(head, 0, 0, 0, 0) }
 	for name, frame := range map[string][]byte{
-		"noise":                bytes.Repeat([]byte{0xff, 0x00, 0x9c, 0x13}, 4096),
-		"not masked":           {0x82, 0x01, 'x'},
-		"reserved bits":        masked(0xf2, 0x80),
-		"unknown opcode":       masked(0x8b, 0x80),
-		"a length, and no end": masked(0x82, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff),
-		"negative length":      masked(0x82, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff),
-		"a ping that is long":  masked(0x89, 0xfe, 0x01, 0x00),
-		"continues nothing":    masked(0x80, 0x80),
-		"half a frame, no end": masked(0x82, 0xfe, 0x10, 0x00),
+		"noise":                               bytes.Repeat([]byte{0xff, 0x00, 0x9c, 0x13}, 4096),
+		"not masked":                          {0x82, 0x01, 'x'},
+		"reserved bits":                       masked(0xf2, 0x80),
+		"unknown opcode":                      masked(0x8b, 0x80),
+		"frame with a huge length and no end": masked(0x82, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff),
+		"negative length":                     masked(0x82, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff),
+		"long ping":                           masked(0x89, 0xfe, 0x01, 0x00),
+		"continuation of nothing":             masked(0x80, 0x80),
+		"half a frame, no end":                masked(0x82, 0xfe, 0x10, 0x00),
 	} {
 		nc, err := net.Dial("unix", s.Socket())
 		if err != nil {
@@ -242,15 +271,15 @@ func garbageFrames(t *testing.T, s *harness.Server, id string) {
 		r := bufio.NewReader(nc)
 		resp, err := http.ReadResponse(r, nil)
 		if err != nil || resp.StatusCode != 101 {
-			t.Fatalf("%s: %v %v", name, resp, err)
+			t.Fatalf("%s: handshake %v, %v; want status 101", name, resp, err)
 		}
-		nc.Write(frame) //nolint:errcheck // the server may be faster
+		nc.Write(frame) //nolint:errcheck // the server may have closed the connection
 		if strings.HasSuffix(name, "no end") {
-			nc.Close() // nobody waits for the rest
+			nc.Close() // the rest of the frame never comes
 			continue
 		}
 		if _, err := io.Copy(io.Discard, r); err != nil && !strings.Contains(err.Error(), "reset") {
-			t.Errorf("%s: the connection is open still: %v", name, err)
+			t.Errorf("%s: the connection is still open: %v", name, err)
 		}
 		nc.Close()
 	}

@@ -15,26 +15,26 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// Bounds of what bad input may cost. The biggest body is decoded twice.
+// The memory and time that bad input may cost. The largest body is decoded twice.
 const (
 	inputMemory = 768 << 20
 	inputTime   = harness.Short
 )
 
-// nobody is the id of no sandbox, and jobID one of a job.
-const (
-	nobody = "00000000-0000-7000-8000-000000000000"
-	jobID  = "0190b6f0-0000-7000-8000-000000000000"
-)
+// jobID is the id of a job.
+const jobID = "0190b6f0-0000-7000-8000-000000000000"
+
+// badCall is an invalid request for a tool call and its expected error.
 
 // badCall is a request that cannot be used.
 type badCall struct {
 	name, tool, body string
 	status           int
 	code, field      string
-	says             string // in the text, beside the field
+	says             string // part of the detail
 }
 
+// badCalls returns requests with every kind of error.
 func badCalls() []badCall {
 	const bash = "system.bash"
 	bad := func(name, body, field, says string) badCall {
@@ -45,8 +45,8 @@ func badCalls() []badCall {
 	}
 	at := func(place string) string { return `{"input":{"command":"true"},` + place + `}` }
 	return []badCall{
-		bad("half a document", `{"input":`, "body", "incomplete JSON"),
-		bad("no JSON", `input=x`, "body", "invalid JSON"),
+		bad("incomplete document", `{"input":`, "body", "incomplete JSON"),
+		bad("not JSON", `input=x`, "body", "invalid JSON"),
 		bad("two documents", `{}{}`, "body", "more than one"),
 		bad("a list", `[]`, "body", "must be an object"),
 		bad("invalid UTF-8", "{\"input\":{\"command\":\"\xff\"}}", "body", "UTF-8"),
@@ -71,16 +71,16 @@ func badCalls() []badCall {
 		none("an unknown tool", "system.bsh", `{"input":{"command":"true"}}`, "", `did you mean "system.bash"?`),
 		none("a tool's name that is a path", "..%2f..%2fetc", `{}`, "", "known: "),
 		none("an unknown profile", bash, at(`"profile":"phase3"`), "profile", `did you mean "phase2"?`),
-		bad("a sandbox and a session", at(`"sandbox":"`+nobody+`","session":"s"`), "sandbox", "session"),
-		bad("a sandbox and a job", at(`"sandbox":"`+nobody+`","job":"`+jobID+`"`), "sandbox", "job"),
-		bad("a sandbox and a workspace", at(`"sandbox":"`+nobody+`","workspace":"w"`), "sandbox", "workspace"),
-		bad("a sandbox and a template", at(`"sandbox":"`+nobody+`","template":"default"`), "sandbox", "template"),
+		bad("a sandbox and a session", at(`"sandbox":"`+unknownID+`","session":"s"`), "sandbox", "session"),
+		bad("a sandbox and a job", at(`"sandbox":"`+unknownID+`","job":"`+jobID+`"`), "sandbox", "job"),
+		bad("a sandbox and a workspace", at(`"sandbox":"`+unknownID+`","workspace":"w"`), "sandbox", "workspace"),
+		bad("a sandbox and a template", at(`"sandbox":"`+unknownID+`","template":"default"`), "sandbox", "template"),
 		bad("a job and a workspace", at(`"job":"`+jobID+`","workspace":"w"`), "job", "workspace"),
-		bad("a job that is no uuid", at(`"job":"../x"`), "job", "uuid"),
+		bad("a job that is not a UUID", at(`"job":"../x"`), "job", "uuid"),
 		bad("a session with a control character", at(`"session":"a\u0007"`), "session", "control character"),
 		bad("a session's name that is too long", at(`"session":"`+strings.Repeat("s", 200)+`"`), "session", "128"),
 		bad("read-only without a workspace", at(`"read_only":true`), "read_only", "workspace"),
-		none("an unknown sandbox", bash, at(`"sandbox":"`+nobody+`"`), "", nobody),
+		none("an unknown sandbox", bash, at(`"sandbox":"`+unknownID+`"`), "", unknownID),
 		none("an unknown workspace", bash, at(`"workspace":"nope"`), "workspace", "nope"),
 		none("a workspace that is a path", bash, at(`"workspace":"../x"`), "workspace", "not found"),
 		none("an unknown template", bash, at(`"template":"nope"`), "template", "default"),
@@ -88,83 +88,87 @@ func badCalls() []badCall {
 	}
 }
 
-// nested is open n times, something in the middle, and shut n times.
+// nested returns open n times, a 1, and shut n times.
 func nested(open string, n int, shut string) string {
 	return strings.Repeat(open, n) + "1" + strings.Repeat(shut, n)
 }
 
-// One clear error that names the field and the way out, nothing leased, and a
-// record of it, whoever sends what.
+// TestInvalidToolInput sends invalid calls. Each must get one error that names the field and the
+// way out, lease no sandbox, and be recorded.
 func TestInvalidToolInput(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
-	defer pinged(t, s)()
-	ann := person(t, s, `{"caller":"ann","trust":3}`)
+	defer keepCalling(t, s)()
+	ann := newCaller(t, s, `{"caller":"ann","trust":3}`)
 	for _, c := range badCalls() {
 		t.Run(c.name, func(t *testing.T) {
 			defer s.For(t)()
-			before := last(t, s)
+			before := lastRecord(t, s)
 			p := s.Ask(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).Problem(t, c.status, c.code, c.field)
-			contains(t, p.Detail, c.says)
+			assertContains(t, p.Detail, c.says)
 			if c.field != "" && c.field != "body" {
-				contains(t, p.Detail, c.field)
+				assertContains(t, p.Detail, c.field)
 			}
 			if len(p.Detail) > 2000 {
-				t.Errorf("the text is %d bytes long", len(p.Detail))
+				t.Errorf("the detail has %d bytes, want at most 2000", len(p.Detail))
 			}
-			if c.field != "profile" { // which is not hers to choose
-				again := ann.ask(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).Problem(t, c.status, c.code, c.field)
+			if c.field != "profile" { // callers with tokens cannot choose it
+				again := ann.request(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).
+					Problem(t, c.status, c.code, c.field)
 				if again.Detail != p.Detail {
-					t.Errorf("a caller with a token reads %q and not %q", again.Detail, p.Detail)
+					t.Errorf("detail for a caller with a token is %q, want %q", again.Detail, p.Detail)
 				}
 			}
-			var told bool
-			for _, r := range since(t, s, before) {
-				told = told || r.Ending == "failed" && strings.HasPrefix(r.Error, p.Detail)
+			var recorded bool
+			for _, r := range recordsSince(t, s, before) {
+				recorded = recorded || r.Ending == "failed" && strings.HasPrefix(r.Error, p.Detail)
 				if r.Sandbox != "" {
-					t.Errorf("it got sandbox %s", r.Sandbox)
+					t.Errorf("the call got sandbox %s, want none", r.Sandbox)
 				}
 			}
-			if !told {
-				t.Errorf("no record says %q: %+v", p.Detail, since(t, s, before))
+			if !recorded {
+				t.Errorf("no record has the error %q: %+v", p.Detail, recordsSince(t, s, before))
 			}
 		})
 	}
-	t.Run("of a profile's own schema", func(t *testing.T) {
-		bob := person(t, s, `{"caller":"bob","trust":3,"profile":"phase2"}`)
+	t.Run("schema of the profile", func(t *testing.T) {
+		bob := newCaller(t, s, `{"caller":"bob","trust":3,"profile":"phase2"}`)
 		for body, field := range map[string]string{
-			`{"input":[]}`: "input", `{}`: "command", `{"input":{"command":5}}`: "command", `{"input":{"command":"true","cwd":"/"}}`: "cwd",
-			`{"input":{"command":"true","timeout_ms":0}}`: "timeout_ms", `{"profile":"default","input":{"command":"true"}}`: "profile",
+			`{"input":[]}`:                           "input",
+			`{}`:                                     "command",
+			`{"input":{"command":5}}`:                "command",
+			`{"input":{"command":"true","cwd":"/"}}`: "cwd",
+			`{"input":{"command":"true","timeout_ms":0}}`:      "timeout_ms",
+			`{"profile":"default","input":{"command":"true"}}`: "profile",
 		} {
-			got := bob.ask(t, "POST", "/v1/tools/system.bash/call", body)
+			got := bob.request(t, "POST", "/v1/tools/system.bash/call", body)
 			if p, ok := v1.Decode(got.Body); !ok || got.Status/100 != 4 || !strings.Contains(p.Detail, field) {
-				t.Errorf("%s: %d %s", body, got.Status, got.Body)
+				t.Errorf("call with %s: status %d %s, want an error of the client that names %s", body, got.Status, got.Body, field)
 			}
 		}
 	})
-	t.Run("a command that does not parse", func(t *testing.T) { unparsed(t, s) })
-	t.Run("on the command line", func(t *testing.T) { badCommandLines(t, s) })
-	t.Run("with bad tokens", func(t *testing.T) { badTokens(t, s) })
+	t.Run("commands that do not parse", func(t *testing.T) { testUnparsedCommands(t, s) })
+	t.Run("command line", func(t *testing.T) { testBadCommandLines(t, s) })
+	t.Run("bad tokens", func(t *testing.T) { testBadTokens(t, s) })
 	leased, err := s.Client.Sandboxes(within(t), true)
-	if err != nil || len(leased) != 1 { // that of the good call in between
-		t.Errorf("leased: %+v %v", leased, err)
+	if err != nil || len(leased) != 1 { // that of keepCalling
+		t.Errorf("Sandboxes = %+v, %v; want only that of the valid calls", leased, err)
 	}
 	if got := harness.PeakMemory(t, s.Pid()); got > inputMemory {
-		t.Errorf("the service had %d MiB", got>>20)
+		t.Errorf("peak memory %d MiB, want at most %d MiB", got>>20, inputMemory>>20)
 	} else {
-		t.Logf("the service had %d MiB at most", got>>20)
+		t.Logf("peak memory %d MiB", got>>20)
 	}
 }
 
-// pinged calls a tool again and again beside what the test does; the function
-// that it returns ends that, and wants each call to have been answered in time.
-// The session keeps to one sandbox.
-func pinged(t *testing.T, s *harness.Server) (stop func()) {
+// keepCalling calls a tool repeatedly in one session until stop is called, which checks that each
+// callTool was answered in time.
+func keepCalling(t *testing.T, s *harness.Server) (stop func()) {
 	t.Helper()
 	r := v1.ToolCall{Session: "ping", Input: input(t, map[string]any{"command": "true"})}
-	call(t, s, "system.bash", r, client.CallOptions{})
+	callTool(t, s, "system.bash", r, client.CallOptions{})
 	ended, worst := make(chan struct{}), make(chan time.Duration, 1)
-	go func() { // waited for by stop
+	go func() { // stop receives from worst
 		var most time.Duration
 		for {
 			select {
@@ -175,7 +179,7 @@ func pinged(t *testing.T, s *harness.Server) (stop func()) {
 			}
 			began := time.Now()
 			if got, err := s.Client.CallTool(t.Context(), "system.bash", r, client.CallOptions{}); err != nil || got.Ending != "exited" {
-				t.Errorf("a call beside it: %+v %v", got, err)
+				t.Errorf("valid call beside invalid ones = %+v, %v; want exited", got, err)
 			}
 			most = max(most, time.Since(began))
 		}
@@ -184,14 +188,14 @@ func pinged(t *testing.T, s *harness.Server) (stop func()) {
 		close(ended)
 		most := <-worst
 		if most > inputTime {
-			t.Errorf("a call beside it took %s", most)
+			t.Errorf("valid calls beside invalid ones took up to %s, want at most %s", most, inputTime)
 		}
-		t.Logf("calls beside it took %s at most", most)
+		t.Logf("valid calls beside invalid ones took up to %s", most)
 	}
 }
 
-// last is the number of the last record.
-func last(t *testing.T, s *harness.Server) int64 {
+// lastRecord returns the number of the last audit record.
+func lastRecord(t *testing.T, s *harness.Server) int64 {
 	t.Helper()
 	got, err := s.Client.Audit(within(t), client.AuditFilter{Limit: 1, Newest: true})
 	if err != nil {
@@ -203,8 +207,8 @@ func last(t *testing.T, s *harness.Server) int64 {
 	return got[0].Seq
 }
 
-// since are the records behind a number, less those of the pings.
-func since(t *testing.T, s *harness.Server, seq int64) []v1.AuditRecord {
+// recordsSince returns the audit records after a number, without those of keepCalling.
+func recordsSince(t *testing.T, s *harness.Server, seq int64) []v1.AuditRecord {
 	t.Helper()
 	got, err := s.Client.Audit(within(t), client.AuditFilter{After: seq})
 	if err != nil {
@@ -225,11 +229,12 @@ func since(t *testing.T, s *harness.Server, seq int64) []v1.AuditRecord {
 	return out
 }
 
-// What the policy cannot look at is refused, and the place is told.
-func unparsed(t *testing.T, s *harness.Server) {
+// testUnparsedCommands calls with commands that the policy cannot parse. Each must be denied, with the
+// place of the error.
+func testUnparsedCommands(t *testing.T, s *harness.Server) {
 	for _, c := range []struct {
 		name, command, rule string
-		line, column        int // 0: no matter
+		line, column        int // 0: not checked
 	}{
 		{"a parenthesis that was not opened", "echo a\necho )", "syntax", 2, 6},
 		{"an open quotation", "echo 'a", "syntax", 1, 6},
@@ -247,31 +252,33 @@ func unparsed(t *testing.T, s *harness.Server) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			began := time.Now()
-			r := call(t, s, "system.bash", v1.ToolCall{Profile: "phase2", Input: input(t, map[string]any{"command": c.command})}, client.CallOptions{})
+			in := input(t, map[string]any{"command": c.command})
+			r := callTool(t, s, "system.bash", v1.ToolCall{Profile: "phase2", Input: in}, client.CallOptions{})
 			v := r.Verdict
-			if r.Ending != "policy_denied" || v == nil || v.Verdict != "deny" || c.rule != "" && v.Rule != c.rule || r.SandboxID != "" {
-				t.Fatalf("%+v %+v", r, v)
+			denied := r.Ending == "policy_denied" && v != nil && v.Verdict == "deny" && r.SandboxID == ""
+			if !denied || c.rule != "" && v.Rule != c.rule {
+				t.Fatalf("got %+v, verdict %+v; want policy_denied by rule %q", r, v, c.rule)
 			}
 			if c.line > 0 && (v.At == nil || v.At.Line != c.line || v.At.Column != c.column) {
-				t.Errorf("it says %+v, not line %d, column %d", v.At, c.line, c.column)
+				t.Errorf("error at %+v, want line %d, column %d", v.At, c.line, c.column)
 			}
 			if c.line > 0 {
-				contains(t, r.Error.Message, fmt.Sprintf("line %d, column %d", c.line, c.column))
+				assertContains(t, r.Error.Message, fmt.Sprintf("line %d, column %d", c.line, c.column))
 			}
 			if took := time.Since(began); took > inputTime {
-				t.Errorf("it took %s", took)
+				t.Errorf("the call took %s, want at most %s", took, inputTime)
 			}
 			got, err := s.Client.Audit(within(t), client.AuditFilter{Call: r.ID})
 			if err != nil || len(got) != 2 || got[1].Ending != "policy_denied" || got[1].Rule != v.Rule {
-				t.Errorf("%+v %v", got, err)
+				t.Errorf("records of the call = %+v, %v; want two, the last policy_denied", got, err)
 			}
 		})
 	}
 }
 
-// The same on the command line: one line on standard error, and the code of
-// docs/exit-codes.md.
-func badCommandLines(t *testing.T, s *harness.Server) {
+// testBadCommandLines passes invalid input on the command line: it must print one line and exit with a
+// code of docs/exit-codes.md.
+func testBadCommandLines(t *testing.T, s *harness.Server) {
 	deep := filepath.Join(harness.TempDir(t), "deep.json")
 	harness.WriteFile(t, deep, nested("[", 100_000, "]"))
 	for _, c := range []struct {
@@ -297,63 +304,79 @@ func badCommandLines(t *testing.T, s *harness.Server) {
 			got := s.CLI(t, append([]string{"tool", "call"}, c.args...)...)
 			got.Is(t, c.code, c.text)
 			if strings.Count(got.Stderr, "\n") != 1 || !strings.HasPrefix(got.Stderr, "orchestrator: ") {
-				t.Errorf("not one line: %q", got.Stderr)
+				t.Errorf("the command printed %q, want one line", got.Stderr)
 			}
 		})
 	}
 }
 
-// Tokens that are not good: one answer for all of them, on every way in.
-func badTokens(t *testing.T, s *harness.Server) {
-	var over, gone v1.Token
-	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","trust":3,"ttl_ms":1}`).Into(t, &over)
-	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","trust":3}`).Into(t, &gone)
-	if _, err := s.Client.RevokeToken(within(t), gone.ID); err != nil {
+// testBadTokens sends tokens that are invalid, expired or revoked on several routes, which must all
+// give the same answer, and requests for invalid tokens.
+func testBadTokens(t *testing.T, s *harness.Server) {
+	var expired, revoked v1.Token
+	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","trust":3,"ttl_ms":1}`).Into(t, &expired)
+	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","trust":3}`).Into(t, &revoked)
+	if _, err := s.Client.RevokeToken(within(t), revoked.ID); err != nil {
 		t.Fatal(err)
 	}
 	for _, secret := range []string{
-		over.Secret, gone.Secret, gone.Secret[:len(gone.Secret)-1] + "A", "orc_", "orc_x_y", "orc_" + strings.Repeat("0", 100_000), "orc_" + nobody,
+		expired.Secret, revoked.Secret, revoked.Secret[:len(revoked.Secret)-1] + "A",
+		"orc_", "orc_x_y", "orc_" + strings.Repeat("0", 100_000), "orc_" + unknownID,
 	} {
-		for _, path := range []string{"/v1/tools/system.bash/call", "/v1/sandboxes", "/v1/policy/check", "/v1/approvals/" + nobody + "/answer", "/mcp"} {
-			p := s.Ask(t, "POST", path, `{}`, "Authorization", "Bearer "+secret).Problem(t, http.StatusUnauthorized, "unauthenticated", "")
+		for _, path := range []string{
+			"/v1/tools/system.bash/call", "/v1/sandboxes", "/v1/policy/check", "/v1/approvals/" + unknownID + "/answer", "/mcp",
+		} {
+			p := s.Ask(t, "POST", path, `{}`, "Authorization", "Bearer "+secret).
+				Problem(t, http.StatusUnauthorized, "unauthenticated", "")
 			if p.Detail != "the bearer token is unknown, expired or revoked" {
-				t.Errorf("%s", p.Detail)
+				t.Errorf("POST %s with a bad token: detail %q, want one for all", path, p.Detail)
 			}
 		}
 	}
 	for body, field := range map[string]string{
-		`{"caller":""}`: "caller", `{"caller":"../x"}`: "caller", `{"caller":"local"}`: "caller", `{"caller":"ann","trust":4}`: "trust",
-		`{"caller":"ann","trust":-1}`: "trust", `{"caller":"ann","ttl_ms":-1}`: "ttl_ms", `{"caller":"ann","quotas":{"calls":-1}}`: "quotas.calls",
-		`{"caller":"ann","trust":"3"}`: "trust", `{"caller":"ann","quotas":{"call":1}}`: "call",
+		`{"caller":""}`:                          "caller",
+		`{"caller":"../x"}`:                      "caller",
+		`{"caller":"local"}`:                     "caller",
+		`{"caller":"ann","trust":4}`:             "trust",
+		`{"caller":"ann","trust":-1}`:            "trust",
+		`{"caller":"ann","ttl_ms":-1}`:           "ttl_ms",
+		`{"caller":"ann","quotas":{"calls":-1}}`: "quotas.calls",
+		`{"caller":"ann","trust":"3"}`:           "trust",
+		`{"caller":"ann","quotas":{"call":1}}`:   "call",
 	} {
 		s.Ask(t, "POST", "/v1/tokens", body).Problem(t, http.StatusBadRequest, "invalid_argument", field)
 	}
-	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","profile":"phase3"}`).Problem(t, http.StatusNotFound, "not_found", "profile")
+	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","profile":"phase3"}`).
+		Problem(t, http.StatusNotFound, "not_found", "profile")
 }
 
-// A server does not start with a profile that is broken, and says where.
+// TestServeRefusesBrokenProfiles checks that a server refuses to start with an invalid profile and
+// names the place.
 func TestServeRefusesBrokenProfiles(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, file, text string
 		texts            []string
 	}{
-		{"an unknown key", "mine.yaml", "name: mine\nextends: default\npolcy: {}\n", []string{"mine.yaml:3: polcy", `did you mean "policy"?`}},
-		{"a rule's action", "mine.yaml", "name: mine\nextends: default\npolicy:\n  rules:\n    - id: a\n      action: dney\n      programs: [a]\n", []string{"mine.yaml:6: policy.rules[0].action", "dney"}},
-		{"an expression", "mine.yaml", "name: mine\ntools:\n  - name: system.bash\n    result: '{'\n", []string{"mine.yaml:4: tools[0].result"}},
-		{"no YAML", "mine.yml", "name: [\n", []string{"mine.yml:"}},
-		{"JSON that ends too soon", "mine.json", `{"name":`, []string{"mine.json:1: "}},
-		{"a name that is built in", "mine.yaml", "name: phase2\nextends: default\n", []string{"mine.yaml:1: name", "built-in"}},
+		{"unknown key", "mine.yaml", "name: mine\nextends: default\npolcy: {}\n", []string{"mine.yaml:3: polcy", `did you mean "policy"?`}},
+		{"unknown action of a rule", "mine.yaml",
+			"name: mine\nextends: default\npolicy:\n  rules:\n    - id: a\n      action: dney\n      programs: [a]\n",
+			[]string{"mine.yaml:6: policy.rules[0].action", "dney"}},
+		{"invalid expression", "mine.yaml", "name: mine\ntools:\n  - name: system.bash\n    result: '{'\n", []string{"mine.yaml:4: tools[0].result"}},
+		{"not YAML", "mine.yml", "name: [\n", []string{"mine.yml:"}},
+		{"incomplete JSON", "mine.json", `{"name":`, []string{"mine.json:1: "}},
+		{"name of a built-in profile", "mine.yaml", "name: phase2\nextends: default\n", []string{"mine.yaml:1: name", "built-in"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := harness.TempDir(t)
 			harness.WriteFile(t, filepath.Join(dir, c.file), c.text)
-			s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed, Config: onDemand + fmt.Sprintf("profiles: {dir: '%s'}\n", dir)})
-			refuses(t, s, 64, c.texts...)
+			config := onDemand + fmt.Sprintf("profiles: {dir: '%s'}\n", dir)
+			s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed, Config: config})
+			assertServeRefuses(t, s, 64, c.texts...)
 		})
 	}
-	t.Run("a default that is not there", func(t *testing.T) {
+	t.Run("unknown default", func(t *testing.T) {
 		s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed, Config: onDemand + "profiles: {default: phase3}\n"})
-		refuses(t, s, 66, "profiles.default", "phase3", "phase2")
+		assertServeRefuses(t, s, 66, "profiles.default", "phase3", "phase2")
 	})
 }

@@ -17,43 +17,50 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// What sandboxes use is told while they use it, by the host and not by them.
+// TestTopReportsSandboxUsage checks that "top" shows what sandboxes use, as the host measures it.
 func TestTopReportsSandboxUsage(t *testing.T) {
 	t.Parallel()
-	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		ws := workspace(t, s)
 		busy := lease(t, s, v1.SandboxRequest{Workspace: ws})
 		big := lease(t, s, v1.SandboxRequest{})
-		spins, err := s.Client.StartShell(within(t), busy.ID, v1.ShellRequest{Exec: v1.Exec{Command: "while :; do :; done"}})
+		spin := v1.Exec{Command: "while :; do :; done"}
+		spins, err := s.Client.StartShell(within(t), busy.ID, v1.ShellRequest{Exec: spin})
 		if err != nil {
 			t.Fatal(err)
 		}
 		sh(t, s, big.ID, "dd if=/dev/zero of=/tmp/held bs=1M count=50 2>/dev/null")
-		// Others may want the processors meanwhile, and less of them at another time:
-		// what it is told to use is held to what the host's processes show.
-		harness.Eventually(t, harness.Long, "the one that spins uses what the host sees", func() bool {
-			began, before := time.Now(), cpuOf(s.Inside(busy.ID))
-			l, there := topOf(t, s, busy.ID)
-			used := 100 * float64(cpuOf(s.Inside(busy.ID))-before) / float64(time.Since(began))
-			return there && l.CPUPercent != nil && *l.CPUPercent > max(1, used/2)
+		// Other tests use the processors at varying times, so compare with the CPU time of the sandbox's
+		// processes.
+		harness.Eventually(t, harness.Long, "the busy sandbox's CPU use is what the host measures", func() bool {
+			began, before := time.Now(), cpuTime(s.Inside(busy.ID))
+			l, ok := topRow(t, s, busy.ID)
+			used := 100 * float64(cpuTime(s.Inside(busy.ID))-before) / float64(time.Since(began))
+			return ok && l.CPUPercent != nil && *l.CPUPercent > max(1, used/2)
 		})
-		l, there := topOf(t, s, busy.ID)
-		if !there || l.Caller != "local" || l.Template != "default" || l.Workspace != ws || l.Pids < 2 || l.PidsLimit == 0 || l.PidsLimit > 1000 {
-			t.Errorf("busy: %+v", l)
+		l, ok := topRow(t, s, busy.ID)
+		if !ok || l.Caller != "local" || l.Template != "default" || l.Workspace != ws {
+			t.Errorf("row of the busy sandbox = %+v, want caller local, template default and workspace %s", l, ws)
+		}
+		if l.Pids < 2 || l.PidsLimit == 0 || l.PidsLimit > 1000 {
+			t.Errorf("row of the busy sandbox = %+v, want at least 2 processes and a limit up to 1000", l)
 		}
 		if l.WorkspaceQuotaBytes == 0 || l.WorkspaceUsedBytes > l.WorkspaceQuotaBytes {
-			t.Errorf("its workspace: %+v", l)
+			t.Errorf("row of the busy sandbox = %+v, want a workspace within its quota", l)
 		}
-		l, there = topOf(t, s, big.ID)
-		if !there || l.MemoryBytes < 50<<20 || l.MemoryBytes > l.MemoryLimitBytes || l.MemoryLimitBytes > 512<<20 || l.CPUPercent == nil || *l.CPUPercent > 50 {
-			t.Errorf("big: %+v", l)
+		l, ok = topRow(t, s, big.ID)
+		if !ok || l.MemoryBytes < 50<<20 || l.MemoryBytes > l.MemoryLimitBytes || l.MemoryLimitBytes > 512<<20 {
+			t.Errorf("row of the large sandbox = %+v, want at least 50 MiB of at most 512 MiB", l)
+		}
+		if l.CPUPercent == nil || *l.CPUPercent > 50 {
+			t.Errorf("row of the large sandbox = %+v, want at most 50 %% CPU", l)
 		}
 		for by, first := range map[string]string{"cpu": busy.ID, "memory": big.ID} {
 			got := s.CLI(t, "top", "--sort", by)
 			got.Is(t, 0, "")
 			lines := strings.Split(got.Stdout, "\n")
 			if len(lines) != 4 || !strings.HasPrefix(lines[0], "ID ") || !strings.HasPrefix(lines[1], first) {
-				t.Errorf("by %s:\n%s", by, got.Stdout)
+				t.Errorf("top --sort %s printed, want %s first:\n%s", by, first, got.Stdout)
 			}
 		}
 		if _, err := s.Client.KillShell(within(t), spins.ID, 0, true); err != nil {
@@ -62,11 +69,13 @@ func TestTopReportsSandboxUsage(t *testing.T) {
 		if err := s.Client.RemoveSandbox(within(t), big.ID); err != nil {
 			t.Fatal(err)
 		}
-		if _, there := topOf(t, s, big.ID); there {
-			t.Error("one that is gone is told of")
+		if _, ok := topRow(t, s, big.ID); ok {
+			t.Error("top shows a removed sandbox")
 		}
 		r := s.Launch(t, nil, "top", "--interval", "100ms", "-o", "json")
-		harness.Eventually(t, harness.Long, "it goes on looking", func() bool { return strings.Count(r.Output(), "\n") > 2 })
+		harness.Eventually(t, harness.Long, "top prints several times", func() bool {
+			return strings.Count(r.Output(), "\n") > 2
+		})
 		r.Signal(syscall.SIGINT)
 		r.Wait().Is(t, 130, "")
 		for _, args := range [][]string{{"--interval", "1ms"}, {"--sort", "size"}, {"x"}} {
@@ -75,9 +84,8 @@ func TestTopReportsSandboxUsage(t *testing.T) {
 	})
 }
 
-// cpuOf is the time that processes have had of the processors, as the host
-// counts it: in hundredths of a second.
-func cpuOf(pids []int) (sum time.Duration) {
+// cpuTime returns the CPU time that processes have used, in steps of 10 ms.
+func cpuTime(pids []int) (sum time.Duration) {
 	for _, pid := range pids {
 		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		_, after, _ := strings.Cut(string(stat), ") ")
@@ -90,18 +98,20 @@ func cpuOf(pids []int) (sum time.Duration) {
 	return sum
 }
 
+// topLine is a row of "top" in JSON.
 type topLine struct {
 	v1.Figures
 	CPUPercent *float64 `json:"cpu_percent"`
 }
 
-func topOf(t *testing.T, s *harness.Server, id string) (topLine, bool) {
+// topRow returns the row of a sandbox, and whether it exists.
+func topRow(t *testing.T, s *harness.Server, id string) (topLine, bool) {
 	t.Helper()
 	got := s.CLI(t, "top", "--once", "-o", "json")
 	got.Is(t, 0, "")
 	var list v1.List[topLine]
 	if err := json.Unmarshal([]byte(got.Stdout), &list); err != nil {
-		t.Fatalf("%v in %q", err, got.Stdout)
+		t.Fatalf("top -o json: %v in %q", err, got.Stdout)
 	}
 	i := slices.IndexFunc(list.Items, func(l topLine) bool { return l.ID == id })
 	if i < 0 {

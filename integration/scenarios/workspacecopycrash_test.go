@@ -9,14 +9,19 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// kill -9 of the service at each step of carrying a workspace back: it is all of
-// what the sandbox had or, if less had come, the next service fetches it.
+// TestCopiedWorkspaceSurvivesCrash kills the service at each step of copying a workspace back. The
+// next service must complete the copy: from what was received, or by fetching the files again.
 func TestCopiedWorkspaceSurvivesCrash(t *testing.T) {
 	t.Parallel()
 	needGVisor(t)
-	s := harness.New(t, harness.Options{Runtime: "oci", Bin: harness.Need(t, harness.EnvFaults), Config: strong, Seed: &seed})
+	s := harness.New(t, harness.Options{Runtime: "oci", Bin: harness.Need(t, harness.EnvFaults), Config: gvisorConfig, Seed: &seed})
 	for _, point := range []string{
-		"scheduler.carry.home", "carry.apply.received", "carry.apply.staged", "carry.apply.cleaned", "carry.apply.half", "carry.apply.placed",
+		"scheduler.carry.home",
+		"carry.apply.received",
+		"carry.apply.staged",
+		"carry.apply.cleaned",
+		"carry.apply.half",
+		"carry.apply.placed",
 	} {
 		t.Run(point, func(t *testing.T) {
 			defer s.For(t)()
@@ -29,16 +34,20 @@ func TestCopiedWorkspaceSurvivesCrash(t *testing.T) {
 				t.Fatal(err)
 			}
 			sh(t, s, sb.ID, "rm old; mkdir d; echo new >d/new; echo more >same")
-			_ = s.Client.RemoveSandbox(within(t), sb.ID) // it dies here
+			_ = s.Client.RemoveSandbox(within(t), sb.ID) // the server dies here
 			s.Ended()
 			s.Start()
-			noLease(t, s)
-			// Whoever has it next finishes what was whole.
-			got, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: "cat same d/new; ls -A"}, Workspace: name, WhenEmpty: "cold"})
+			awaitNoLease(t, s)
+			// The next use of the workspace completes an interrupted copy.
+			got, err := s.Client.Run(within(t), v1.Run{
+				Exec:      v1.Exec{Command: "cat same d/new; ls -A"},
+				Workspace: name,
+				WhenEmpty: "cold",
+			})
 			if err != nil || got.Stdout != "more\nnew\nd\nsame\n" {
-				t.Errorf("the workspace has %+v, %v", got, err)
+				t.Errorf("Run in the workspace = %+v, %v; want the sandbox's files", got, err)
 			}
-			noLease(t, s)
+			awaitNoLease(t, s)
 			s.Term()
 		})
 	}
