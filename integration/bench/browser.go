@@ -23,7 +23,8 @@ const (
 
 // article is a long page whose end is written by a script.
 var article = []byte("<!doctype html><title>An article</title><h1>An article</h1>" +
-	strings.Repeat("<p>Words that somebody wrote, <a href='/more'>with a link</a>, and that somebody else is to read.</p>", 100) +
+	strings.Repeat("<p>Words that somebody wrote, <a href='/more'>with a link</a>, and that somebody else is to read.</p>",
+		100) +
 	"<script>document.body.append('made by a script')</script>")
 
 // browser measures a page's text and picture from a warm browser.
@@ -32,10 +33,11 @@ func (b *bench) browser(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	web := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_, _ = w.Write(article)
-	})}
+	web := &http.Server{ReadHeaderTimeout: time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/html; charset=utf-8")
+			_, _ = w.Write(article)
+		})}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = web.Serve(l) }()
 	defer func() { web.Close(); <-done }()
@@ -73,7 +75,8 @@ func (b *bench) browser(ctx context.Context) error {
 			return fmt.Errorf("the page did not come: %s %v %+v", r.Ending, r.Error, page)
 		}
 	}
-	b.figure("text and picture of a page from a warm browser, p50", "1.5 s", ms(all.p50()), fmt.Sprintf("slowest of %d: %s", len(all), ms(all.max())), all.p50() <= browserTarget)
+	b.figure("text and picture of a page from a warm browser, p50", "1.5 s", ms(all.p50()),
+		fmt.Sprintf("slowest of %d: %s", len(all), ms(all.max())), all.p50() <= browserTarget)
 	return nil
 }
 
@@ -91,7 +94,8 @@ func (b *bench) browserServer(ctx context.Context, port int) error {
 	if err := os.WriteFile(filepath.Join(dir, "browser.yaml"), text, 0o600); err != nil {
 		return err
 	}
-	if err := b.srv.configure("oci", b.engine.host, 0, 1, fmt.Sprintf("templates_dir: '%s'\nbrowser: {open: {http_ports: [%d]}}\n", dir, port)); err != nil {
+	if err := b.srv.configure("oci", b.engine.host, 0, 1,
+		fmt.Sprintf("templates_dir: '%s'\nbrowser: {open: {http_ports: [%d]}}\n", dir, port)); err != nil {
 		return err
 	}
 	if err := b.srv.command(ctx, "image", "import", archive).Run(); err != nil {

@@ -43,7 +43,8 @@ func (b *bench) callsOCI(ctx context.Context) error {
 			s, err := b.oneShot(ctx, warm, 40)
 			if err == nil {
 				b.oneShotOCI = s.p50()
-				b.figure("one-shot call on a warm pool, oci, p50", "10 ms", ms(s.p50()), "p99 "+ms(s.p99()), s.p50() <= oneShotTarget)
+				b.figure("one-shot call on a warm pool, oci, p50", "10 ms", ms(s.p50()), "p99 "+ms(s.p99()),
+					s.p50() <= oneShotTarget)
 			}
 			return err
 		}},
@@ -117,7 +118,8 @@ func (b *bench) sustain(ctx context.Context) error {
 	for _, s := range each {
 		all = append(all, s...)
 	}
-	b.figure("one-shot calls, sustained, oci, 4 callers", "25 calls/s", rate(len(all), took, "calls"), fmt.Sprintf("p50 %s, p99 %s", ms(all.p50()), ms(all.p99())),
+	b.figure("one-shot calls, sustained, oci, 4 callers", "25 calls/s", rate(len(all), took, "calls"),
+		fmt.Sprintf("p50 %s, p99 %s", ms(all.p50()), ms(all.p99())),
 		perSecond(len(all), took) >= sustained)
 	return nil
 }
@@ -177,7 +179,8 @@ func (b *bench) output(ctx context.Context) error {
 		measured := fmt.Sprintf("%.0f MB/s", speed)
 		beside := fmt.Sprintf("service resident before %s, at most %s", mb(before.rss), mb(highest))
 		if template == "default" {
-			b.figure("raw output, one stream, memory flat (less than 16 MB more)", "500 MB/s", measured, beside, speed >= outputTarget && highest-before.rss < flat)
+			b.figure("raw output, one stream, memory flat (less than 16 MB more)", "500 MB/s", measured, beside,
+				speed >= outputTarget && highest-before.rss < flat)
 		} else {
 			b.tell("raw output, one stream, of a sandbox with two processors", measured, beside)
 		}
@@ -198,7 +201,8 @@ func (b *bench) raw(ctx context.Context, id string) (int64, time.Duration, error
 	if err != nil {
 		return 0, 0, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://orchestrator/v1/sandboxes/"+id+"/exec", strings.NewReader(string(body)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://orchestrator/v1/sandboxes/"+id+"/exec",
+		strings.NewReader(string(body)))
 	if err != nil {
 		return 0, 0, err
 	}

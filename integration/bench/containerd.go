@@ -28,7 +28,8 @@ func (b *bench) containerd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.figure("one-shot call on a warm pool, containerd, p50", "10 ms", ms(s.p50()), "p99 "+ms(s.p99()), s.p50() <= oneShotTarget)
+	b.figure("one-shot call on a warm pool, containerd, p50", "10 ms", ms(s.p50()), "p99 "+ms(s.p99()),
+		s.p50() <= oneShotTarget)
 	if s, err = b.cold(ctx, 15, nil); err != nil {
 		return err
 	}
@@ -71,6 +72,7 @@ func (b *bench) idle(runtime, word string) error {
 		beside += m.pss
 	}
 	n := int64(len(found))
-	b.tell("idle, memory of a warm sandbox, "+runtime, mb((inside+beside)/n), fmt.Sprintf("PSS of its processes %s, of its shim %s", mb(inside/n), mb(beside/n)))
+	b.tell("idle, memory of a warm sandbox, "+runtime, mb((inside+beside)/n),
+		fmt.Sprintf("PSS of its processes %s, of its shim %s", mb(inside/n), mb(beside/n)))
 	return nil
 }

@@ -41,9 +41,11 @@ func (b *bench) manyOCI(ctx context.Context) error {
 	if err := b.srv.full(ctx, crowd); err != nil {
 		return err
 	}
-	b.tell(fmt.Sprintf("start, and fill a pool of %d, oci", crowd), fmt.Sprintf("%.1f s", time.Since(began).Seconds()), "two at a time")
+	b.tell(fmt.Sprintf("start, and fill a pool of %d, oci",
+		crowd), fmt.Sprintf("%.1f s", time.Since(began).Seconds()), "two at a time")
 	if v, err := b.srv.client.Version(ctx); err == nil {
-		b.report.host = append(b.report.host, [2]string{"orchestrator", v.Version}, [2]string{"cgroups", v.Cgroup}, [2]string{"embedded runtime", v.Why})
+		b.report.host = append(b.report.host, [2]string{"orchestrator", v.Version}, [2]string{"cgroups", v.Cgroup},
+			[2]string{"embedded runtime", v.Why})
 	}
 	slowest, err := b.restarts(ctx, 0)
 	if err != nil {
@@ -69,7 +71,8 @@ func (b *bench) manyOCI(ctx context.Context) error {
 	if slowest, err = b.restarts(ctx, slowest); err != nil {
 		return err
 	}
-	b.figure(fmt.Sprintf("restart after `kill -9` with %d sandboxes, warm and leased, until ready, slowest", crowd), "2 s", ms(slowest), "", slowest <= restartTarget)
+	b.figure(fmt.Sprintf("restart after `kill -9` with %d sandboxes, warm and leased, until ready, slowest",
+		crowd), "2 s", ms(slowest), "", slowest <= restartTarget)
 	return nil
 }
 
@@ -111,7 +114,8 @@ func (b *bench) resident() {
 		b.fail("resident size of the service", err)
 		return
 	}
-	b.figure(fmt.Sprintf("resident, service with %d warm sandboxes", crowd), "under 100 MB", mb(own.rss), "PSS "+mb(own.pss), own.rss < serverTarget)
+	b.figure(fmt.Sprintf("resident, service with %d warm sandboxes",
+		crowd), "under 100 MB", mb(own.rss), "PSS "+mb(own.pss), own.rss < serverTarget)
 	found, err := guests(b.root)
 	if err != nil || len(found) == 0 {
 		b.fail("resident size of guests", errors.Join(err, fmt.Errorf("%d were found", len(found))))
@@ -134,7 +138,8 @@ func (b *bench) resident() {
 	}
 	n := int64(len(found))
 	b.figure(fmt.Sprintf("resident, the largest of %d warm guests", n), "under 8 MB", mb(largest),
-		fmt.Sprintf("PSS of all processes in a sandbox %s (%.1f of them)", mb(sum/n), float64(processes)/float64(n)), largest < guestTarget)
+		fmt.Sprintf("PSS of all processes in a sandbox %s (%.1f of them)",
+			mb(sum/n), float64(processes)/float64(n)), largest < guestTarget)
 }
 
 // leases leases all sandboxes of the full pool with env and workspace, twice, and keeps the second
@@ -159,7 +164,8 @@ func (b *bench) leases(ctx context.Context) ([]string, error) {
 		ids = nil
 		took, err := timed(crowd, func(i int) error {
 			s, err := b.srv.client.CreateSandbox(ctx, v1.SandboxRequest{
-				Workspace: "bench-" + strconv.Itoa(i), Env: map[string]string{"USER_NAME": "bench", "LANG": "C.UTF-8"}, WhenEmpty: "refuse",
+				Workspace: "bench-" +
+					strconv.Itoa(i), Env: map[string]string{"USER_NAME": "bench", "LANG": "C.UTF-8"}, WhenEmpty: "refuse",
 			})
 			ids = append(ids, s.ID)
 			return err
@@ -178,7 +184,8 @@ func (b *bench) leases(ctx context.Context) ([]string, error) {
 func (b *bench) giveBack(ctx context.Context, ids []string) error {
 	took, err := together(4, len(ids), func(i int) error { return b.srv.client.RemoveSandbox(ctx, ids[i]) })
 	if err == nil {
-		b.tell("removal of a leased sandbox, until nothing is left, four at a time, p50", ms(took.p50()), "p99 "+ms(took.p99()))
+		b.tell("removal of a leased sandbox, until nothing is left, four at a time, p50", ms(took.p50()),
+			"p99 "+ms(took.p99()))
 	}
 	return err
 }
@@ -223,7 +230,8 @@ func (b *bench) callTrue(ctx context.Context, id string) error {
 
 // bare runs the helper in a sandbox.
 func (b *bench) bare(ctx context.Context, id string, n int) (samples, error) {
-	r, err := b.srv.client.Exec(ctx, id, v1.Exec{Argv: []string{"/workspace/inside", "fork", strconv.Itoa(n), "/bin/true"}})
+	r, err := b.srv.client.Exec(ctx, id,
+		v1.Exec{Argv: []string{"/workspace/inside", "fork", strconv.Itoa(n), "/bin/true"}})
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +272,8 @@ func (b *bench) single(ctx context.Context, ids []string) error {
 	b.tell("processor time of a call: service, caller", ms(service/n)+", "+ms(caller/n), "")
 	target := bare.p50() + addedTarget
 	b.figure("exec of `/bin/true` through HTTP, one caller, p50", "bare + 1.0 ms: "+ms(target), ms(ours.p50()),
-		fmt.Sprintf("bare %s, so + %s (p99: bare %s, exec %s)", ms(bare.p50()), ms(ours.p50()-bare.p50()), ms(bare.p99()), ms(ours.p99())),
+		fmt.Sprintf("bare %s, so + %s (p99: bare %s, exec %s)", ms(bare.p50()), ms(ours.p50()-bare.p50()), ms(bare.p99()),
+			ms(ours.p99())),
 		ours.p50() <= target)
 	return b.parts(ctx, ids[0])
 }
@@ -302,7 +311,8 @@ func (b *bench) parts(ctx context.Context, id string) error {
 		return err
 	}
 	b.tell("a request that ends in the service (`GET /v1/version`), p50", ms(http.p50()), "p99 "+ms(http.p99()))
-	b.tell("a request that goes to the guest and runs nothing (stat of a file), p50", ms(guest.p50()), "p99 "+ms(guest.p99()))
+	b.tell("a request that goes to the guest and runs nothing (stat of a file), p50", ms(guest.p50()),
+		"p99 "+ms(guest.p99()))
 	return nil
 }
 
@@ -330,7 +340,8 @@ func (b *bench) eight(ctx context.Context, ids []string) error {
 	for _, s := range each {
 		all = append(all, s...)
 	}
-	b.figure("the same, 8 callers", "900 calls/s", rate(len(all), took, "calls"), fmt.Sprintf("p50 %s, p99 %s", ms(all.p50()), ms(all.p99())),
+	b.figure("the same, 8 callers", "900 calls/s", rate(len(all), took, "calls"),
+		fmt.Sprintf("p50 %s, p99 %s", ms(all.p50()), ms(all.p99())),
 		perSecond(len(all), took) >= callsTarget)
 	return nil
 }
@@ -347,11 +358,13 @@ func (b *bench) atOnce(ctx context.Context, ids []string) error {
 	if err != nil {
 		return err
 	}
-	b.figure("the same, 50 at once, all ended, slowest of 6 rounds", "200 ms", ms(own.max()), "p50 of the rounds "+ms(own.p50()), own.max() <= atOnceTarget)
+	b.figure("the same, 50 at once, all ended, slowest of 6 rounds", "200 ms", ms(own.max()),
+		"p50 of the rounds "+ms(own.p50()), own.max() <= atOnceTarget)
 	one, err := round(func(int) string { return ids[0] })
 	if err != nil {
 		return err
 	}
-	b.tell("50 at once in one and the same sandbox, all ended, slowest of 6 rounds", ms(one.max()), "p50 of the rounds "+ms(one.p50()))
+	b.tell("50 at once in one and the same sandbox, all ended, slowest of 6 rounds", ms(one.max()),
+		"p50 of the rounds "+ms(one.p50()))
 	return nil
 }

@@ -50,13 +50,16 @@ func (b *bench) engineExec(ctx context.Context) error {
 			return err
 		}
 		ours = append(ours, took...)
-		if took, err = timed(b.n(10), func(int) error { return b.engine.exec(ctx, "orchestrator-"+s.ID, "/bin/true") }); err != nil {
+		if took, err = timed(b.n(10), func(int) error {
+			return b.engine.exec(ctx, "orchestrator-"+s.ID, "/bin/true")
+		}); err != nil {
 			return err
 		}
 		theirs = append(theirs, took...)
 	}
 	f := factor(theirs.p50(), ours.p50())
-	b.figure("exec of `/bin/true` through HTTP on docker, one caller, p50", "20× faster than the engine's exec", ms(ours.p50()),
+	b.figure("exec of `/bin/true` through HTTP on docker, one caller, p50", "20× faster than the engine's exec",
+		ms(ours.p50()),
 		fmt.Sprintf("engine's exec %s: %s", ms(theirs.p50()), times(f)), f >= engineTarget)
 	return b.srv.client.RemoveSandbox(ctx, s.ID)
 }
@@ -71,7 +74,8 @@ func (b *bench) dockerRun(ctx context.Context, warm int) error {
 		}
 		ours = append(ours, s...)
 		if s, err = timed(b.n(5), func(int) error {
-			c := exec.CommandContext(ctx, "docker", "--host", b.engine.host, "run", "--rm", "--network", "none", "--entrypoint", "/bin/true", image)
+			c := exec.CommandContext(ctx, "docker", "--host", b.engine.host, "run", "--rm", "--network", "none", "--entrypoint",
+				"/bin/true", image)
 			out, err := c.CombinedOutput()
 			if err != nil {
 				return errors.Join(err, errors.New(string(out)))
@@ -87,7 +91,8 @@ func (b *bench) dockerRun(ctx context.Context, warm int) error {
 		fmt.Sprintf("`docker run` %s: %s", ms(theirs.p50()), times(f)), ours.p50() <= oneShotTarget && f >= dockerRun)
 	if b.oneShotOCI > 0 {
 		f = factor(theirs.p50(), b.oneShotOCI)
-		b.figure("one-shot call on a warm pool, oci, beside `docker run --rm`", "15× faster", ms(b.oneShotOCI), fmt.Sprintf("`docker run` %s: %s", ms(theirs.p50()), times(f)), f >= dockerRun)
+		b.figure("one-shot call on a warm pool, oci, beside `docker run --rm`", "15× faster", ms(b.oneShotOCI),
+			fmt.Sprintf("`docker run` %s: %s", ms(theirs.p50()), times(f)), f >= dockerRun)
 	}
 	return nil
 }

@@ -52,7 +52,8 @@ func newOutside(size int64) (*outside, error) {
 		}
 	}
 	page := []byte("a page of a hundred bytes, more or less, such as an interface answers with when it has little to say\n")
-	o.web = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(page) })}
+	o.web = &http.Server{ReadHeaderTimeout: time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(page) })}
 	o.work.Go(func() { _ = o.web.Serve(o.pages) })
 	o.each(o.bytes, func(nc net.Conn) {
 		buf := make([]byte, 256<<10)
@@ -151,7 +152,8 @@ func (b *bench) egress(ctx context.Context) error {
 	for _, m := range []struct {
 		what string
 		do   func(context.Context, *outside, string) error
-	}{{"requests through the gateway", b.requests}, {"bytes through the gateway", b.carried}, {"tunnels at once", b.held}} {
+	}{{"requests through the gateway", b.requests}, {"bytes through the gateway", b.carried}, {"tunnels at once",
+		b.held}} {
 		b.say("  " + m.what)
 		if err := m.do(ctx, o, s.ID); err != nil {
 			b.fail(m.what, err)
@@ -196,7 +198,8 @@ func (b *bench) requests(ctx context.Context, o *outside, id string) error {
 	}
 	more := through.p50() - direct.p50()
 	b.figure("request of plain HTTP from a sandbox to a server on loopback, p50", "direct + 1.0 ms", ms(through.p50()),
-		fmt.Sprintf("direct from the host %s, so + %s (p99: direct %s, through %s)", ms(direct.p50()), ms(more), ms(direct.p99()), ms(through.p99())), more <= gatewayTarget)
+		fmt.Sprintf("direct from the host %s, so + %s (p99: direct %s, through %s)",
+			ms(direct.p50()), ms(more), ms(direct.p99()), ms(through.p99())), more <= gatewayTarget)
 	return nil
 }
 
@@ -216,7 +219,8 @@ func (b *bench) carried(ctx context.Context, o *outside, id string) error {
 		}
 		ours = max(ours, float64(one[0])/1e6/time.Duration(one[1]).Seconds())
 	}
-	b.figure("bytes through CONNECT, best of 3", "70 % of a plain relay's", fmt.Sprintf("%.0f MB/s", ours), fmt.Sprintf("relay on the host %.0f MB/s: %.0f %%", plain, 100*ours/plain), ours >= relayTarget*plain)
+	b.figure("bytes through CONNECT, best of 3", "70 % of a plain relay's", fmt.Sprintf("%.0f MB/s",
+		ours), fmt.Sprintf("relay on the host %.0f MB/s: %.0f %%", plain, 100*ours/plain), ours >= relayTarget*plain)
 	return nil
 }
 
@@ -226,7 +230,8 @@ func (b *bench) held(ctx context.Context, o *outside, id string) error {
 	if err != nil {
 		return err
 	}
-	sh, err := b.srv.client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"./inside", "hold", fmt.Sprint(tunnels), o.quiet.Addr().String(), proxy}}, KeepOpen: true})
+	sh, err := b.srv.client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"./inside", "hold",
+		fmt.Sprint(tunnels), o.quiet.Addr().String(), proxy}}, KeepOpen: true})
 	if err != nil {
 		return err
 	}
@@ -253,8 +258,10 @@ func (b *bench) held(ctx context.Context, o *outside, id string) error {
 		return err
 	}
 	each := (full.rss - before.rss) / tunnels
-	b.figure(fmt.Sprintf("start and kill of a command beside %d tunnels of its sandbox, slowest", tunnels), "100 ms", ms(kills.max()), "p50 "+ms(kills.p50()), kills.max() <= killTarget)
-	b.figure(fmt.Sprintf("resident, service, for each of %d tunnels", tunnels), "64 KiB", fmt.Sprintf("%.1f KiB", float64(each)/1024), "before "+mb(before.rss)+", with them "+mb(full.rss), each <= heldTarget)
+	b.figure(fmt.Sprintf("start and kill of a command beside %d tunnels of its sandbox, slowest",
+		tunnels), "100 ms", ms(kills.max()), "p50 "+ms(kills.p50()), kills.max() <= killTarget)
+	b.figure(fmt.Sprintf("resident, service, for each of %d tunnels", tunnels), "64 KiB",
+		fmt.Sprintf("%.1f KiB", float64(each)/1024), "before "+mb(before.rss)+", with them "+mb(full.rss), each <= heldTarget)
 	_, err = b.srv.client.KillShell(ctx, sh.ID, 0, false)
 	return err
 }

@@ -27,7 +27,9 @@ func newEngine(host string) (*engine, error) {
 	var d net.Dialer
 	return &engine{host: host, http: &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: 8,
-		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "unix", path) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return d.DialContext(ctx, "unix", path)
+		},
 	}}}, nil
 }
 
@@ -75,7 +77,8 @@ func (e *engine) version(ctx context.Context) (string, error) {
 // exec runs a program in a container through the engine and reads all its output.
 func (e *engine) exec(ctx context.Context, container string, argv ...string) error {
 	var made struct{ Id string } //nolint:revive,staticcheck // the engine's name
-	err := e.ask(ctx, http.MethodPost, "/containers/"+container+"/exec", object{"AttachStdout": true, "AttachStderr": true, "Cmd": argv}, &made)
+	err := e.ask(ctx, http.MethodPost, "/containers/"+container+"/exec",
+		object{"AttachStdout": true, "AttachStderr": true, "Cmd": argv}, &made)
 	if err != nil {
 		return err
 	}

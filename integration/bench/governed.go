@@ -70,7 +70,8 @@ func (b *bench) verdict(context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.figure("verdict on a command of 200 characters, profile phase2, p50", "50 µs", us(s.p50()), "p99 "+us(s.p99()), s.p50() <= verdictTarget)
+	b.figure("verdict on a command of 200 characters, profile phase2, p50", "50 µs", us(s.p50()), "p99 "+us(s.p99()),
+		s.p50() <= verdictTarget)
 	return nil
 }
 
@@ -103,11 +104,13 @@ func (b *bench) audit(ctx context.Context) (err error) {
 	code := 0
 	began := time.Now()
 	_, err = together(writers, calls, func(i int) error {
-		e, err := l.Begin(ctx, audit.Record{Call: fmt.Sprint("call-", i), Caller: "bench", Profile: "phase2", Trust: 3, Via: "http", Action: "system.bash", Input: input})
+		e, err := l.Begin(ctx, audit.Record{Call: fmt.Sprint("call-", i), Caller: "bench", Profile: "phase2", Trust: 3,
+			Via: "http", Action: "system.bash", Input: input})
 		if err != nil {
 			return err
 		}
-		return e.Close(ctx, audit.Record{Verdict: "allow", Rule: "default", Sandbox: "none", Ending: "exited", ExitCode: &code, DurationMS: 1})
+		return e.Close(ctx,
+			audit.Record{Verdict: "allow", Rule: "default", Sandbox: "none", Ending: "exited", ExitCode: &code, DurationMS: 1})
 	})
 	if err == nil {
 		err = l.Flush(ctx)
@@ -116,7 +119,8 @@ func (b *bench) audit(ctx context.Context) (err error) {
 		return err
 	}
 	took := time.Since(began)
-	b.figure(fmt.Sprintf("audit records written, %d callers", writers), "10000/s", rate(2*calls, took, "records"), "two to a call", perSecond(2*calls, took) >= writtenTarget)
+	b.figure(fmt.Sprintf("audit records written, %d callers",
+		writers), "10000/s", rate(2*calls, took, "records"), "two to a call", perSecond(2*calls, took) >= writtenTarget)
 	began = time.Now()
 	r, err := l.Verify(ctx, "")
 	if err != nil {
@@ -126,9 +130,11 @@ func (b *bench) audit(ctx context.Context) (err error) {
 		return fmt.Errorf("the log of %d records is not whole: %+v", 2*calls, r)
 	}
 	spent := time.Since(began)
-	b.figure("audit records verified", "100000/s", rate(2*calls, spent, "records"), "", perSecond(2*calls, spent) >= verifiedTarget)
+	b.figure("audit records verified", "100000/s", rate(2*calls, spent, "records"), "",
+		perSecond(2*calls, spent) >= verifiedTarget)
 	one, err := timed(b.n(500), func(i int) error {
-		e, err := l.Begin(ctx, audit.Record{Call: fmt.Sprint("one-", i), Caller: "bench", Action: "system.bash", Input: input})
+		e, err := l.Begin(ctx,
+			audit.Record{Call: fmt.Sprint("one-", i), Caller: "bench", Action: "system.bash", Input: input})
 		if err != nil {
 			return err
 		}
@@ -194,7 +200,8 @@ func (b *bench) governedCall(ctx context.Context) (err error) {
 	added := ways[2].all.p50() - bare
 	b.figure("governed call (profile phase2: policy, mapping, audit), p50 over a bare exec", "+ 300 µs", "+ "+us(added),
 		fmt.Sprintf("exec of `bash -c true` %s, governed %s", ms(bare), ms(ways[2].all.p50())), added <= governedTarget)
-	b.tell("governed call, profile default, p50 over a bare exec", "+ "+us(ways[1].all.p50()-bare), "p99 "+ms(ways[1].all.p99())+", of the exec "+ms(ways[0].all.p99()))
+	b.tell("governed call, profile default, p50 over a bare exec", "+ "+us(ways[1].all.p50()-bare),
+		"p99 "+ms(ways[1].all.p99())+", of the exec "+ms(ways[0].all.p99()))
 	return b.listener(ctx, box.ID)
 }
 
@@ -242,6 +249,7 @@ func (b *bench) listener(ctx context.Context, box string) error {
 			return err
 		}
 	}
-	b.figure("an approval reaches a listener, from the call, slowest of "+fmt.Sprint(len(all)), "50 ms", ms(all.max()), "p50 "+ms(all.p50()), all.max() <= listenTarget)
+	b.figure("an approval reaches a listener, from the call, slowest of "+fmt.Sprint(len(all)), "50 ms", ms(all.max()),
+		"p50 "+ms(all.p50()), all.max() <= listenTarget)
 	return nil
 }

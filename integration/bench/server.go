@@ -37,7 +37,8 @@ type server struct {
 
 // newServer prepares a server with its state below root. It starts nothing.
 func newServer(bin, root, containerd string) (*server, error) {
-	s := &server{bin: bin, root: root, containerd: containerd, config: filepath.Join(root, "config.yaml"), socket: filepath.Join(root, "o.sock")}
+	s := &server{bin: bin, root: root, containerd: containerd, config: filepath.Join(root, "config.yaml"),
+		socket: filepath.Join(root, "o.sock")}
 	var err error
 	if s.client, err = client.New(client.Options{Address: "unix:" + s.socket}); err != nil {
 		return nil, err
@@ -45,7 +46,9 @@ func newServer(bin, root, containerd string) (*server, error) {
 	var d net.Dialer
 	s.http = &http.Client{Transport: &http.Transport{
 		ReadBufferSize: 256 << 10,
-		DialContext:    func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "unix", s.socket) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return d.DialContext(ctx, "unix", s.socket)
+		},
 	}}
 	s.log, err = os.Create(filepath.Join(root, "serve.log"))
 	return s, err
@@ -58,7 +61,8 @@ func (s *server) configure(runtime, engine string, warm, most int, more ...strin
 		return fmt.Sprintf("{limits: {memory: 192MiB, pids: 160, cpus: %d}, pool: {min: %d, max: %d, rate: 1000, parallel: 2}, entrypoint: [/usr/local/lib/orchestrator/entrypoint.sh]}", cpus, warm, most)
 	}
 	text := fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s'}\ncontainerd: {address: '%s'}\nlog: {level: warn}\nadmission: {max_sandboxes: 120}\negress: {private: [{hosts: [127.0.0.1, localhost], ranges: [127.0.0.0/8]}]}\ntemplates:\n  default: %s\n  cold: %s\n  wide: %s\n",
-		s.socket, filepath.Join(s.root, "s"), runtime, engine, s.containerd, template(1, warm, most), template(1, 0, 20), template(2, 0, 4))
+		s.socket, filepath.Join(s.root, "s"), runtime, engine, s.containerd, template(1, warm, most), template(1, 0,
+			20), template(2, 0, 4))
 	return os.WriteFile(s.config, []byte(text+strings.Join(more, "")), 0o600)
 }
 

@@ -115,7 +115,8 @@ func onOCI(t *testing.T, name string, class runtime.Class) {
 		Open: func(t *testing.T, state string) runtime.Driver {
 			t.Helper()
 			at = state
-			d, err := oci.New(t.Context(), oci.Options{StateDir: state, GuestPath: guest, GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC")})
+			d, err := oci.New(t.Context(),
+				oci.Options{StateDir: state, GuestPath: guest, GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC")})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -144,7 +145,8 @@ func dockerFactory(name, engine, guest, mode string, i runtime.Image) runtimetes
 			// Containers by name and by label, in any state, and dangling volumes, as left by an
 			// image's VOLUME.
 			left := ask(t, engine, "ps", "--all", "--filter", "name="+id, "--format", "container {{.ID}} {{.Names}} {{.Status}}")
-			left = append(left, ask(t, engine, "ps", "--all", "--filter", "label=orchestrator.id="+id, "--format", "container {{.ID}} {{.Names}} {{.Status}}")...)
+			left = append(left, ask(t, engine, "ps", "--all", "--filter", "label=orchestrator.id="+id, "--format",
+				"container {{.ID}} {{.Names}} {{.Status}}")...)
 			return append(left, ask(t, engine, "volume", "ls", "--filter", "name="+id, "--format", "volume {{.Name}}")...)
 		},
 		RemoveImage: func(t *testing.T, image runtime.Image) {

@@ -63,7 +63,8 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 			Leftovers: func(t *testing.T, id string) []string {
 				t.Helper()
 				left := askContainerd(t, address, namespace, "container", "containers", "list", "--quiet", "id=="+id)
-				for what, args := range map[string][]string{"task": {"tasks", "list", "--quiet"}, "snapshot": {"snapshots", "list"}, "lease": {"leases", "list"}} {
+				for what, args := range map[string][]string{"task": {"tasks", "list", "--quiet"}, "snapshot": {"snapshots", "list"},
+					"lease": {"leases", "list"}} {
 					for _, line := range askContainerd(t, address, namespace, what, args...) {
 						if strings.Contains(line, id) {
 							left = append(left, line)
@@ -75,7 +76,8 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 		})
 	})
 	drop(t, sandbox)
-	for what, args := range map[string][]string{"lease": {"leases", "list", "--quiet"}, "snapshot": {"snapshots", "list"}, "content": {"content", "list", "--quiet"}} {
+	for what, args := range map[string][]string{"lease": {"leases", "list", "--quiet"}, "snapshot": {"snapshots", "list"},
+		"content": {"content", "list", "--quiet"}} {
 		for _, line := range askContainerd(t, address, namespace, what, args...) {
 			if !strings.HasPrefix(line, what+" KEY") {
 				t.Errorf("after everything was given up there is %s", line)
@@ -87,7 +89,8 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 // askContainerd returns the output lines of ctr, each prefixed with what.
 func askContainerd(t *testing.T, address, namespace, what string, args ...string) []string {
 	t.Helper()
-	out, err := exec.Command("ctr", append([]string{"--address", address, "--namespace", namespace}, args...)...).CombinedOutput()
+	out, err := exec.Command("ctr",
+		append([]string{"--address", address, "--namespace", namespace}, args...)...).CombinedOutput()
 	if err != nil {
 		t.Errorf("ctr %q: %v: %s", args, err, out)
 	}

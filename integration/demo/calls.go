@@ -45,7 +45,8 @@ func outcomeOf(r v1.ExecResult, seen string) outcome {
 }
 
 func pipeline(ctx context.Context, s *service) (outcome, error) {
-	r, err := s.client.Run(ctx, v1.Run{Exec: v1.Exec{Command: `printf '%s\n' pear fig pear apple | sort | uniq -c | sort -rn | head -1 | xargs`}})
+	r, err := s.client.Run(ctx,
+		v1.Run{Exec: v1.Exec{Command: `printf '%s\n' pear fig pear apple | sort | uniq -c | sort -rn | head -1 | xargs`}})
 	if err == nil && r.Stdout != "2 pear\n" {
 		err = fmt.Errorf("it wrote %q %q", r.Stdout, r.Stderr)
 	}
@@ -88,7 +89,9 @@ func (s *service) shell(ctx context.Context, r v1.ShellRequest) (sh v1.Shell, en
 	if err != nil {
 		return sh, nil, err
 	}
-	end = func() { _ = s.client.RemoveSandbox(context.WithoutCancel(ctx), sb.ID) } // down destroys the sandbox at the latest
+	end = func() {
+		_ = s.client.RemoveSandbox(context.WithoutCancel(ctx), sb.ID)
+	} // down destroys the sandbox at the latest
 	if sh, err = s.client.StartShell(ctx, sb.ID, r); err != nil {
 		end()
 	}
@@ -110,7 +113,8 @@ func (s *service) ending(ctx context.Context, id, seen string) (outcome, error) 
 }
 
 func background(ctx context.Context, s *service) (outcome, error) {
-	sh, end, err := s.shell(ctx, v1.ShellRequest{Exec: v1.Exec{Command: "for i in 1 2 3 4 5; do echo line $i; sleep 0.1; done"}})
+	sh, end, err := s.shell(ctx,
+		v1.ShellRequest{Exec: v1.Exec{Command: "for i in 1 2 3 4 5; do echo line $i; sleep 0.1; done"}})
 	if err != nil {
 		return outcome{}, err
 	}
@@ -136,7 +140,8 @@ func memory(ctx context.Context, s *service) (outcome, error) {
 }
 
 func bomb(ctx context.Context, s *service) (outcome, error) {
-	r, err := s.client.Run(ctx, v1.Run{Exec: v1.Exec{Argv: []string{"python3", "-c", "import os\nwhile True: os.fork()", mark()}}})
+	r, err := s.client.Run(ctx,
+		v1.Run{Exec: v1.Exec{Argv: []string{"python3", "-c", "import os\nwhile True: os.fork()", mark()}}})
 	if left := marked(mark()); err == nil && len(left) > 0 {
 		err = fmt.Errorf("%d processes live on", len(left))
 	}

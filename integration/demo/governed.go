@@ -22,7 +22,8 @@ func governed() []call {
 }
 
 // tool calls a tool that takes a command.
-func tool(ctx context.Context, c *client.Client, name, profile, command string, o client.CallOptions) (v1.ToolResult, error) {
+func tool(ctx context.Context, c *client.Client, name, profile, command string, o client.CallOptions) (v1.ToolResult,
+	error) {
 	input, err := json.Marshal(map[string]string{"command": command})
 	if err != nil {
 		return v1.ToolResult{}, err
@@ -70,7 +71,8 @@ func approved(ctx context.Context, s *service) (outcome, error) {
 		})
 	}()
 	began = time.Now()
-	r, err := tool(ctx, s.client, "system.bash", "phase2", "mkdir junk && rm -r junk && test ! -e junk", client.CallOptions{})
+	r, err := tool(ctx, s.client, "system.bash", "phase2", "mkdir junk && rm -r junk && test ! -e junk",
+		client.CallOptions{})
 	stop()
 	if err := <-heard; err != nil && ctx.Err() == nil && !errors.Is(err, context.Canceled) {
 		return outcome{}, err

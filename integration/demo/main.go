@@ -59,7 +59,8 @@ func run(ctx context.Context, bin, image string) (err error) {
 	if err := s.warm(ctx); err != nil {
 		return err
 	}
-	fmt.Printf("orchestrator %s, runtime %s (%s), cgroup %s; ready after %s\n\n", v.Version, v.Runtime, v.Why, v.Cgroup, round(time.Since(began)))
+	fmt.Printf("orchestrator %s, runtime %s (%s), cgroup %s; ready after %s\n\n", v.Version, v.Runtime, v.Why, v.Cgroup,
+		round(time.Since(began)))
 	wrong := table(ctx, s)
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -70,7 +71,8 @@ func run(ctx context.Context, bin, image string) (err error) {
 	if left := s.left(); len(left) > 0 {
 		return fmt.Errorf("left on the machine: %s", strings.Join(left, ", "))
 	}
-	fmt.Printf("\nAll sandboxes are destroyed; no process, mount or cgroup of them is left. %s in all.\n", round(time.Since(began)))
+	fmt.Printf("\nAll sandboxes are destroyed; no process, mount or cgroup of them is left. %s in all.\n",
+		round(time.Since(began)))
 	if wrong > 0 {
 		return fmt.Errorf("%d calls did not end as they should", wrong)
 	}

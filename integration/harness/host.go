@@ -88,7 +88,8 @@ func Docker(t testing.TB, args ...string) string {
 // Containerd runs ctr against the test containerd in the service's namespace.
 func Containerd(t testing.TB, args ...string) (string, error) {
 	t.Helper()
-	out, err := exec.Command("ctr", append([]string{"--address", Need(t, EnvContainerd), "--namespace", "orchestrator"}, args...)...).Output()
+	out, err := exec.Command("ctr",
+		append([]string{"--address", Need(t, EnvContainerd), "--namespace", "orchestrator"}, args...)...).Output()
 	return strings.TrimSpace(string(out)), err
 }
 
@@ -116,7 +117,8 @@ func (s *Server) containers() []string {
 	if s.Runtime != "docker" {
 		return nil
 	}
-	out := Docker(s.t, "ps", "--all", "--no-trunc", "--filter", "label=orchestrator.owner", "--format", "{{.Names}} {{.Mounts}}")
+	out := Docker(s.t, "ps", "--all", "--no-trunc", "--filter", "label=orchestrator.owner", "--format",
+		"{{.Names}} {{.Mounts}}")
 	var found []string
 	for line := range strings.Lines(out) {
 		if name, mounts, _ := strings.Cut(line, " "); strings.Contains(mounts, filepath.Base(s.root)+"/") {
@@ -222,7 +224,8 @@ func (s *Server) ofState() []int {
 func Describe(pids []int) string {
 	var b strings.Builder
 	for _, pid := range pids {
-		fmt.Fprintf(&b, "\n  %d %s %s", pid, bytes.ReplaceAll(procFile(pid, "cmdline"), []byte{0}, []byte{' '}), bytes.Fields(append(procFile(pid, "stat"), " ? ? ?"...))[2])
+		fmt.Fprintf(&b, "\n  %d %s %s", pid, bytes.ReplaceAll(procFile(pid, "cmdline"), []byte{0}, []byte{' '}),
+			bytes.Fields(append(procFile(pid, "stat"), " ? ? ?"...))[2])
 	}
 	return b.String()
 }

@@ -26,10 +26,11 @@ const maxAnswer = 64 << 20
 
 // ask sends a request without the client library. header is name, value, ….
 func (s *Server) ask(ctx context.Context, method, path string, body io.Reader, header ...string) (Answer, error) {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", s.socket)
-	}}
+	transport := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", s.socket)
+		}}
 	req, err := http.NewRequestWithContext(ctx, method, "http://orchestrator"+path, body)
 	if err != nil {
 		return Answer{}, err
@@ -73,7 +74,8 @@ func (a Answer) Problem(t testing.TB, status int, code, field string) v1.Problem
 	if !ok {
 		t.Fatalf("not a problem: %d %.500s", a.Status, a.Body)
 	}
-	if a.Status != status || p.Status != status || p.Code != code || p.Field != field || p.Detail == "" || strings.Contains(p.Detail, "\n") {
+	if a.Status != status || p.Status != status || p.Code != code || p.Field != field || p.Detail == "" ||
+		strings.Contains(p.Detail, "\n") {
 		t.Errorf("got %d %.500s; want %d %s about %q", a.Status, a.Body, status, code, field)
 	}
 	if got := a.Header.Get("Content-Type"); got != "application/problem+json" {

@@ -131,7 +131,8 @@ func (r *Registry) Login(t testing.TB, host string) {
 		t.Fatal(err)
 	}
 	auth := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registrySecret))
-	WriteFile(t, filepath.Join(r.DockerConfig, "config.json"), fmt.Sprintf(`{"auths":{%q:{"auth":%q},%q:{"auth":%q}}}`, r.Host, auth, host, auth))
+	WriteFile(t, filepath.Join(r.DockerConfig, "config.json"), fmt.Sprintf(`{"auths":{%q:{"auth":%q},%q:{"auth":%q}}}`,
+		r.Host, auth, host, auth))
 }
 
 // Environment returns the variables a process needs to pull from the registry.
@@ -152,7 +153,8 @@ func (r *Registry) Push(t testing.TB, archive, at string) string {
 	}
 	way := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: r.pool}}
 	defer way.CloseIdleConnections()
-	if err := remote.Write(to, img, remote.WithTransport(way), remote.WithAuth(&authn.Basic{Username: registryUser, Password: registrySecret})); err != nil {
+	if err := remote.Write(to, img, remote.WithTransport(way),
+		remote.WithAuth(&authn.Basic{Username: registryUser, Password: registrySecret})); err != nil {
 		t.Fatal(err)
 	}
 	digest, err := img.Digest()
@@ -185,6 +187,7 @@ func (r *Registry) certify(t testing.TB, dir string) {
 	public := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	WriteFile(t, r.CA, string(public))
 	WriteFile(t, filepath.Join(dir, "cert.pem"), string(public))
-	WriteFile(t, filepath.Join(dir, "key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})))
+	WriteFile(t, filepath.Join(dir, "key.pem"),
+		string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})))
 	r.pool.AppendCertsFromPEM(public)
 }

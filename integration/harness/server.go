@@ -123,6 +123,7 @@ func New(t testing.TB, o Options) *Server {
 // For reports failures to a subtest until the returned function is called. Parallel subtests cannot
 // share the server.
 func (s *Server) For(t testing.TB) (back func()) {
+	t.Helper()
 	was := s.t
 	s.t = t
 	return func() { s.t = was }

@@ -51,7 +51,8 @@ func options(elicited chan *mcp.ElicitParams, decision string) *mcp.ClientOption
 	if decision == "" {
 		return nil
 	}
-	return &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+	return &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult,
+		error) {
 		elicited <- r.Params
 		return &mcp.ElicitResult{Action: "accept", Content: map[string]any{"decision": decision}}, nil
 	}}
@@ -81,7 +82,8 @@ func overHTTP(t *testing.T, s *harness.Server, decision, query string) *client {
 		return dialer.DialContext(ctx, "unix", s.Socket())
 	}}
 	t.Cleanup(way.CloseIdleConnections)
-	return dial(t, &mcp.StreamableClientTransport{Endpoint: "http://orchestrator/mcp" + query, HTTPClient: &http.Client{Transport: way}}, decision)
+	return dial(t, &mcp.StreamableClientTransport{Endpoint: "http://orchestrator/mcp" + query,
+		HTTPClient: &http.Client{Transport: way}}, decision)
 }
 
 func dial(t *testing.T, way mcp.Transport, decision string) *client {
@@ -90,7 +92,8 @@ func dial(t *testing.T, way mcp.Transport, decision string) *client {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Long)
 	defer cancel()
 	var err error
-	c.ClientSession, err = mcp.NewClient(&mcp.Implementation{Name: "scenario", Version: "1"}, options(c.elicited, decision)).Connect(ctx, way, nil)
+	c.ClientSession, err = mcp.NewClient(&mcp.Implementation{Name: "scenario", Version: "1"},
+		options(c.elicited, decision)).Connect(ctx, way, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,6 +123,7 @@ func (c *client) call(t *testing.T, tool string, args map[string]any) (out map[s
 
 // each runs a scenario for every way to the tools, in parallel.
 func each(t *testing.T, decision string, run func(t *testing.T, c *client)) {
+	t.Helper()
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	t.Run("over HTTP", func(t *testing.T) {
@@ -151,10 +155,12 @@ func TestAgentUsesOneSandbox(t *testing.T) {
 				t.Fatalf("%s is none of %v", want, tools)
 			}
 		}
-		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": `python3 -c 'print("hel" + "lo")' > /workspace/said`}); isError {
+		if _, text, isError := c.call(t, "system_bash",
+			map[string]any{"command": `python3 -c 'print("hel" + "lo")' > /workspace/said`}); isError {
 			t.Fatalf("writing: %s", text)
 		}
-		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "cat /workspace/said"}); isError || !strings.Contains(text, "hello") {
+		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "cat /workspace/said"}); isError ||
+			!strings.Contains(text, "hello") {
 			t.Errorf("reading in another call: %q", text)
 		}
 		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "rm -rf /"}); !isError {
@@ -205,7 +211,8 @@ func TestBackgroundCommandOutputAndKill(t *testing.T) {
 			t.Errorf("not killed: %v %q", out, text)
 		}
 		gone(t, word)
-		if out, text, _ := c.call(t, "system_kill", map[string]any{"shell_id": "nobody"}); out["success"] != false || !strings.Contains(fmt.Sprint(out["message"]), "not found") {
+		if out, text, _ := c.call(t, "system_kill", map[string]any{"shell_id": "nobody"}); out["success"] != false ||
+			!strings.Contains(fmt.Sprint(out["message"]), "not found") {
 			t.Errorf("an unknown one: %v %q", out, text)
 		}
 	})
@@ -222,7 +229,8 @@ func (c *client) start(ctx context.Context, t *testing.T, word string) <-chan er
 	t.Helper()
 	ended := make(chan error, 1)
 	go func() {
-		p := &mcp.CallToolParams{Name: "system_bash", Arguments: map[string]any{"command": "echo begun; sleep 1000 & sleep 1001; echo " + word}}
+		p := &mcp.CallToolParams{Name: "system_bash",
+			Arguments: map[string]any{"command": "echo begun; sleep 1000 & sleep 1001; echo " + word}}
 		p.SetProgressToken(word)
 		r, err := c.CallTool(ctx, p)
 		if err == nil {
@@ -298,7 +306,8 @@ func TestClosedHTTPConnectionKillsCommand(t *testing.T) {
 		conns = append(conns, c)
 		return c, err
 	}}
-	c := dial(t, &mcp.StreamableClientTransport{Endpoint: "http://orchestrator/mcp", HTTPClient: &http.Client{Transport: way}, MaxRetries: -1}, "")
+	c := dial(t, &mcp.StreamableClientTransport{Endpoint: "http://orchestrator/mcp",
+		HTTPClient: &http.Client{Transport: way}, MaxRetries: -1}, "")
 	word := "mcp" + strings.ToLower(rand.Text())
 	ended := c.start(t.Context(), t, word)
 	mu.Lock()
@@ -317,7 +326,10 @@ func TestSessionEndRemovesSandbox(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	for what, begin := range map[string]func() *client{
-		"over HTTP": func() *client { return overHTTP(t, s, "", "") }, "by a server": func() *client { return stdio(t, s, "") },
+		"over HTTP": func() *client { return overHTTP(t, s, "", "") }, "by a server": func() *client {
+			return stdio(t, s,
+				"")
+		},
 	} {
 		c := begin()
 		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "true"}); isError {

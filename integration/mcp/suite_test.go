@@ -82,7 +82,8 @@ func conformance(t *testing.T, dir string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), suiteTime)
 	defer cancel()
 	bin := filepath.Join(dir, "node_modules", ".bin")
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "node"), append([]string{filepath.Join(bin, "conformance")}, args...)...)
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "node"),
+		append([]string{filepath.Join(bin, "conformance")}, args...)...)
 	cmd.Dir = t.TempDir() // it writes its results to the working directory
 	out, err := cmd.CombinedOutput()
 	return string(out), errors.Join(err, ctx.Err())
@@ -146,7 +147,8 @@ func serveTCP(t *testing.T) string {
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(harness.Need(t, harness.EnvBin), "serve", "--config", s.Config(), "--listen", "127.0.0.1:0", "--token-file", file)
+	cmd := exec.Command(harness.Need(t, harness.EnvBin), "serve", "--config", s.Config(), "--listen", "127.0.0.1:0",
+		"--token-file", file)
 	log, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -118,7 +118,8 @@ func TestAuditLogRotates(t *testing.T) {
 	const calls = 200
 	long := strings.Repeat("x", 15<<10)
 	for i := range calls {
-		callTool(t, s, "system.kill", v1.ToolCall{Input: input(t, map[string]any{"shell_id": fmt.Sprint(long, i)})}, client.CallOptions{})
+		callTool(t, s, "system.kill", v1.ToolCall{Input: input(t, map[string]any{"shell_id": fmt.Sprint(long, i)})},
+			client.CallOptions{})
 	}
 	s.Kill9()
 	s.Start()
@@ -150,7 +151,8 @@ func TestAuditLogRotates(t *testing.T) {
 	tamper(t, filepath.Join(dir, "audit.db"), []string{`DELETE FROM records WHERE seq = 5`})
 	got := s.CLI(t, "audit", "verify", "--dir", dir, "--key", filepath.Join(s.Dir(), "audit.key"))
 	if got.Code != 1 || !strings.Contains(got.Stdout, "record 5 is missing") {
-		t.Errorf("verify of a tampered copy: exit code %d, want 1 and the missing record 5\n%s%s", got.Code, got.Stdout, got.Stderr)
+		t.Errorf("verify of a tampered copy: exit code %d, want 1 and the missing record 5\n%s%s",
+			got.Code, got.Stdout, got.Stderr)
 	}
 	s.Start()
 }

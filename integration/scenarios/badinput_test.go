@@ -25,7 +25,8 @@ func testBadInput(t *testing.T, s *harness.Server) {
 	}{
 		{"unknown template", "POST", "/v1/sandboxes", `{"template":"nope"}`, 404, "not_found", "template"},
 		{"unknown workspace", "POST", "/v1/sandboxes", `{"workspace":"nope"}`, 404, "not_found", "workspace"},
-		{"unknown template of a run", "POST", "/v1/run", `{"command":"true","template":"nope"}`, 404, "not_found", "template"},
+		{"unknown template of a run", "POST", "/v1/run", `{"command":"true","template":"nope"}`, 404, "not_found",
+			"template"},
 		{"unknown image", "DELETE", "/v1/images?ref=nope", "", 404, "not_found", ""},
 		{"unknown sandbox", "POST", "/v1/sandboxes/nope/exec", `{"command":"true"}`, 404, "not_found", ""},
 		{"unknown shell", "GET", "/v1/shells/nope", "", 404, "not_found", ""},
@@ -100,7 +101,11 @@ func testBadPaths(t *testing.T, s *harness.Server, files string) {
 		})
 	}
 	for path, code := range map[string]string{
-		"../x": "permission_denied", "/etc/x": "permission_denied", "up/x": "permission_denied", "dir": "failed_precondition", "fifo/x": "already_exists",
+		"../x":   "permission_denied",
+		"/etc/x": "permission_denied",
+		"up/x":   "permission_denied",
+		"dir":    "failed_precondition",
+		"fifo/x": "already_exists",
 	} {
 		t.Run(fmt.Sprintf("write %q", path), func(t *testing.T) {
 			status := 409
@@ -143,11 +148,13 @@ func TestServeRefuses(t *testing.T) {
 			code         int
 			texts        []string
 		}{
-			{"limit below the minimum", "templates: {default: {limits: {memory: 1MiB}}}", 64, []string{"templates.default.limits.memory", "at least"}},
+			{"limit below the minimum", "templates: {default: {limits: {memory: 1MiB}}}", 64,
+				[]string{"templates.default.limits.memory", "at least"}},
 			{"unknown key", "templates: {default: {limits: {memroy: 1g}}}", 64, []string{"memroy", "memory"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				assertServeRefuses(t, harness.New(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed}), c.code, c.texts...)
+				assertServeRefuses(t, harness.New(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed}), c.code,
+					c.texts...)
 			})
 		}
 	})
@@ -163,7 +170,8 @@ func TestServeReportsNotReady(t *testing.T) {
 			texts        []string
 		}{
 			{"unknown image", "templates: {default: {image: 'no/such:image'}}", []string{"not ready", "no/such:image"}},
-			{"template above the host's limit", "admission: {max_memory: 400MiB}", []string{"not ready", "limits.memory", "admission.max_memory"}},
+			{"template above the host's limit", "admission: {max_memory: 400MiB}",
+				[]string{"not ready", "limits.memory", "admission.max_memory"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
@@ -191,7 +199,8 @@ templates:
 `
 	onServer(t, config, func(t *testing.T, s *harness.Server) {
 		if s.Runtime == "docker" { // it rejects more CPUs than the host has
-			p := s.Ask(t, "POST", "/v1/sandboxes", `{"template":"wide","when_empty":"cold"}`).Problem(t, 400, "invalid_argument", "")
+			p := s.Ask(t, "POST", "/v1/sandboxes", `{"template":"wide","when_empty":"cold"}`).
+				Problem(t, 400, "invalid_argument", "")
 			assertContains(t, strings.ToLower(p.Detail), "cpus")
 		}
 		awaitNoLease(t, s)

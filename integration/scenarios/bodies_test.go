@@ -52,7 +52,8 @@ func TestSlowBodiesAreBounded(t *testing.T) {
 			if got := call(ben, fmt.Sprint("during-", i)); got != http.StatusOK {
 				t.Errorf("system.bash of another caller during the attack: status %d, want 200", got)
 			}
-			if r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: "cat", Stdin: "kept"}}); err != nil || r.Stdout != "kept" {
+			if r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: "cat", Stdin: "kept"}}); err != nil ||
+				r.Stdout != "kept" {
 				t.Errorf("Run of the operator during the attack = %+v, %v; want output kept", r, err)
 			}
 		}
@@ -65,7 +66,8 @@ func TestSlowBodiesAreBounded(t *testing.T) {
 		for _, status := range statuses {
 			counts[status]++
 		}
-		if counts[http.StatusTooManyRequests]+counts[http.StatusRequestTimeout] != connections || counts[http.StatusTooManyRequests] < connections/2 {
+		if counts[http.StatusTooManyRequests]+counts[http.StatusRequestTimeout] != connections ||
+			counts[http.StatusTooManyRequests] < connections/2 {
 			t.Errorf("answers by status: %v, want 429 for most and 408 for the rest", counts)
 		}
 		if got := call(ann, "again"); got != http.StatusOK {
@@ -87,7 +89,8 @@ func holdBody(t *testing.T, s *harness.Server, p caller, size int, sending *sync
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	head := fmt.Sprintf("POST /v1/run HTTP/1.1\r\nHost: localhost\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", p.header[0], p.header[1], size)
+	head := fmt.Sprintf("POST /v1/run HTTP/1.1\r\nHost: localhost\r\n%s: %s\r\n"+
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n", p.header[0], p.header[1], size)
 	sending.Go(func() {
 		if _, err := io.WriteString(conn, head); err != nil {
 			return // the request was refused

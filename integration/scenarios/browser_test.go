@@ -30,9 +30,12 @@ var browserSeed = harness.Seed{More: []string{harness.EnvBrowser}}
 // pages are the site's pages by path. SITE is replaced by the requested address, PORT by its port.
 var pages = map[string]string{
 	"/made": `<title>Made</title><a href="/more">more</a><a href="file:///etc/passwd">f</a>
-<script>setTimeout(() => { const p = document.createElement("p"); p.id = "late"; p.textContent = "made by a script"; document.body.append(p) }, 300)</script>`,
+<script>setTimeout(() => {
+  const p = document.createElement("p"); p.id = "late"; p.textContent = "made by a script"; document.body.append(p)
+}, 300)</script>`,
 	"/parts": `<title>Parts</title>own text<img src="SITE/refused.png"><iframe src="https://denied.site.test:PORT/"></iframe>
-<script>console.error("words of the page"); new WebSocket("wss://denied.site.test:PORT/socket"); fetch("http://127.0.0.1:9222/json/list")</script>`,
+<script>console.error("words of the page"); new WebSocket("wss://denied.site.test:PORT/socket");
+fetch("http://127.0.0.1:9222/json/list")</script>`,
 	"/away":    `<script>location = "https://denied.site.test:PORT/"</script>`,
 	"/inward":  `<script>location = "http://127.0.0.1:9222/json/list"</script>`,
 	"/alerts":  `<script>for (;;) alert("no")</script>`,
@@ -60,8 +63,10 @@ func TestBrowser(t *testing.T) {
 		dir, profiles := harness.TempDir(t), harness.TempDir(t)
 		harness.WriteFile(t, filepath.Join(dir, "browser.yaml"), string(example))
 		u, _ := url.Parse(site)
-		harness.WriteFile(t, filepath.Join(profiles, "team.yaml"), "name: team\nextends: gateway\ntools: [{name: browser, caps: {web: {allow: ['*'], ports: ["+u.Port()+"]}}}]\n")
-		s := harness.Run(t, harness.Options{Runtime: name, Config: onDemand + "templates_dir: " + dir + "\nprofiles: {dir: '" + profiles + "'}\n" + config, Seed: &browserSeed})
+		harness.WriteFile(t, filepath.Join(profiles, "team.yaml"),
+			"name: team\nextends: gateway\ntools: [{name: browser, caps: {web: {allow: ['*'], ports: ["+u.Port()+"]}}}]\n")
+		config = onDemand + "templates_dir: " + dir + "\nprofiles: {dir: '" + profiles + "'}\n" + config
+		s := harness.Run(t, harness.Options{Runtime: name, Config: config, Seed: &browserSeed})
 		for _, c := range []struct {
 			name string
 			run  func(*testing.T, *harness.Server, string)
@@ -82,6 +87,7 @@ func TestBrowser(t *testing.T) {
 // browserSite serves the pages over TLS with a separate certificate authority. It returns the
 // site's address and the configuration that a service needs to reach it.
 func browserSite(t *testing.T) (site, config string) {
+	t.Helper()
 	leaf, ca := harness.Authority(t, "*.site.test")
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if page, ok := pages[r.URL.Path]; ok {
@@ -146,8 +152,10 @@ func openPage(t *testing.T, s *harness.Server, in map[string]any) (openedPage, v
 
 // testBrowserShows opens friendly pages: text, links, screenshots and PDF must be right.
 func testBrowserShows(t *testing.T, s *harness.Server, site string) {
-	p, r := openPage(t, s, map[string]any{"url": site + "/made", "wait_for": "#late", "screenshot": "viewport", "pdf": true})
-	if r.Ending != "ok" || p.Title != "Made" || p.FinalURL != site+"/made" || !p.Loaded || !strings.Contains(p.Content, "made by a script") {
+	p, r := openPage(t, s,
+		map[string]any{"url": site + "/made", "wait_for": "#late", "screenshot": "viewport", "pdf": true})
+	if r.Ending != "ok" || p.Title != "Made" || p.FinalURL != site+"/made" || !p.Loaded ||
+		!strings.Contains(p.Content, "made by a script") {
 		t.Fatalf("open /made: %+v, page %+v; want title Made and the script's text", r, p)
 	}
 	t.Logf("text, screenshot and PDF within %.0f ms", r.DurationMS)
@@ -162,7 +170,8 @@ func testBrowserShows(t *testing.T, s *harness.Server, site string) {
 	if !bytes.HasPrefix(p.PDF, []byte("%PDF-")) {
 		t.Errorf("PDF begins with %.20q, want %%PDF-", p.PDF)
 	}
-	for _, part := range []string{"class container", "without a network interface", "seccomp", "uid 1000", "Chromium's own sandbox is off"} {
+	for _, part := range []string{"class container", "without a network interface", "seccomp", "uid 1000",
+		"Chromium's own sandbox is off"} {
 		assertContains(t, p.Isolation, part)
 	}
 	p, _ = openPage(t, s, map[string]any{"url": site + "/tall", "screenshot": "full", "width": 640, "height": 480})
@@ -170,7 +179,8 @@ func testBrowserShows(t *testing.T, s *harness.Server, site string) {
 		t.Errorf("screenshot of /tall = %+v, want width 640, cut, and at least 10,000 high", shot)
 	}
 	p, r = openPage(t, s, map[string]any{"url": site + "/made", "mode": "simple"})
-	if r.Ending != "ok" || p.Mode != "simple" || strings.Contains(p.Content, "made by a script") || !strings.Contains(p.Content, "more") {
+	if r.Ending != "ok" || p.Mode != "simple" || strings.Contains(p.Content, "made by a script") ||
+		!strings.Contains(p.Content, "more") {
 		t.Errorf("open /made without a browser: %+v, page %+v; want mode simple without the script's text", r, p)
 	}
 }
@@ -178,7 +188,8 @@ func testBrowserShows(t *testing.T, s *harness.Server, site string) {
 // testBrowserRefuses checks that a page reaches only what the rules allow, whatever means it uses.
 func testBrowserRefuses(t *testing.T, s *harness.Server, site string) {
 	p, r := openPage(t, s, map[string]any{"url": site + "/parts", "wait_ms": 1000})
-	if r.Ending != "ok" || !strings.Contains(p.Content, "own text") || !strings.Contains(strings.Join(p.Errors, "\n"), "words of the page") {
+	if r.Ending != "ok" || !strings.Contains(p.Content, "own text") ||
+		!strings.Contains(strings.Join(p.Errors, "\n"), "words of the page") {
 		t.Errorf("open /parts: %+v, page %+v; want its own text and the logged error", r, p)
 	}
 	blocked := fmt.Sprint(p.Blocked)
@@ -188,14 +199,17 @@ func testBrowserRefuses(t *testing.T, s *harness.Server, site string) {
 		t.Error("open /parts: no failed request, want some")
 	}
 	for path, reason := range map[string]string{"/away": "denied.site.test", "/inward": "127.0.0.1"} {
-		if _, r := openPage(t, s, map[string]any{"url": site + path}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, reason) {
+		if _, r := openPage(t, s, map[string]any{"url": site + path}); r.Ending != "failed" || r.Error == nil ||
+			!strings.Contains(r.Error.Message, reason) {
 			t.Errorf("open %s: %+v, want failed because of %s", path, r, reason)
 		}
 	}
-	if _, r := openPage(t, s, map[string]any{"url": "https://elsewhere.other.test/"}); r.Ending != "failed" || r.Error == nil {
+	if _, r := openPage(t, s, map[string]any{"url": "https://elsewhere.other.test/"}); r.Ending != "failed" ||
+		r.Error == nil {
 		t.Errorf("open a host with a private address: %+v, want failed", r)
 	}
-	if _, r := openPage(t, s, map[string]any{"url": site + "/a.bin"}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, "download") {
+	if _, r := openPage(t, s, map[string]any{"url": site + "/a.bin"}); r.Ending != "failed" || r.Error == nil ||
+		!strings.Contains(r.Error.Message, "download") {
 		t.Errorf("open a download: %+v, want failed because of the download", r)
 	}
 }
@@ -212,27 +226,32 @@ func testBrowserSurvives(t *testing.T, s *harness.Server, site string) {
 		t.Errorf("open /endless: %+v, page %+v; want stopped scripts or a timeout", r, p)
 	}
 	for path, words := range map[string]string{"/alerts": "too many dialogs", "/memory": "memory"} {
-		if _, r = openPage(t, s, map[string]any{"url": site + path, "timeout_ms": 120_000}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, words) {
+		if _, r = openPage(t, s, map[string]any{"url": site + path, "timeout_ms": 120_000}); r.Ending != "failed" ||
+			r.Error == nil || !strings.Contains(r.Error.Message, words) {
 			t.Errorf("open %s: %+v, want failed because of %q", path, r, words)
 		}
 	}
-	if _, r = openPage(t, s, map[string]any{"url": site + "/made", "wait_for": "#never", "timeout_ms": 4000}); r.Ending != "timeout" {
+	if _, r = openPage(t, s,
+		map[string]any{"url": site + "/made", "wait_for": "#never", "timeout_ms": 4000}); r.Ending != "timeout" {
 		t.Errorf("wait_for without a match: %+v, want timeout", r)
 	}
-	if _, r = openPage(t, s, map[string]any{"url": site + "/made", "wait_for": "##"}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, "wait_for") {
+	if _, r = openPage(t, s, map[string]any{"url": site + "/made", "wait_for": "##"}); r.Ending != "failed" ||
+		r.Error == nil || !strings.Contains(r.Error.Message, "wait_for") {
 		t.Errorf("invalid wait_for: %+v, want failed with the field's name", r)
 	}
 }
 
 // testBrowserOfGateway calls the tool with the input and output of the gateway profile.
 func testBrowserOfGateway(t *testing.T, s *harness.Server, site string) {
-	r := callTool(t, s, "browser", v1.ToolCall{Profile: "team", Input: input(t, map[string]any{"url": site + "/made", "waitForSelector": "#late", "screenshot": true})}, client.CallOptions{})
+	in := input(t, map[string]any{"url": site + "/made", "waitForSelector": "#late", "screenshot": true})
+	r := callTool(t, s, "browser", v1.ToolCall{Profile: "team", Input: in}, client.CallOptions{})
 	var out struct{ Title, Content, Screenshot string }
 	if err := json.Unmarshal(r.Output, &out); err != nil || r.Ending != "ok" {
 		t.Fatalf("tool browser: %+v, %v; want ok and JSON output", r, err)
 	}
 	shot, err := base64.StdEncoding.DecodeString(out.Screenshot)
-	if err != nil || !bytes.HasPrefix(shot, []byte("\x89PNG")) || out.Title != "Made" || !strings.Contains(out.Content, "made by a script") {
+	if err != nil || !bytes.HasPrefix(shot, []byte("\x89PNG")) || out.Title != "Made" ||
+		!strings.Contains(out.Content, "made by a script") {
 		t.Errorf("output %.300s, %v; want a PNG, title Made and the script's text", r.Output, err)
 	}
 }

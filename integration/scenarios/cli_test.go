@@ -77,7 +77,8 @@ func TestRunIsKilled(t *testing.T) {
 				t.Parallel()
 				s := harness.New(t, harness.Options{Runtime: name, Config: onDemand, Seed: &seed})
 				word := uniqueWord()
-				command := "(setsid bash -c 'exec -a " + splitWord(word) + " sleep 3000' &); exec -a " + splitWord(word) + " sleep 3000"
+				command := "(setsid bash -c 'exec -a " + splitWord(word) + " sleep 3000' &); exec -a " + splitWord(word) +
+					" sleep 3000"
 				r := s.Launch(t, nil, "run", "--no-server", "-c", command)
 				awaitProcesses(t, word, 2)
 				r.Signal(c.signal)

@@ -33,7 +33,8 @@ var clientsSeed = harness.Seed{More: []string{harness.EnvClients}}
 var clients = []struct{ name, command, want string }{
 	{"curl", `curl -sSv --cacert $CA https://$SITE/file`, "artefact of curl"},
 	{"curl of plain HTTP", `curl -sS http://$PLAIN/file`, "artefact of curl"},
-	{"git", `GIT_CURL_VERBOSE=1 GIT_SSL_CAINFO=$CA git clone -q https://$SITE/repo.git && cat repo/artefact`, "artefact of git"},
+	{"git", `GIT_CURL_VERBOSE=1 GIT_SSL_CAINFO=$CA git clone -q https://$SITE/repo.git && cat repo/artefact`,
+		"artefact of git"},
 	{"pip", `pip3 download -q --disable-pip-version-check --retries 1 --no-deps --cert $CA --index-url https://$SITE/simple artefact &&
 python3 -c 'import zipfile; print(zipfile.ZipFile("artefact-1.0-py3-none-any.whl").read("artefact.py"))'`, "artefact of pip"},
 	{"npm", `npm_config_cafile=$CA npm --fetch-retries 0 --loglevel verbose --registry https://$SITE/npm/ pack artefact &&
@@ -72,7 +73,8 @@ templates:
 egress: {resolver: ["%s"], private: [{hosts: ["*.site.test"], ranges: ["127.0.0.0/8"]}]}
 `, harness.Names(t))})
 	l := lease(t, s, v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{
-		{Host: "a.site.test", Ports: []int{https}}, {Host: "a.site.test", Ports: []int{http}, Protocol: "http", Methods: []string{"GET", "HEAD"}},
+		{Host: "a.site.test", Ports: []int{https}}, {Host: "a.site.test", Ports: []int{http}, Protocol: "http",
+			Methods: []string{"GET", "HEAD"}},
 	}}})
 	fetch := func(t *testing.T, host, command string) v1.ExecResult {
 		t.Helper()
@@ -95,7 +97,8 @@ egress: {resolver: ["%s"], private: [{hosts: ["*.site.test"], ranges: ["127.0.0.
 		t.Run(c.name, func(t *testing.T) {
 			defer s.For(t)()
 			if r := fetch(t, "a.site.test", c.command); r.ExitCode != 0 || !strings.Contains(r.Stdout, c.want) {
-				t.Errorf("fetch from an allowed host: exit code %d, want 0 and %q\n%.2000s\n%.4000s", r.ExitCode, c.want, r.Stdout, r.Stderr)
+				t.Errorf("fetch from an allowed host: exit code %d, want 0 and %q\n%.2000s\n%.4000s",
+					r.ExitCode, c.want, r.Stdout, r.Stderr)
 			}
 			r := fetch(t, "b.site.test", c.command)
 			output := r.Stdout + r.Stderr
@@ -147,6 +150,7 @@ func onHost(t *testing.T, dir, name string, args ...string) {
 
 // gitRepository creates dir/repo.git for git's dumb HTTP protocol.
 func gitRepository(t *testing.T, dir string) {
+	t.Helper()
 	work := filepath.Join(t.TempDir(), "work")
 	harness.WriteFile(t, filepath.Join(work, "artefact"), "artefact of git\n")
 	onHost(t, work, "git", "init", "-q", "-b", "main")
@@ -178,6 +182,7 @@ func zipped(t *testing.T, path string, files map[string]string) {
 
 // wheel creates a package index with one Python package.
 func wheel(t *testing.T, dir string) {
+	t.Helper()
 	const info = "artefact-1.0.dist-info/"
 	const name = "artefact-1.0-py3-none-any.whl"
 	index := `<a href="../../wheels/` + name + `">` + name + `</a>`
@@ -192,6 +197,7 @@ func wheel(t *testing.T, dir string) {
 
 // goModule creates a module in the layout of a Go module proxy.
 func goModule(t *testing.T, dir string) {
+	t.Helper()
 	const mod, at = "module example.test/artefact\n\ngo 1.19\n", "go/example.test/artefact/@v/v1.0.0"
 	harness.WriteFile(t, filepath.Join(dir, at+".info"), `{"Version": "v1.0.0", "Time": "2026-01-01T00:00:00Z"}`)
 	harness.WriteFile(t, filepath.Join(dir, at+".mod"), mod)
@@ -204,6 +210,7 @@ func goModule(t *testing.T, dir string) {
 
 // debian creates a flat apt repository with one package.
 func debian(t *testing.T, dir string) {
+	t.Helper()
 	tree := filepath.Join(t.TempDir(), "tree")
 	control := "Package: artefact\nVersion: 1.0\nArchitecture: all\nMaintainer: a <a@site.test>\nDescription: a\n"
 	harness.WriteFile(t, filepath.Join(tree, "DEBIAN/control"), control)
@@ -222,7 +229,8 @@ func debian(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	packages := fmt.Sprintf("%sFilename: ./artefact_1.0_all.deb\nSize: %d\nSHA512: %x\n", control, len(b), sha512.Sum512(b))
+	packages := fmt.Sprintf("%sFilename: ./artefact_1.0_all.deb\nSize: %d\nSHA512: %x\n",
+		control, len(b), sha512.Sum512(b))
 	harness.WriteFile(t, filepath.Join(archive, "Packages"), packages)
 }
 

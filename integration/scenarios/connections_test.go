@@ -44,7 +44,8 @@ func openEventStream(t *testing.T, s *harness.Server, header ...string) (*http.R
 	if err := conn.SetDeadline(time.Now().Add(harness.Long)); err != nil {
 		t.Fatal(err)
 	}
-	head := fmt.Sprintf("GET /v1/events?follow=true HTTP/1.1\r\nHost: orchestrator\r\n%s: %s\r\n\r\n", header[0], header[1])
+	head := fmt.Sprintf("GET /v1/events?follow=true HTTP/1.1\r\nHost: orchestrator\r\n%s: %s\r\n\r\n",
+		header[0], header[1])
 	if _, err := io.WriteString(conn, head); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +96,8 @@ templates:
 	}
 	defer floodEventStreams(s, eve, 32)()
 	for range 3 {
-		got, err := bob.CallTool(within(t), "system.bash", v1.ToolCall{Input: input(t, map[string]any{"command": "echo fine"})}, client.CallOptions{})
+		got, err := bob.CallTool(within(t), "system.bash",
+			v1.ToolCall{Input: input(t, map[string]any{"command": "echo fine"})}, client.CallOptions{})
 		if err != nil || got.Ending != "exited" {
 			t.Errorf("system.bash of another caller = %+v, %v; want exited", got, err)
 		}

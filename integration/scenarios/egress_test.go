@@ -65,7 +65,13 @@ egress:
   private: [{hosts: ["*.site.test"], ranges: ["127.0.0.0/8"]}]
   allow: [{host: a.site.test, protocol: http, ports: [%d], paths: [/open/*]}]
   secrets:
-    - {name: api, hosts: [a.site.test], header: Authorization, prefix: "Bearer ", value_file: "%s", env: API_TOKEN, callers: [ann]}
+    - name: api
+      hosts: [a.site.test]
+      header: Authorization
+      prefix: "Bearer "
+      value_file: "%s"
+      env: API_TOKEN
+      callers: [ann]
 `, harness.Names(t), o.http, filepath.Join(dir, "token"))
 	return o
 }
@@ -134,7 +140,8 @@ func testEgressAsked(t *testing.T, s *harness.Server, o *egressSite) {
 	assertContains(t, o.get(t, s, id, "b.site.test", "/x"), "403 ")
 	assertContains(t, o.get(t, s, id, "b.site.test", "/x"), "b.site.test")
 	assertContains(t, o.get(t, s, id, "private.other.test", "/x"), "egress.private")
-	assertContains(t, sh(t, s, id, fmt.Sprintf("curl -sS -k https://tls.site.test:%d/y", o.tls)), "GET /y of tls.site.test")
+	assertContains(t, sh(t, s, id, fmt.Sprintf("curl -sS -k https://tls.site.test:%d/y",
+		o.tls)), "GET /y of tls.site.test")
 	bySOCKS := fmt.Sprintf("curl -sS -x socks5h://127.0.0.1:3128 http://a.site.test:%d/z", o.http)
 	assertContains(t, sh(t, s, id, bySOCKS), "GET /z of a.site.test")
 	if left := sh(t, s, id, interfaces+"; cat /proc/net/route | wc -l"); left != "lo\n1\n" {

@@ -156,7 +156,8 @@ while True:
 func testNothingOutlives(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	ctx := within(t)
-	shell, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Command: "while :; do echo tick; sleep 0.1; done"}})
+	shell, err := s.Client.StartShell(ctx, id,
+		v1.ShellRequest{Exec: v1.Exec{Command: "while :; do echo tick; sleep 0.1; done"}})
 	if err != nil {
 		t.Fatal(err)
 	}

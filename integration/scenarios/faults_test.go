@@ -74,7 +74,8 @@ func failpointsOf(t *testing.T, runtime string) []string {
 func TestCrashAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	onAllRuntimes(t, func(t *testing.T, name string) {
-		s := harness.New(t, harness.Options{Runtime: name, Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed})
+		s := harness.New(t,
+			harness.Options{Runtime: name, Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed})
 		s.Start()
 		ws := workspace(t, s)
 		s.Term()

@@ -30,7 +30,8 @@ const (
 	urlSecret    = "url-3b70-hunter2"
 )
 
-var secrets = []string{leaseSecret, execSecret, envSecret, wordSecret, bearerSecret, askedSecret, wrongSecret, urlSecret}
+var secrets = []string{leaseSecret, execSecret, envSecret, wordSecret, bearerSecret, askedSecret, wrongSecret,
+	urlSecret}
 
 // TestSecretsAreNotStored checks that secrets that callers send appear in no record, log, answer or
 // file of the service, and not in the environment of the sandbox's first process.
@@ -60,7 +61,8 @@ func TestSecretsAreNotStored(t *testing.T) {
 		} {
 			contents = append(contents, namedContent{"GET " + path, s.Ask(t, "GET", path, "").Body})
 		}
-		contents = append(contents, namedContent{"/proc/1/environ", first}, namedContent{"/proc/1/environ, inside", []byte(inside)})
+		contents = append(contents, namedContent{"/proc/1/environ", first},
+			namedContent{"/proc/1/environ, inside", []byte(inside)})
 		release(t, s, box.ID)
 		s.Kill9() // so that the databases' write-ahead logs are read, too
 		contents = append(contents, storedFiles(t, s.Dir())...)
@@ -136,7 +138,8 @@ func secretCalls(t *testing.T, s *harness.Server, bearer string) (answers []name
 	}
 	// The call is denied: an approved call would store its result for the key, and results of this
 	// profile contain the command.
-	if got, err := c.CallTool(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: "asked"}); err != nil || got.Ending != "approval_denied" {
+	if got, err := c.CallTool(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: "asked"}); err != nil ||
+		got.Ending != "approval_denied" {
 		t.Errorf("the denied call = %+v, %v; want approval_denied", got, err)
 	}
 	return answers
@@ -176,19 +179,23 @@ type tampering struct {
 
 // tamperings are changes that "audit verify" must detect in a log of twelve records.
 var tamperings = []tampering{
-	{"changed record", "changed", []string{`UPDATE records SET record = replace(record, 'system.kill', 'system.bash') WHERE seq = 5`}},
+	{"changed record", "changed",
+		[]string{`UPDATE records SET record = replace(record, 'system.kill', 'system.bash') WHERE seq = 5`}},
 	{"changed hash", "changed", []string{`UPDATE records SET hash = zeroblob(32) WHERE seq = 5`}},
 	{"record that is not JSON", "", []string{`UPDATE records SET record = 'x' WHERE seq = 5`}},
 	{"removed record", "removed", []string{`DELETE FROM records WHERE seq = 5`}},
-	{"removed record, the rest renumbered", "", []string{`DELETE FROM records WHERE seq = 5`, `UPDATE records SET seq = seq - 1 WHERE seq > 5`}},
+	{"removed record, the rest renumbered", "",
+		[]string{`DELETE FROM records WHERE seq = 5`, `UPDATE records SET seq = seq - 1 WHERE seq > 5`}},
 	{"removed first record", "removed", []string{`DELETE FROM records WHERE seq = 1`}},
 	{"inserted record", "", []string{
 		`UPDATE records SET seq = seq + 1000 WHERE seq > 5`, `UPDATE records SET seq = seq - 999 WHERE seq > 1000`,
-		`INSERT INTO records (seq, record, prev, hash) SELECT 6, replace(record, '"s', '"x'), hash, randomblob(32) FROM records WHERE seq = 5`,
+		`INSERT INTO records (seq, record, prev, hash)
+			SELECT 6, replace(record, '"s', '"x'), hash, randomblob(32) FROM records WHERE seq = 5`,
 	}},
 	{"duplicated record", "", []string{
 		`UPDATE records SET seq = seq + 1000 WHERE seq > 5`, `UPDATE records SET seq = seq - 999 WHERE seq > 1000`,
-		`INSERT INTO records (seq, record, prev, hash) SELECT 6, record, prev, hash FROM records WHERE seq = 5`,
+		`INSERT INTO records (seq, record, prev, hash)
+			SELECT 6, record, prev, hash FROM records WHERE seq = 5`,
 	}},
 	{"two exchanged records", "", []string{
 		`UPDATE records SET seq = 1000 WHERE seq = 5`,
@@ -208,7 +215,8 @@ func TestTamperedAuditIsDetected(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	for i := range 6 { // twelve records; these calls need no sandbox
-		callTool(t, s, "system.kill", v1.ToolCall{Input: input(t, map[string]any{"shell_id": fmt.Sprint("s", i)})}, client.CallOptions{})
+		callTool(t, s, "system.kill", v1.ToolCall{Input: input(t, map[string]any{"shell_id": fmt.Sprint("s", i)})},
+			client.CallOptions{})
 	}
 	// A tool that is named like a record of the log itself must not be taken for one.
 	s.Ask(t, "POST", "/v1/tools/audit.head/call", `{`).Problem(t, 400, "invalid_argument", "body")

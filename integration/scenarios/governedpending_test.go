@@ -112,7 +112,8 @@ func TestApprovalRequestsAreBounded(t *testing.T) {
 // assertExhausted checks that the error is status 429 and names the limit.
 func assertExhausted(t *testing.T, err error, limit string) {
 	t.Helper()
-	if e, ok := errors.AsType[*v1.Problem](err); !ok || e.Status != http.StatusTooManyRequests || !strings.Contains(e.Detail, limit) {
+	if e, ok := errors.AsType[*v1.Problem](err); !ok || e.Status != http.StatusTooManyRequests ||
+		!strings.Contains(e.Detail, limit) {
 		t.Errorf("error %v, want status 429 that names %s", err, limit)
 	}
 }
@@ -147,7 +148,8 @@ func TestTenThousandApprovalRequests(t *testing.T) {
 			return err
 		})
 		assertQuick(t, "the approved call", func() error {
-			got, err := ann.CallTool(within(t), "system.bash", callNeedingApproval(t, i), client.CallOptions{IdempotencyKey: fmt.Sprint("k", i)})
+			got, err := ann.CallTool(within(t), "system.bash", callNeedingApproval(t, i),
+				client.CallOptions{IdempotencyKey: fmt.Sprint("k", i)})
 			if err == nil && (got.Ending != "exited" || got.Approval != q.ID) {
 				err = fmt.Errorf("got %+v, want exited with approval %s", got, q.ID)
 			}

@@ -21,7 +21,8 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	raised := v1.ToolCall{Session: "one", RaiseTrust: true, Input: input(t, map[string]any{"command": "echo ran"})}
 	answer := func(q v1.Approval, action string) {
 		t.Helper()
-		if _, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
+		if _, err := s.Client.AnswerApproval(within(t), q.ID,
+			v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -103,7 +103,8 @@ images: {budget: 1B, allow: ["%s/team/*"]}
 		if image.Ref != at || len(image.Digests) != 1 || image.Digests[0] != byDigest {
 			t.Fatalf("Images = %+v, want reference %s with digest %s", list, at, byDigest)
 		}
-		if got := s.CLI(t, "image", "pull", "--quiet", byDigest); got.Code != 0 || got.Stdout != image.ID+"\n" || got.Stderr != "" {
+		if got := s.CLI(t, "image", "pull", "--quiet", byDigest); got.Code != 0 || got.Stdout != image.ID+"\n" ||
+			got.Stderr != "" {
 			t.Errorf("image pull by digest = %+v, want only the id %s", got, image.ID)
 		}
 		s.CLI(t, "image", "pull", r.Host+"/other/sandbox:1").Is(t, 77, "images.allow")

@@ -34,14 +34,16 @@ func testRawOutput(t *testing.T, s *harness.Server) {
 		t.Fatalf("ExecStream = %+v, %v; want exit code 0", r, err)
 	}
 	if !bytes.Equal(out.Bytes(), want) || errOut.String() != "on the side" {
-		t.Errorf("ExecStream wrote %d bytes, and %q to stderr; want the %d bytes of the program and %q", out.Len(), errOut.String(), len(want), "on the side")
+		t.Errorf("ExecStream wrote %d bytes, and %q to stderr; want the %d bytes of the program and %q",
+			out.Len(), errOut.String(), len(want), "on the side")
 	}
 	r = exec(t, s, id, v1.Exec{Command: "seq 1 100000", MaxOutputBytes: 1000})
 	if !r.Truncated || r.StdoutBytes != 588895 || r.Ending != "exited" {
 		t.Errorf("truncated output = %+v, want 588895 bytes counted", r)
 	}
 	if r.Stdout[:4] != "1\n2\n" || r.Stdout[len(r.Stdout)-7:] != "100000\n" {
-		t.Errorf("truncated output begins with %q and ends with %q, want the first and last numbers", r.Stdout[:10], r.Stdout[len(r.Stdout)-10:])
+		t.Errorf("truncated output begins with %q and ends with %q, want the first and last numbers",
+			r.Stdout[:10], r.Stdout[len(r.Stdout)-10:])
 	}
 }
 
@@ -59,7 +61,8 @@ func testStandardInput(t *testing.T, s *harness.Server) {
 	const size = 8 << 20
 	in := io.LimitReader(zeros{}, size)
 	var out bytes.Buffer
-	r, err := s.Client.ExecStream(within(t), id, v1.Exec{Argv: []string{"wc", "-c"}}, client.Streams{Stdin: in, Stdout: &out})
+	r, err := s.Client.ExecStream(within(t), id, v1.Exec{Argv: []string{"wc", "-c"}},
+		client.Streams{Stdin: in, Stdout: &out})
 	if err != nil || out.String() != "8388608\n" {
 		t.Errorf("wc -c of 8 MiB = %+v, %v, stdout %q; want 8388608", r, err, out.String())
 	}

@@ -194,7 +194,8 @@ func testPortOfWebSockets(t *testing.T, s *harness.Server, at string) {
 	if _, b, err := conn.Read(within(t)); err != nil || string(b) != "héllo" {
 		t.Errorf("WebSocket echo = %q, %v; want héllo", b, err)
 	}
-	got := s.Ask(t, "GET", at+"8081/", "", "Connection", "Upgrade", "Upgrade", "websocket", "Origin", "https://evil.example")
+	got := s.Ask(t, "GET", at+"8081/", "", "Connection", "Upgrade", "Upgrade", "websocket", "Origin",
+		"https://evil.example")
 	if got.Status != http.StatusForbidden {
 		t.Errorf("WebSocket of another origin: status %d, want 403: %s", got.Status, got.Body)
 	}
@@ -240,7 +241,8 @@ func testPortOfBytes(t *testing.T, s *harness.Server, id, end string) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK || resp.Header.Get("Set-Cookie") == "" {
-		t.Errorf("GET with PortTransport: status %d, header %v; want 200 with the server's cookie", resp.StatusCode, resp.Header)
+		t.Errorf("GET with PortTransport: status %d, header %v; want 200 with the server's cookie",
+			resp.StatusCode, resp.Header)
 	}
 }
 
@@ -319,14 +321,17 @@ func testPortForward(t *testing.T, s *harness.Server, id string) {
 func testPortsAreHidden(t *testing.T, s *harness.Server, id string) {
 	bob := newCaller(t, s, `{"caller":"bob","trust":3}`)
 	tools := newCaller(t, s, `{"caller":"eve","trust":3,"profile":"readonly"}`)
-	for _, path := range []string{"/v1/sandboxes/ID/ports/8080/x", "/v1/sandboxes/ID/ports/9000", "/v1/sandboxes/ID/egress"} {
+	for _, path := range []string{"/v1/sandboxes/ID/ports/8080/x", "/v1/sandboxes/ID/ports/9000",
+		"/v1/sandboxes/ID/egress"} {
 		header := append([]string{"Connection", "Upgrade", "Upgrade", "tcp"}, bob.header...)
 		request := func(sandbox string) harness.Answer {
 			return s.Ask(t, "GET", strings.Replace(path, "ID", sandbox, 1), "", header...)
 		}
 		existing, unknown := request(id), request(unknownID)
-		if existing.Status != http.StatusNotFound || strings.ReplaceAll(string(existing.Body), id, unknownID) != string(unknown.Body) {
-			t.Errorf("GET %s of another caller: status %d, %s; want the answer for an unknown sandbox: %s", path, existing.Status, existing.Body, unknown.Body)
+		if existing.Status != http.StatusNotFound ||
+			strings.ReplaceAll(string(existing.Body), id, unknownID) != string(unknown.Body) {
+			t.Errorf("GET %s of another caller: status %d, %s; want the answer for an unknown sandbox: %s",
+				path, existing.Status, existing.Body, unknown.Body)
 		}
 		if strings.Contains(path, "ports") {
 			tools.request(t, "GET", strings.Replace(path, "ID", id, 1), "").

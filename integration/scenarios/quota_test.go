@@ -24,7 +24,8 @@ const quotaBytes = 64 << 20
 func createBounded(t *testing.T, s *harness.Server) string {
 	t.Helper()
 	name := uniqueWord()
-	if c := s.CLI(t, "workspace", "create", name, "--quota", "64MiB"); c.Code != 0 || !strings.Contains(c.Stdout, "64MiB") {
+	if c := s.CLI(t, "workspace", "create", name, "--quota", "64MiB"); c.Code != 0 ||
+		!strings.Contains(c.Stdout, "64MiB") {
 		t.Fatalf("workspace create --quota = %+v, want 64MiB in its output", c)
 	}
 	return name
@@ -35,7 +36,8 @@ func assertFull(t *testing.T, s *harness.Server, id, command string, code int) {
 	t.Helper()
 	r := exec(t, s, id, v1.Exec{Command: command})
 	if r.Ending != "disk" || r.ExitCode != code || !strings.Contains(r.Detail, "/workspace (") {
-		t.Errorf("%s: ending %s, exit code %d, want disk and %d, which names /workspace: %s%s", command, r.Ending, r.ExitCode, code, r.Detail, r.Stderr)
+		t.Errorf("%s: ending %s, exit code %d, want disk and %d, which names /workspace: %s%s",
+			command, r.Ending, r.ExitCode, code, r.Detail, r.Stderr)
 	}
 }
 

@@ -118,6 +118,7 @@ func assertVariablesBounded(t *testing.T, s *harness.Server, bob caller) {
 		t.Fatalf("%d records of the refused call, %v; want 2", len(all), err)
 	}
 	if o := all[0]; len(o.Input) != 0 || o.InputBytes != b.Len() || len(o.InputHash) != 64 {
-		t.Errorf("record with input %.200s, %d bytes, hash %s; want no input, and the length of %d bytes with a hash", o.Input, o.InputBytes, o.InputHash, b.Len())
+		t.Errorf("record with input %.200s, %d bytes, hash %s; want no input, and the length of %d bytes with a hash",
+			o.Input, o.InputBytes, o.InputHash, b.Len())
 	}
 }

@@ -199,7 +199,8 @@ func sh(t *testing.T, s *harness.Server, id, command string) string {
 	t.Helper()
 	r := exec(t, s, id, v1.Exec{Command: command})
 	if r.Ending != "exited" || r.ExitCode != 0 {
-		t.Fatalf("%s: ending %s, exit code %d; want exited with 0: %s%s%s", command, r.Ending, r.ExitCode, r.Detail, r.Stdout, r.Stderr)
+		t.Fatalf("%s: ending %s, exit code %d; want exited with 0: %s%s%s",
+			command, r.Ending, r.ExitCode, r.Detail, r.Stdout, r.Stderr)
 	}
 	return r.Stdout
 }

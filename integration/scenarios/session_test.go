@@ -106,7 +106,8 @@ func testSessionState(t *testing.T, s *harness.Server, sandbox string) {
 			t.Errorf("Exec of %+v: %v, want invalid argument", bad, err)
 		}
 	}
-	if _, _, err := s.Client.StartSession(within(t), sandbox, v1.ShellSessionRequest{Shell: "zsh"}); !errdefs.IsInvalidArgument(err) {
+	if _, _, err := s.Client.StartSession(within(t), sandbox,
+		v1.ShellSessionRequest{Shell: "zsh"}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("StartSession with zsh: %v, want invalid argument", err)
 	}
 	if _, _, err := s.Client.StartSession(within(t), sandbox, v1.ShellSessionRequest{User: "0"}); err == nil {
@@ -150,13 +151,15 @@ func testSessionCareless(t *testing.T, s *harness.Server, sandbox string) {
 
 // testSessionEnds ends sessions by their commands. They must say so, and be renewed on request.
 func testSessionEnds(t *testing.T, s *harness.Server, sandbox string) {
-	for command, code := range map[string]int{"exit 3": 3, "exec sh -c 'exit 4'": 4, "set -e; (exit 6); echo not reached": 6} {
+	for command, code := range map[string]int{"exit 3": 3, "exec sh -c 'exit 4'": 4,
+		"set -e; (exit 6); echo not reached": 6} {
 		se := newSession(t, s, sandbox)
 		r := sessionRun(t, se, command, 0)
 		if r.ExitCode != code || r.Session != v1.SessionEnded || r.Stdout != "" {
 			t.Errorf("%s: %+v, want exit code %d and an ended session", command, r, code)
 		}
-		if _, err := se.Run(within(t), "echo x"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "has ended") {
+		if _, err := se.Run(within(t), "echo x"); !errdefs.IsFailedPrecondition(err) ||
+			!strings.Contains(err.Error(), "has ended") {
 			t.Errorf("Run in an ended session: %v, want failed precondition", err)
 		}
 		r, err := se.Exec(within(t), v1.ShellSessionExec{Exec: v1.Exec{Command: "echo x"}, Renew: true})
@@ -168,7 +171,8 @@ func testSessionEnds(t *testing.T, s *harness.Server, sandbox string) {
 		}
 	}
 	se := newSession(t, s, sandbox)
-	if r := sessionRun(t, se, `trap '' INT; while :; do :; done`, 1500); r.Ending != "timeout" || r.Session != v1.SessionEnded || r.Detail == "" {
+	if r := sessionRun(t, se, `trap '' INT; while :; do :; done`, 1500); r.Ending != "timeout" ||
+		r.Session != v1.SessionEnded || r.Detail == "" {
 		t.Errorf("a command that ignores its timeout: %+v, want timeout and an ended session", r)
 	}
 }
@@ -239,8 +243,10 @@ func testSessionStreams(t *testing.T, s *harness.Server, sandbox string) {
 	in := bytes.Repeat([]byte{0, 0xff, '\n', 'x'}, 100_000)
 	r, err := se.ExecStream(within(t), v1.ShellSessionExec{Exec: v1.Exec{Command: `cat; printf '\376' >&2; (exit 9)`}},
 		client.Streams{Stdin: bytes.NewReader(in), Stdout: &out, Stderr: &errOut})
-	if err != nil || r.ExitCode != 9 || !bytes.Equal(out.Bytes(), in) || errOut.String() != "\xfe" || r.StdoutBytes != int64(len(in)) {
-		t.Errorf("ExecStream = %+v, %v, stdout of %d bytes, stderr %q; want the input and the byte fe", r, err, out.Len(), errOut.String())
+	if err != nil || r.ExitCode != 9 || !bytes.Equal(out.Bytes(), in) || errOut.String() != "\xfe" ||
+		r.StdoutBytes != int64(len(in)) {
+		t.Errorf("ExecStream = %+v, %v, stdout of %d bytes, stderr %q; want the input and the byte fe",
+			r, err, out.Len(), errOut.String())
 	}
 	endless := v1.Exec{Command: `while :; do echo x; done`, MaxOutputBytes: 1000, StopAtOutput: true}
 	r, err = se.Exec(within(t), v1.ShellSessionExec{Exec: endless})
@@ -249,7 +255,8 @@ func testSessionStreams(t *testing.T, s *harness.Server, sandbox string) {
 	}
 	path := "/v1/sandboxes/" + sandbox + "/sessions/" + se.ID + "/exec"
 	a := s.Ask(t, "POST", path, `{"command":"echo sse"}`, "Accept", "text/event-stream")
-	if a.Status != 200 || !strings.Contains(string(a.Body), `"session":"open"`) || !strings.Contains(string(a.Body), `sse\n`) {
+	if a.Status != 200 || !strings.Contains(string(a.Body), `"session":"open"`) ||
+		!strings.Contains(string(a.Body), `sse\n`) {
 		t.Errorf("events: status %d, want 200 with the output and an open session: %s", a.Status, a.Body)
 	}
 	a = s.Ask(t, "POST", path, `{"command":"printf 'a\\0b'"}`, "Accept", "application/octet-stream")

@@ -25,6 +25,7 @@ func templateFile(n int, more string) string {
 // withTemplatesDir runs a scenario on every runtime with a server whose templates are files in a
 // directory.
 func withTemplatesDir(t *testing.T, files map[string]string, run func(t *testing.T, s *harness.Server, dir string)) {
+	t.Helper()
 	onRuntimes(t, func(t *testing.T, name string) {
 		dir := harness.TempDir(t)
 		for file, text := range files {
@@ -174,7 +175,9 @@ func TestTemplateReloadKeepsLeases(t *testing.T) {
 		calls := startVersionCalls(t, s)
 		for v := 2; v < 5; v++ {
 			harness.WriteFile(t, file, version(2, v))
-			harness.Eventually(t, harness.Short, "a call runs in the new version", func() bool { return calls.seen(fmt.Sprint(v)) })
+			harness.Eventually(t, harness.Short, "a call runs in the new version", func() bool {
+				return calls.seen(fmt.Sprint(v))
+			})
 		}
 		calls.stop()
 		assertKept()
@@ -229,7 +232,8 @@ func reloadBroken(t *testing.T, s *harness.Server, dir string) {
 	harness.WriteFile(t, filepath.Join(dir, "py.yaml"), "image: x\npool: {mn: 3}")
 	harness.WriteFile(t, filepath.Join(dir, "far.yaml"), "image: nowhere/at-all:1\nentrypoint: []")
 	c := s.CLI(t, "template", "reload")
-	if c.Code != 78 || !strings.Contains(c.Stdout, `did you mean "min"?`) || !strings.Contains(c.Stdout, "nowhere/at-all:1") {
+	if c.Code != 78 || !strings.Contains(c.Stdout, `did you mean "min"?`) ||
+		!strings.Contains(c.Stdout, "nowhere/at-all:1") {
 		t.Errorf("template reload = %+v, want exit code 78 with both errors", c)
 	}
 	tm, p := templateState(t, s, "py")
@@ -240,7 +244,8 @@ func reloadBroken(t *testing.T, s *harness.Server, dir string) {
 		t.Errorf("template without its image = %+v, want it not ready because of the image", tm)
 	}
 	a := s.Ask(t, "POST", "/v1/sandboxes", `{"template": "far"}`)
-	if p := a.Problem(t, 503, "unavailable", "template"); !strings.Contains(p.Detail, "is not ready") || !strings.Contains(p.Detail, "py") {
+	if p := a.Problem(t, 503, "unavailable", "template"); !strings.Contains(p.Detail, "is not ready") ||
+		!strings.Contains(p.Detail, "py") {
 		t.Errorf("detail %q, want that the template is not ready, and py as another one", p.Detail)
 	}
 	if got := runInTemplate(t, s, "py", "echo $V"); got != "4" {
@@ -361,7 +366,8 @@ func TestAdaptivePoolServesMoreWarm(t *testing.T) {
 		}
 		_, p := templateState(t, s, "adaptive")
 		if all := (rounds - 1) * each; warm["adaptive"] != all || warm["fixed"] > all/2 || p.Target < each {
-			t.Errorf("warm sandboxes of %d leases = %v, adaptive pool %+v; want all of the adaptive and at most half of the fixed one", all, warm, p)
+			t.Errorf("warm of %d leases = %v, adaptive pool %+v; want all of the adaptive and at most half of the fixed",
+				all, warm, p)
 		}
 	})
 }

@@ -232,7 +232,8 @@ func testScrollBack(t *testing.T, s *harness.Server, id string) {
 	}
 	// From an offset in the buffer, and from one before it.
 	at := int64(len(all) - 1000)
-	part := newScreen(t, must(t)(s.Client.AttachTerminal(context.Background(), c.Shell(), client.TerminalOptions{Offset: at})), nil)
+	part := newScreen(t,
+		must(t)(s.Client.AttachTerminal(context.Background(), c.Shell(), client.TerminalOptions{Offset: at})), nil)
 	part.sees("60000\r\n")
 	if part.shown() != all[at:] {
 		t.Errorf("attached at offset %d: %q, want the end of the output", at, part.shown())
@@ -245,7 +246,8 @@ func testScrollBack(t *testing.T, s *harness.Server, id string) {
 	if g := <-gap; g[0] != 10 || all[g[1]:] != old.shown() || g[1] != int64(len(all)-len(kept)) {
 		t.Errorf("gap = %v, followed by %d bytes; want it from 10 to the beginning of the buffer", g, len(old.shown()))
 	}
-	if _, err := s.Client.AttachTerminal(within(t), c.Shell(), client.TerminalOptions{Offset: 1 << 40}); !errdefs.IsInvalidArgument(err) {
+	if _, err := s.Client.AttachTerminal(within(t), c.Shell(),
+		client.TerminalOptions{Offset: 1 << 40}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("AttachTerminal behind the end: %v, want invalid argument", err)
 	}
 	c.types("\x04")
@@ -259,6 +261,7 @@ func testScrollBack(t *testing.T, s *harness.Server, id string) {
 
 // must returns a function that returns the terminal, or fails the test if there is an error.
 func must(t *testing.T) func(*client.Terminal, error) *client.Terminal {
+	t.Helper()
 	return func(term *client.Terminal, err error) *client.Terminal {
 		t.Helper()
 		if err != nil {
@@ -273,16 +276,18 @@ func must(t *testing.T) func(*client.Terminal, error) *client.Terminal {
 func testSlowTerminal(t *testing.T, s *harness.Server, id string) {
 	// More than sockets buffer, and much more than the terminal's buffer.
 	const n = 3_000_000
-	c := openTerminal(t, s, id, v1.TerminalRequest{Command: fmt.Sprintf("read x; seq %d; read y", n), SpoolBytes: 256 << 10})
+	command := fmt.Sprintf("read x; seq %d; read y", n)
+	c := openTerminal(t, s, id, v1.TerminalRequest{Command: command, SpoolBytes: 256 << 10})
 	type gap struct{ at, missing int64 }
 	var mu sync.Mutex
 	var gaps []gap
 	var read int64
-	slow := must(t)(s.Client.AttachTerminal(context.Background(), c.Shell(), client.TerminalOptions{Gap: func(from, to int64) {
+	addGap := func(from, to int64) {
 		mu.Lock()
 		defer mu.Unlock()
 		gaps = append(gaps, gap{from, to - from})
-	}}))
+	}
+	slow := must(t)(s.Client.AttachTerminal(context.Background(), c.Shell(), client.TerminalOptions{Gap: addGap}))
 	defer slow.Close()
 	c.types("\r")
 	c.sees(fmt.Sprintf("\n%d\r\n", n)) // the command was not slowed down

@@ -234,7 +234,8 @@ func testKilledClient(t *testing.T, s *harness.Server, id string) {
 	signal("attach", syscall.SIGTERM)
 	m.sees("come back with `orchestrator shell attach")
 	m.sees(`^exit code 143\.\nicanon$`)
-	if sh, err := s.Client.KillShell(within(t), list[0].ID, 0, true); err != nil || sh.Result == nil || sh.Result.Ending != "cancelled" {
+	if sh, err := s.Client.KillShell(within(t), list[0].ID, 0, true); err != nil || sh.Result == nil ||
+		sh.Result.Ending != "cancelled" {
 		t.Errorf("KillShell = %+v, %v; want cancelled", sh, err)
 	}
 }

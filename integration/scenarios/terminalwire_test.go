@@ -22,11 +22,14 @@ import (
 )
 
 // dialPTY opens a WebSocket as a client of another implementation would.
-func dialPTY(t *testing.T, s *harness.Server, path string, header http.Header) (*websocket.Conn, *http.Response, error) {
+func dialPTY(
+	t *testing.T, s *harness.Server, path string, header http.Header,
+) (*websocket.Conn, *http.Response, error) {
 	t.Helper()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", s.Socket())
-	}}
+	transport := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", s.Socket())
+		}}
 	conn, resp, err := websocket.Dial(within(t), "http://orchestrator"+path, &websocket.DialOptions{
 		HTTPClient:   &http.Client{Transport: transport},
 		HTTPHeader:   header,
@@ -99,6 +102,7 @@ func closeCode(t *testing.T, s *harness.Server, id, shell string) <-chan websock
 func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
 	other := revokedLater(t, s, v1.TokenRequest{Caller: "other", Profile: "default", Trust: 3})
 	low := revokedLater(t, s, v1.TokenRequest{Caller: "low", Profile: "readonly"})
+	unknown := "Bearer orc_0123456789abcdef_" + strings.Repeat("A", 43)
 	for name, c := range map[string]struct {
 		header http.Header
 		status int
@@ -107,7 +111,7 @@ func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
 		"opaque origin":                {http.Header{"Origin": {"null"}}, 403},
 		"foreign host with its origin": {http.Header{"Origin": {"http://evil.example"}, "Host": {"evil.example"}}, 403},
 		"cross-site page":              {http.Header{"Sec-Fetch-Site": {"cross-site"}}, 403},
-		"unknown token":                {http.Header{"Authorization": {"Bearer orc_0123456789abcdef_" + strings.Repeat("A", 43)}}, 401},
+		"unknown token":                {http.Header{"Authorization": {unknown}}, 401},
 		"another caller":               {http.Header{"Authorization": {other}}, 404},
 		"caller with few rights":       {http.Header{"Authorization": {low}}, 403},
 		"own origin":                   {http.Header{"Origin": {"http://localhost"}, "Host": {"localhost"}}, 101},
@@ -209,8 +213,9 @@ func testHostileMessages(t *testing.T, s *harness.Server, id string) {
 		code  websocket.StatusCode
 		field string // of the problem, or "" if none is needed
 	}{
-		"message over the limit":       {"", binary(v1.TerminalInput+2, 1), 1009, ""},
-		"control over the limit":       {"", text(`{"type":"resize","x":"` + strings.Repeat("x", v1.TerminalControl) + `"}`), 1009, "message"},
+		"message over the limit": {"", binary(v1.TerminalInput+2, 1), 1009, ""},
+		"control over the limit": {"", text(`{"type":"resize","x":"` + strings.Repeat("x", v1.TerminalControl) + `"}`),
+			1009, "message"},
 		"not JSON":                     {"", text("garbage"), 1007, "message"},
 		"unknown type":                 {"", text(`{"type":"eat"}`), 1008, "type"},
 		"field of another type":        {"", text(`{"type":"resize","colour":1}`), 1007, "message"},
@@ -234,7 +239,8 @@ func testHostileMessages(t *testing.T, s *harness.Server, id string) {
 		<-sent
 		wrongProblem := last.Type != "error" || last.Problem == nil || last.Problem.Field != c.field
 		if code != c.code || c.field != "" && wrongProblem {
-			t.Errorf("%s: closed with %v after %+v, problem %+v; want code %v and field %q", name, code, last, last.Problem, c.code, c.field)
+			t.Errorf("%s: closed with %v after %+v, problem %+v; want code %v and field %q",
+				name, code, last, last.Problem, c.code, c.field)
 		}
 	}
 	if sh, err := s.Client.Shell(within(t), keep.Shell()); err != nil || sh.State != "running" {

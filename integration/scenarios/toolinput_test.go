@@ -59,7 +59,8 @@ func badCalls() []badCall {
 		bad("an empty command", `{"input":{"command":""}}`, "command", "empty"),
 		bad("a blank command", `{"input":{"command":" \t\n"}}`, "command", "empty"),
 		bad("a command that is a number", `{"input":{"command":5}}`, "command", "must be a string"),
-		bad("a command that nests 9,000 deep", `{"input":{"command":`+nested("[", 9000, "]")+`}}`, "command", "must be a string"),
+		bad("a command that nests 9,000 deep", `{"input":{"command":`+nested("[", 9000, "]")+`}}`, "command",
+			"must be a string"),
 		bad("JSON that nests 100,000 deep", `{"input":`+nested("[", 100_000, "]")+`}`, "body", "depth"),
 		bad("objects that nest 100,000 deep", `{"input":`+nested(`{"a":`, 100_000, "}")+`}`, "body", ""),
 		bad("an unknown field of the input", `{"input":{"command":"true","comand":"x"}}`, "comand", "unknown"),
@@ -178,7 +179,8 @@ func keepCalling(t *testing.T, s *harness.Server) (stop func()) {
 			case <-time.After(50 * time.Millisecond):
 			}
 			began := time.Now()
-			if got, err := s.Client.CallTool(t.Context(), "system.bash", r, client.CallOptions{}); err != nil || got.Ending != "exited" {
+			if got, err := s.Client.CallTool(t.Context(), "system.bash", r, client.CallOptions{}); err != nil ||
+				got.Ending != "exited" {
 				t.Errorf("valid call beside invalid ones = %+v, %v; want exited", got, err)
 			}
 			most = max(most, time.Since(began))
@@ -358,14 +360,17 @@ func TestServeRefusesBrokenProfiles(t *testing.T) {
 		name, file, text string
 		texts            []string
 	}{
-		{"unknown key", "mine.yaml", "name: mine\nextends: default\npolcy: {}\n", []string{"mine.yaml:3: polcy", `did you mean "policy"?`}},
+		{"unknown key", "mine.yaml", "name: mine\nextends: default\npolcy: {}\n",
+			[]string{"mine.yaml:3: polcy", `did you mean "policy"?`}},
 		{"unknown action of a rule", "mine.yaml",
 			"name: mine\nextends: default\npolicy:\n  rules:\n    - id: a\n      action: dney\n      programs: [a]\n",
 			[]string{"mine.yaml:6: policy.rules[0].action", "dney"}},
-		{"invalid expression", "mine.yaml", "name: mine\ntools:\n  - name: system.bash\n    result: '{'\n", []string{"mine.yaml:4: tools[0].result"}},
+		{"invalid expression", "mine.yaml", "name: mine\ntools:\n  - name: system.bash\n    result: '{'\n",
+			[]string{"mine.yaml:4: tools[0].result"}},
 		{"not YAML", "mine.yml", "name: [\n", []string{"mine.yml:"}},
 		{"incomplete JSON", "mine.json", `{"name":`, []string{"mine.json:1: "}},
-		{"name of a built-in profile", "mine.yaml", "name: phase2\nextends: default\n", []string{"mine.yaml:1: name", "built-in"}},
+		{"name of a built-in profile", "mine.yaml", "name: phase2\nextends: default\n",
+			[]string{"mine.yaml:1: name", "built-in"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := harness.TempDir(t)

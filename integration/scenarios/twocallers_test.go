@@ -112,7 +112,8 @@ func testOwnedIsHidden(t *testing.T, s *harness.Server, bob caller, own owned) {
 	}{
 		{"POST", "/v1/tools/system.bash/call", `{"sandbox":"ID","input":{"command":"cat secret"}}`, own.sandbox, 404},
 		{"POST", "/v1/tools/system.shells/call", `{"sandbox":"ID"}`, own.sandbox, 404},
-		{"POST", "/v1/tools/system.output/call", `{"sandbox":"ID","input":{"shell_id":"` + own.shell + `"}}`, own.sandbox, 404},
+		{"POST", "/v1/tools/system.output/call", `{"sandbox":"ID","input":{"shell_id":"` + own.shell + `"}}`, own.sandbox,
+			404},
 		{"POST", "/v1/tools/system.kill/call", `{"sandbox":"ID","input":{"shell_id":"` + own.shell + `"}}`, own.sandbox, 404},
 		{"POST", "/v1/tools/system.output/call", `{"input":{"shell_id":"ID"}}`, own.shell, 200},
 		{"POST", "/v1/tools/system.output/call", `{"session":"` + session + `","input":{"shell_id":"ID"}}`, own.shell, 200},
@@ -314,8 +315,8 @@ func (c caller) sendMCP(t *testing.T, method, session, message string) harness.A
 // answer as for an unknown one, and leave it usable.
 func testMcpSessionsAreSeparate(t *testing.T, ann, bob caller) {
 	const (
-		initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},` +
-			`"clientInfo":{"name":"scenario","version":"1"}}}`
+		initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18",` +
+			`"capabilities":{},"clientInfo":{"name":"scenario","version":"1"}}}`
 		initialized = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
 		cat         = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"system_bash",` +
 			`"arguments":{"command":"echo of-ann >> mcp.txt; cat mcp.txt"}}}`
@@ -326,7 +327,8 @@ func testMcpSessionsAreSeparate(t *testing.T, ann, bob caller) {
 		t.Fatalf("initialize: status %d, header %v, want 200 with a session: %s", opened.Status, opened.Header, opened.Body)
 	}
 	ann.sendMCP(t, "POST", id, initialized)
-	if got := ann.sendMCP(t, "POST", id, cat); got.Status != http.StatusOK || !strings.Contains(string(got.Body), "of-ann") {
+	if got := ann.sendMCP(t, "POST", id, cat); got.Status != http.StatusOK ||
+		!strings.Contains(string(got.Body), "of-ann") {
 		t.Fatalf("system_bash: status %d, want 200 with the file's content: %s", got.Status, got.Body)
 	}
 	for _, c := range [][2]string{{"POST", cat}, {"POST", initialized}, {"DELETE", ""}} {
@@ -336,7 +338,8 @@ func testMcpSessionsAreSeparate(t *testing.T, ann, bob caller) {
 				c[0], c[1], existing.Status, existing.Body, unknown.Status, unknown.Body)
 		}
 	}
-	if got := ann.sendMCP(t, "POST", id, cat); got.Status != http.StatusOK || strings.Count(string(got.Body), "of-ann") < 2 {
+	if got := ann.sendMCP(t, "POST", id, cat); got.Status != http.StatusOK ||
+		strings.Count(string(got.Body), "of-ann") < 2 {
 		t.Errorf("system_bash after bob's requests: status %d, want 200 with two lines: %s", got.Status, got.Body)
 	}
 	if got := ann.sendMCP(t, "DELETE", id, ""); got.Status/100 != 2 {
@@ -470,7 +473,8 @@ func TestDailyCallQuotaIsPerCaller(t *testing.T) {
 	}
 	s.Term()
 	s.Start()
-	if got, err := ann.CallTool(within(t), "system.bash", r, client.CallOptions{}); err != nil || got.Ending != "policy_denied" {
+	if got, err := ann.CallTool(within(t), "system.bash", r, client.CallOptions{}); err != nil ||
+		got.Ending != "policy_denied" {
 		t.Errorf("call over the quota after a restart = %+v, %v; want policy_denied", got, err)
 	}
 }

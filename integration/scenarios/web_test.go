@@ -88,7 +88,8 @@ func testWebPages(t *testing.T, s *harness.Server, w *harness.Website) {
 	}
 	out = fetch(t, s, map[string]any{"url": page, "prompt": "What does the blue lamp cost?"})
 	text = fmt.Sprint(out["content"])
-	if out["cached"] != true || out["extraction"] != "passages" || !strings.Contains(text, "twelve crowns") || w.Hits("/page") != 1 {
+	if out["cached"] != true || out["extraction"] != "passages" || !strings.Contains(text, "twelve crowns") ||
+		w.Hits("/page") != 1 {
 		t.Errorf("/page with a prompt = %v after %d requests, want the cached passages after 1", out, w.Hits("/page"))
 	}
 	out = fetch(t, s, map[string]any{"url": w.URL("a", "/same")})
@@ -137,8 +138,10 @@ func testWebTwoCallers(t *testing.T, s *harness.Server, w *harness.Website) {
 		r, err := theirs.CallTool(within(t), "web.fetch", v1.ToolCall{
 			Input: input(t, map[string]any{"url": page}),
 		}, client.CallOptions{})
-		if err != nil || r.Ending != "ok" || !strings.Contains(string(r.Output), `"cached":false`) || w.Hits("/article") != i+1 {
-			t.Errorf("web.fetch of %s = %+v, %v after %d requests; want it not cached after %d", who, r, err, w.Hits("/article"), i+1)
+		if err != nil || r.Ending != "ok" || !strings.Contains(string(r.Output), `"cached":false`) ||
+			w.Hits("/article") != i+1 {
+			t.Errorf("web.fetch of %s = %+v, %v after %d requests; want it not cached after %d",
+				who, r, err, w.Hits("/article"), i+1)
 		}
 	}
 }
@@ -208,7 +211,8 @@ func testWebPrivate(t *testing.T, s *harness.Server, w *harness.Website) {
 		{"GET", at + "/ports/80/", ""},
 		{"POST", "/v1/tools/system.bash/call", `{"sandbox": "` + id + `", "input": {"command": "env"}}`},
 	} {
-		if got := s.Ask(t, c[0], c[1], c[2]); got.Status != 403 || !strings.Contains(string(got.Body), "belongs to a tool call") {
+		if got := s.Ask(t, c[0], c[1], c[2]); got.Status != 403 ||
+			!strings.Contains(string(got.Body), "belongs to a tool call") {
 			t.Errorf("%s %s: status %d, want 403 because of the tool call: %s", c[0], c[1], got.Status, got.Body)
 		}
 	}

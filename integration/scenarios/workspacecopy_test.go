@@ -103,7 +103,8 @@ func TestUncopyableWorkspaceIsRefused(t *testing.T) {
 	needGVisor(t)
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: gvisorConfig, Seed: &seed})
 	_, err := s.Client.CreateSandbox(within(t), v1.SandboxRequest{Template: "default", Class: "gvisor"})
-	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "walled") || !strings.Contains(err.Error(), "default") {
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "walled") ||
+		!strings.Contains(err.Error(), "default") {
 		t.Errorf("CreateSandbox with a template of a weaker class: %v, want both templates' names", err)
 	}
 	_, err = s.Client.CreateSandbox(within(t), v1.SandboxRequest{Class: "vm"})
@@ -136,7 +137,8 @@ func TestWorkspaceIsCopiedOverStdio(t *testing.T) {
 	if got := get(t, s.Client.WorkspaceFiles(name), "new"); got != "2\n" {
 		t.Errorf("after the lease the workspace's file is %q, want %q", got, "2\n")
 	}
-	r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: "cat new; echo 3 >new"}, Workspace: name, WhenEmpty: "cold"})
+	r, err := s.Client.Run(within(t),
+		v1.Run{Exec: v1.Exec{Command: "cat new; echo 3 >new"}, Workspace: name, WhenEmpty: "cold"})
 	if err != nil || r.Stdout != "2\n" {
 		t.Errorf("Run = %+v, %v; want stdout %q", r, err, "2\n")
 	}

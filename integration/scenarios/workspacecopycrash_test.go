@@ -14,7 +14,8 @@ import (
 func TestCopiedWorkspaceSurvivesCrash(t *testing.T) {
 	t.Parallel()
 	needGVisor(t)
-	s := harness.New(t, harness.Options{Runtime: "oci", Bin: harness.Need(t, harness.EnvFaults), Config: gvisorConfig, Seed: &seed})
+	s := harness.New(t,
+		harness.Options{Runtime: "oci", Bin: harness.Need(t, harness.EnvFaults), Config: gvisorConfig, Seed: &seed})
 	for _, point := range []string{
 		"scheduler.carry.home",
 		"carry.apply.received",
@@ -29,7 +30,8 @@ func TestCopiedWorkspaceSurvivesCrash(t *testing.T) {
 			name := workspace(t, s)
 			put(t, s.Client.WorkspaceFiles(name), "old", "1")
 			put(t, s.Client.WorkspaceFiles(name), "same", "2")
-			sb, err := s.Client.CreateSandbox(within(t), v1.SandboxRequest{Workspace: name, Template: "walled", WhenEmpty: "cold"})
+			sb, err := s.Client.CreateSandbox(within(t),
+				v1.SandboxRequest{Workspace: name, Template: "walled", WhenEmpty: "cold"})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -38,7 +38,8 @@ type counts struct {
 const listens = "00010000"
 
 // kinds are the counts that must be the same at the end, in the order of the table.
-var kinds = []string{"processes", "zombies", "mounts", "cgroups", "network namespaces", "unix sockets", "loop devices", "files in the state directory", "objects of the engine"}
+var kinds = []string{"processes", "zombies", "mounts", "cgroups", "network namespaces", "unix sockets", "loop devices",
+	"files in the state directory", "objects of the engine"}
 
 func (c counts) kind(name string) map[string]string {
 	return map[string]map[string]string{

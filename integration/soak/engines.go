@@ -27,6 +27,7 @@ type engine interface {
 
 // newEngine starts the engine of a driver. The embedded driver has none.
 func newEngine(t *testing.T, driver string) engine {
+	t.Helper()
 	switch driver {
 	case "docker":
 		d := &docker{daemon: daemon{name: "engine.sh"}}
@@ -58,11 +59,13 @@ type daemon struct{ name string }
 
 // start starts the engine until the end of the test and returns its address.
 func (d daemon) start(t *testing.T) string {
+	t.Helper()
 	t.Cleanup(func() { d.script(t, "down"); removeAll(t, state) })
 	return strings.TrimSpace(d.script(t, "up"))
 }
 
 func (d daemon) script(t *testing.T, verb string) string {
+	t.Helper()
 	return run(t, append(os.Environ(), "ORCHESTRATOR_TEST_STATE="+state), script(t, d.name), verb)
 }
 
@@ -75,6 +78,7 @@ type docker struct {
 func (d *docker) address() string { return d.host }
 
 func (d *docker) restart(t *testing.T) {
+	t.Helper()
 	pid := pidIn(t, state+"/engine/docker.pid")
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -84,13 +88,16 @@ func (d *docker) restart(t *testing.T) {
 }
 
 func (d *docker) objects(t *testing.T) (map[string]string, int64, int) {
+	t.Helper()
 	found := map[string]string{}
 	for _, list := range [][]string{
-		{"ps", "--all", "--quiet", "--no-trunc"}, {"volume", "ls", "--quiet"}, {"network", "ls", "--quiet", "--no-trunc"}, {"image", "ls", "--all", "--quiet", "--no-trunc"},
+		{"ps", "--all", "--quiet", "--no-trunc"}, {"volume", "ls", "--quiet"}, {"network", "ls", "--quiet",
+			"--no-trunc"}, {"image", "ls", "--all", "--quiet", "--no-trunc"},
 	} {
 		lines(run(t, nil, "docker", append([]string{"--host", d.host}, list...)...), list[0]+" ", found)
 	}
-	for _, dir := range []string{"data/overlay2", "data/containers", "containerd/state/io.containerd.runtime.v2.task/moby"} {
+	for _, dir := range []string{"data/overlay2", "data/containers",
+		"containerd/state/io.containerd.runtime.v2.task/moby"} {
 		entries, _ := os.ReadDir(state + "/engine/" + dir)
 		for _, e := range entries {
 			found[dir+"/"+e.Name()] = ""
@@ -128,14 +135,18 @@ type containerd struct {
 func (c *containerd) address() string { return "" }
 
 func (c *containerd) restart(t *testing.T) {
+	t.Helper()
 	c.script(t, "kill")
 	c.script(t, "up")
 }
 
 func (c *containerd) objects(t *testing.T) (map[string]string, int64, int) {
+	t.Helper()
 	found := map[string]string{}
-	for _, list := range [][]string{{"containers", "list", "-q"}, {"tasks", "list", "-q"}, {"leases", "list", "-q"}, {"snapshots", "list"}, {"content", "list", "-q"}, {"images", "list", "-q"}} {
-		lines(run(t, os.Environ(), "ctr", append([]string{"--address", c.socket, "--namespace", "orchestrator"}, list...)...), list[0]+" ", found)
+	for _, list := range [][]string{{"containers", "list", "-q"}, {"tasks", "list", "-q"}, {"leases", "list", "-q"},
+		{"snapshots", "list"}, {"content", "list", "-q"}, {"images", "list", "-q"}} {
+		lines(run(t, os.Environ(), "ctr", append([]string{"--address", c.socket, "--namespace", "orchestrator"}, list...)...),
+			list[0]+" ", found)
 	}
 	return found, sum(state + "/containerd/"), 0
 }
@@ -151,6 +162,7 @@ func sum(word string) (total int64) {
 }
 
 func pidIn(t *testing.T, path string) int {
+	t.Helper()
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -177,6 +189,7 @@ func run(t *testing.T, env []string, name string, args ...string) string {
 }
 
 func removeAll(t *testing.T, dir string) {
+	t.Helper()
 	if left := harness.MountsUnder(t, dir); len(left) > 0 {
 		t.Errorf("mounts are left: %v", left)
 		return

@@ -152,13 +152,16 @@ func pick(n int64) command {
 	case p < 83: // not a shell, which retries fork for 15 seconds
 		return command{exec: v1.Exec{Command: "exec python3 -c 'import os, time; [os.fork() or time.sleep(60) for _ in range(400)]'"}, ending: "pids", code: -1}
 	case p < 88:
-		return command{exec: v1.Exec{Command: "yes", MaxOutputBytes: 1 << 16, StopAtOutput: true}, ending: "output_limit", code: -1, stdout: -1}
+		return command{exec: v1.Exec{Command: "yes", MaxOutputBytes: 1 << 16, StopAtOutput: true}, ending: "output_limit",
+			code: -1, stdout: -1}
 	case p < 93:
 		return command{exec: v1.Exec{Command: "sleep 600 & sleep 600"}, cancel: 200 * time.Millisecond}
 	case p < 96: // a tree of orphans
-		return command{exec: v1.Exec{Command: "for i in 1 2 3 4 5 6 7 8; do (setsid sleep 600 >/dev/null 2>&1 &); done"}, ending: "exited"}
+		return command{exec: v1.Exec{Command: "for i in 1 2 3 4 5 6 7 8; do (setsid sleep 600 >/dev/null 2>&1 &); done"},
+			ending: "exited"}
 	}
-	return command{exec: v1.Exec{Argv: []string{"python3", "-c", "import json; print(json.dumps([1]))"}}, ending: "exited", stdout: 4}
+	return command{exec: v1.Exec{Argv: []string{"python3", "-c", "import json; print(json.dumps([1]))"}}, ending: "exited",
+		stdout: 4}
 }
 
 // judge checks that a result is the command's expected outcome.
@@ -175,7 +178,8 @@ func (c command) judge(r v1.ExecResult, err error) error {
 	case c.ending == "pids" && r.Ending == "exited", c.ending == "oom" && r.Ending == "exited" && r.ExitCode != 0:
 		return nil // the shell or Python coped with the limit
 	case r.Ending != c.ending || c.ending == "exited" && r.ExitCode != c.code:
-		return fmt.Errorf("%q ended %s (%d), not %s (%d): %s %s", c.text(), r.Ending, r.ExitCode, c.ending, c.code, r.Detail, r.Stderr)
+		return fmt.Errorf("%q ended %s (%d), not %s (%d): %s %s",
+			c.text(), r.Ending, r.ExitCode, c.ending, c.code, r.Detail, r.Stderr)
 	case c.stdout >= 0 && c.ending == "exited" && r.StdoutBytes != c.stdout:
 		return fmt.Errorf("%q wrote %d bytes, not %d", c.text(), r.StdoutBytes, c.stdout)
 	}
@@ -212,7 +216,8 @@ func (l *load) oneShot(ctx context.Context, n int64) (err error) {
 // lease uses a sandbox in all supported ways and ends it in one of the supported ways.
 func (l *load) lease(ctx context.Context, n int64) (err error) {
 	defer name(&err, "lease", n)
-	r := v1.SandboxRequest{TTLMS: time.Minute.Milliseconds(), WaitMS: time.Minute.Milliseconds(), Env: map[string]string{"N": fmt.Sprint(n)}}
+	r := v1.SandboxRequest{TTLMS: time.Minute.Milliseconds(), WaitMS: time.Minute.Milliseconds(),
+		Env: map[string]string{"N": fmt.Sprint(n)}}
 	switch n % 3 {
 	case 0:
 		r.Workspace = fmt.Sprintf("soak-%d", n)
@@ -273,7 +278,8 @@ func (l *load) use(ctx context.Context, id string, n int64) error {
 	if _, err := files.Write(ctx, file, strings.NewReader("of a lease\n"), client.WriteOptions{Size: 11}); err != nil {
 		return err
 	}
-	sh, err := l.client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Command: "while :; do echo tick; sleep 0.1; done"}})
+	sh, err := l.client.StartShell(ctx, id,
+		v1.ShellRequest{Exec: v1.Exec{Command: "while :; do echo tick; sleep 0.1; done"}})
 	if err != nil {
 		return err
 	}

@@ -124,6 +124,7 @@ type outcome struct {
 }
 
 func soak(t *testing.T, s *harness.Server, e engine) outcome {
+	t.Helper()
 	l := &load{client: s.Client, base: "base", came: map[string]int{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -159,6 +160,7 @@ func soak(t *testing.T, s *harness.Server, e engine) outcome {
 // disturb waits until at most that much is left to do, and marks the calls that run during the
 // disturbance.
 func (l *load) disturb(t *testing.T, at int64, do func()) {
+	t.Helper()
 	harness.Eventually(t, 30*time.Minute, "enough of the load is done", func() bool { return l.left() <= at })
 	l.disturbed.Add(1)
 	do()
@@ -176,6 +178,7 @@ func check(t *testing.T, l *load) {
 
 // ready waits until the service makes sandboxes again.
 func ready(t *testing.T, s *harness.Server) {
+	t.Helper()
 	harness.Eventually(t, harness.Long, "sandboxes are made again", func() bool {
 		pools, err := s.Client.Pools(t.Context())
 		return err == nil && len(pools) == 1 && pools[0].Warm+pools[0].Leased > 0
@@ -188,7 +191,8 @@ func quiet(t *testing.T, s *harness.Server, e engine, before *counts) counts {
 	t.Helper()
 	harness.Eventually(t, settle, "the pool is full and nothing is leased", func() bool {
 		pools, err := s.Client.Pools(t.Context())
-		return err == nil && len(pools) == 1 && pools[0].Warm == pools[0].Min && pools[0].Creating == 0 && pools[0].Leased == 0
+		return err == nil && len(pools) == 1 && pools[0].Warm == pools[0].Min && pools[0].Creating == 0 &&
+			pools[0].Leased == 0
 	})
 	var c counts
 	var left []string
@@ -280,6 +284,7 @@ func mib(n int64) string {
 
 // script returns the path of a script that starts an engine.
 func script(t *testing.T, name string) string {
+	t.Helper()
 	dir, err := filepath.Abs("../scripts")
 	if err != nil {
 		t.Fatal(err)

@@ -50,7 +50,8 @@ func (l *load) session(ctx context.Context, id string, n int64) error {
 }
 
 func (l *load) terminal(ctx context.Context, id string, n int64) error {
-	t, err := l.client.OpenTerminal(ctx, id, v1.TerminalRequest{Argv: []string{"bash", "--norc"}, Cols: 100, Rows: 30}, client.TerminalOptions{})
+	t, err := l.client.OpenTerminal(ctx, id, v1.TerminalRequest{Argv: []string{"bash", "--norc"}, Cols: 100, Rows: 30},
+		client.TerminalOptions{})
 	if err != nil {
 		return err
 	}
