@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -48,7 +47,8 @@ func newOutside(size int64) (*outside, error) {
 	for _, l := range []*net.Listener{&o.pages, &o.bytes, &o.quiet, &o.relay} {
 		var err error
 		if *l, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-			return nil, errors.Join(err, o.close())
+			o.close()
+			return nil, err
 		}
 	}
 	page := []byte("a page of a hundred bytes, more or less, such as an interface answers with when it has little to say\n")
@@ -93,7 +93,8 @@ func (o *outside) each(l net.Listener, do func(net.Conn)) {
 	})
 }
 
-func (o *outside) close() error {
+// close closes the servers and all connections, and waits for their goroutines.
+func (o *outside) close() {
 	if o.web != nil {
 		o.web.Close()
 	}
@@ -108,7 +109,6 @@ func (o *outside) close() error {
 	}
 	o.mu.Unlock()
 	o.work.Wait()
-	return nil
 }
 
 // rules allows only these servers.

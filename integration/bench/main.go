@@ -95,7 +95,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 	for name, v := range map[string]*string{"BIN": &b.bin, "IMAGE_ARCHIVE": &b.archive, "DOCKER": &host,
 		"CONTAINERD": &socket} {
 		if *v = os.Getenv("ORCHESTRATOR_TEST_" + name); *v == "" {
-			return fmt.Errorf("ORCHESTRATOR_TEST_%s is not set: use `make bench`, or the environment that integration/scripts/test.sh env prints", name)
+			return fmt.Errorf("ORCHESTRATOR_TEST_%s is not set: use `make bench`, "+
+				"or the environment that integration/scripts/test.sh env prints", name)
 		}
 	}
 	if b.engine, err = newEngine(host); err != nil {
@@ -138,7 +139,13 @@ func (b *bench) measure(ctx context.Context) error {
 		name string
 		do   func(context.Context) error
 	}{
-		{"many sandboxes on oci", b.manyOCI}, {"single calls on oci", b.callsOCI}, {"governed calls on oci", b.governed}, {"egress on oci", b.egress}, {"browser on oci", b.browser}, {"docker", b.docker}, {"containerd", b.containerd},
+		{"many sandboxes on oci", b.manyOCI},
+		{"single calls on oci", b.callsOCI},
+		{"governed calls on oci", b.governed},
+		{"egress on oci", b.egress},
+		{"browser on oci", b.browser},
+		{"docker", b.docker},
+		{"containerd", b.containerd},
 	} {
 		if !strings.Contains(phase.name, b.only) {
 			continue

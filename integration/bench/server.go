@@ -58,11 +58,24 @@ func newServer(bin, root, containerd string) (*server, error) {
 // cold is the same without, and wide has two processors. more is further configuration.
 func (s *server) configure(runtime, engine string, warm, most int, more ...string) error {
 	template := func(cpus, warm, most int) string {
-		return fmt.Sprintf("{limits: {memory: 192MiB, pids: 160, cpus: %d}, pool: {min: %d, max: %d, rate: 1000, parallel: 2}, entrypoint: [/usr/local/lib/orchestrator/entrypoint.sh]}", cpus, warm, most)
+		return fmt.Sprintf("{limits: {memory: 192MiB, pids: 160, cpus: %d}, "+
+			"pool: {min: %d, max: %d, rate: 1000, parallel: 2}, "+
+			"entrypoint: [/usr/local/lib/orchestrator/entrypoint.sh]}", cpus, warm, most)
 	}
-	text := fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s'}\ncontainerd: {address: '%s'}\nlog: {level: warn}\nadmission: {max_sandboxes: 120}\negress: {private: [{hosts: [127.0.0.1, localhost], ranges: [127.0.0.0/8]}]}\ntemplates:\n  default: %s\n  cold: %s\n  wide: %s\n",
-		s.socket, filepath.Join(s.root, "s"), runtime, engine, s.containerd, template(1, warm, most), template(1, 0,
-			20), template(2, 0, 4))
+	text := fmt.Sprintf(`listen: 'unix:%s'
+state_dir: '%s'
+runtime: %s
+docker: {host: '%s'}
+containerd: {address: '%s'}
+log: {level: warn}
+admission: {max_sandboxes: 120}
+egress: {private: [{hosts: [127.0.0.1, localhost], ranges: [127.0.0.0/8]}]}
+templates:
+  default: %s
+  cold: %s
+  wide: %s
+`, s.socket, filepath.Join(s.root, "s"), runtime, engine, s.containerd,
+		template(1, warm, most), template(1, 0, 20), template(2, 0, 4))
 	return os.WriteFile(s.config, []byte(text+strings.Join(more, "")), 0o600)
 }
 

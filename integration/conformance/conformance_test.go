@@ -39,13 +39,13 @@ func TestDrivers(t *testing.T) {
 	}
 	columns := make(chan column, 10)
 	for _, c := range []column{ // the longest first
-		{"oci-gvisor", func(t *testing.T, name string) { onOCI(t, name, runtime.ClassGVisor) }},
-		{"containerd", func(t *testing.T, name string) { onContainerd(t, name, runtime.ClassContainer) }},
-		{"docker-local", func(t *testing.T, name string) { onDocker(t, name, docker.ModeLocal) }},
-		{"oci", func(t *testing.T, name string) { onOCI(t, name, runtime.ClassContainer) }},
-		{"docker-stdio", func(t *testing.T, name string) { onDocker(t, name, docker.ModeStdio) }},
-		{"containerd-gvisor", func(t *testing.T, name string) { onContainerd(t, name, runtime.ClassGVisor) }},
-		{"docker-gvisor", onDockerGVisor},
+		{"oci-gvisor", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassGVisor) }},
+		{"containerd", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassContainer) }},
+		{"docker-local", func(t *testing.T, name string) { testDocker(t, name, docker.ModeLocal) }},
+		{"oci", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassContainer) }},
+		{"docker-stdio", func(t *testing.T, name string) { testDocker(t, name, docker.ModeStdio) }},
+		{"containerd-gvisor", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassGVisor) }},
+		{"docker-gvisor", testDockerGVisor},
 	} {
 		columns <- c
 	}
@@ -104,7 +104,8 @@ func outside(class runtime.Class) bool {
 	return class != runtime.ClassContainer && os.Getenv("ORCHESTRATOR_TEST_WHOLE") == ""
 }
 
-func onOCI(t *testing.T, name string, class runtime.Class) {
+// testOCI runs the suite on the embedded runtime.
+func testOCI(t *testing.T, name string, class runtime.Class) {
 	guest, at := given(t, "GUEST"), ""
 	runtimetest.Run(t, runtimetest.Factory{
 		Name: name, Class: class, Image: image(t), Entrypoint: []string{entrypoint},
@@ -125,7 +126,8 @@ func onOCI(t *testing.T, name string, class runtime.Class) {
 	})
 }
 
-func onDocker(t *testing.T, name, mode string) {
+// testDocker runs the suite on Docker in a mode.
+func testDocker(t *testing.T, name, mode string) {
 	runtimetest.Run(t, dockerFactory(name, given(t, "DOCKER"), given(t, "GUEST"), mode, image(t)))
 }
 

@@ -15,7 +15,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/runtimetest"
 )
 
-func onContainerd(t *testing.T, name string, class runtime.Class) {
+// testContainerd runs the suite on containerd, and checks that removing the image leaves nothing.
+func testContainerd(t *testing.T, name string, class runtime.Class) {
 	address, guest := given(t, "CONTAINERD"), given(t, "GUEST")
 	// A namespace of the suite, so that removing images affects nothing else.
 	namespace := "orchestrator-suite-" + name
@@ -23,7 +24,8 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 		t.Helper()
 		// The driver must work in cleanup, after the test's context has ended.
 		d, err := containerd.New(context.WithoutCancel(t.Context()), containerd.Options{
-			Address: address, Namespace: namespace, StateDir: state, GuestPath: guest, GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC"),
+			Address: address, Namespace: namespace, StateDir: state, GuestPath: guest,
+			GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC"),
 		})
 		if err == nil {
 			err = d.Why(class)
@@ -44,7 +46,8 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 	}
 	t.Run("suite", func(t *testing.T) {
 		runtimetest.Run(t, runtimetest.Factory{
-			Name: name, Class: class, Image: sandbox, Entrypoint: []string{entrypoint}, RemoveImage: drop, SkipKernelChecks: outside(class),
+			Name: name, Class: class, Image: sandbox, Entrypoint: []string{entrypoint},
+			RemoveImage: drop, SkipKernelChecks: outside(class),
 			HostPID: func(t *testing.T, id string) int {
 				t.Helper()
 				for _, line := range askContainerd(t, address, namespace, "task", "tasks", "list") {
@@ -56,15 +59,18 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 						return pid
 					}
 				}
-				t.Fatalf("there is no task %s", id)
+				t.Fatalf("task %s not found", id)
 				return 0
 			},
 			Open: func(t *testing.T, state string) runtime.Driver { return open(t, state) },
 			Leftovers: func(t *testing.T, id string) []string {
 				t.Helper()
 				left := askContainerd(t, address, namespace, "container", "containers", "list", "--quiet", "id=="+id)
-				for what, args := range map[string][]string{"task": {"tasks", "list", "--quiet"}, "snapshot": {"snapshots", "list"},
-					"lease": {"leases", "list"}} {
+				for what, args := range map[string][]string{
+					"task":     {"tasks", "list", "--quiet"},
+					"snapshot": {"snapshots", "list"},
+					"lease":    {"leases", "list"},
+				} {
 					for _, line := range askContainerd(t, address, namespace, what, args...) {
 						if strings.Contains(line, id) {
 							left = append(left, line)
@@ -76,11 +82,14 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 		})
 	})
 	drop(t, sandbox)
-	for what, args := range map[string][]string{"lease": {"leases", "list", "--quiet"}, "snapshot": {"snapshots", "list"},
-		"content": {"content", "list", "--quiet"}} {
+	for what, args := range map[string][]string{
+		"lease":    {"leases", "list", "--quiet"},
+		"snapshot": {"snapshots", "list"},
+		"content":  {"content", "list", "--quiet"},
+	} {
 		for _, line := range askContainerd(t, address, namespace, what, args...) {
 			if !strings.HasPrefix(line, what+" KEY") {
-				t.Errorf("after everything was given up there is %s", line)
+				t.Errorf("left after the image was removed: %s", line)
 			}
 		}
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/runtimetest"
 )
 
-func onDockerGVisor(t *testing.T, name string) {
+// testDockerGVisor runs the suite on a local Docker Engine with class gvisor.
+func testDockerGVisor(t *testing.T, name string) {
 	engine, guest := given(t, "DOCKER"), given(t, "GUEST")
 	f := dockerFactory(name, engine, guest, docker.ModeLocal, image(t))
 	f.Class, f.SkipKernelChecks = runtime.ClassGVisor, outside(runtime.ClassGVisor)

@@ -1,9 +1,9 @@
 //go:build integration
 
-// Package contracts holds each profile to the contract of the system that it
-// stands in for: every list entry, number, message and rule of it is a line of
-// a file in this folder, and has a test that shows it through the HTTP interface
-// in a real sandbox. A line without a test, and a test without a line, fail.
+// Package contracts tests each profile against the contract of the system that it replaces. Every
+// list entry, number, message and rule is a line of a file in this directory, and has a test
+// through the HTTP interface in a real sandbox. A line without a test fails, and so does a test
+// without a line.
 package contracts
 
 import (
@@ -30,13 +30,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// line is one line of a contract: an id, and what it says.
-type line struct{ id, says string }
+// line is a line of a contract: an id and its statement.
+type line struct{ id, text string }
 
 var linePattern = regexp.MustCompile(`^([a-z0-9][a-z0-9./-]*)\t(\S.*)$`)
 
-// read reads a contract. Lines that begin with "#" are headings.
-func read(t *testing.T, file string) []line {
+// readContract reads a contract. Lines that begin with "#" are headings.
+func readContract(t *testing.T, file string) []line {
 	t.Helper()
 	f, err := os.Open(file)
 	if err != nil {
@@ -52,7 +52,7 @@ func read(t *testing.T, file string) []line {
 		}
 		m := linePattern.FindStringSubmatch(text)
 		if m == nil || seen[m[1]] {
-			t.Fatalf("%s: %q is no line of its own: an id, a tab, and what it says", file, text)
+			t.Fatalf("%s: invalid line %q: use a unique id, a tab, and the statement", file, text)
 		}
 		seen[m[1]] = true
 		lines = append(lines, line{m[1], m[2]})
@@ -60,15 +60,14 @@ func read(t *testing.T, file string) []line {
 	return lines
 }
 
-// hold runs a contract's tests on one server. Tests are by the id of their line,
-// or by the part of it before a slash for lines that differ only in a word,
-// which the test gets. What a contract runs on does not change its words, so
-// one runtime is enough: the scenarios are what runs on all.
-func hold(t *testing.T, file, config string, tests map[string]func(t *testing.T, s *harness.Server, l line)) {
+// runContract runs a contract's tests on one server. A test has the id of its line, or the part
+// before a slash for lines that differ in one word, which the test gets from the line. The contract
+// does not depend on the runtime, so one is enough; the scenarios run on all.
+func runContract(t *testing.T, file, config string, tests map[string]func(t *testing.T, s *harness.Server, l line)) {
 	t.Helper()
-	lines := read(t, file)
+	lines := readContract(t, file)
 	if len(lines) == 0 {
-		t.Fatalf("%s holds nothing", file)
+		t.Fatalf("%s has no lines", file)
 	}
 	used := map[string]bool{}
 	find := func(id string) (string, bool) {
@@ -81,13 +80,13 @@ func hold(t *testing.T, file, config string, tests map[string]func(t *testing.T,
 	for _, l := range lines {
 		name, ok := find(l.id)
 		if !ok {
-			t.Errorf("%s: %s (%s) has no test", file, l.id, l.says)
+			t.Errorf("line %[1]s: %[2]s (%[3]s) has no test", file, l.id, l.text)
 		}
 		used[name] = true
 	}
 	for name := range tests {
 		if !used[name] {
-			t.Errorf("%s: the test %s has no line", file, name)
+			t.Errorf("test %[2]s has no line in %[1]s", file, name)
 		}
 	}
 	if t.Failed() {

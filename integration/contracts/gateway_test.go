@@ -18,8 +18,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// gatewayFiles are configurations of the gateway system, by the name of the
-// profile that they become. The example is its own, as it stands.
+// gatewayFiles are configurations of the gateway system, by the name of the profile that they
+// become. The example is used unchanged.
 var gatewayFiles = map[string]string{
 	"lists": `{"tools": {
 		"bash": {"allowedCommands": ["ls", "cat", "grep", "git", "pwd"], "allowedDirectories": ["/workspace"]}}}`,
@@ -30,13 +30,16 @@ var gatewayFiles = map[string]string{
 	"sizes":          `{"tools": {"filesystem": {"maxFileSize": 10485760}}}`,
 	"readonly-files": `{"tools": {"filesystem": {"readOnly": true}}}`,
 	"plain":          `{"tools": {"filesystem": {"followSymlinks": false}}}`,
-	"dirs":           `{"tools": {"filesystem": {"allowedDirectories": ["/workspace/in", "/tmp"]}, "bash": {"allowedDirectories": ["/workspace/in"]}}}`,
-	"boxed":          `{"tools": {"sandbox": {"enabled": true, "image": "other:latest", "networkMode": "bridge", "volumeMounts": {"/etc": "/host"}}}}`,
-	"memory":         `{"tools": {"sandbox": {"networkMode": "none", "memoryLimit": "64m"}}}`,
-	"cpu":            `{"tools": {"sandbox": {"cpuLimit": 0.25}}}`,
-	"caps":           `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxDuration": 1500, "maxMemory": 67108864}}}}`,
-	"memory-caps":    `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxMemory": 67108864}}}}`,
-	"cpu-caps":       `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxCpu": 0.25}}}}`,
+	"dirs": `{"tools": {"filesystem": {"allowedDirectories": ["/workspace/in", "/tmp"]},
+		"bash": {"allowedDirectories": ["/workspace/in"]}}}`,
+	"boxed": `{"tools": {"sandbox": {"enabled": true, "image": "other:latest",
+		"networkMode": "bridge", "volumeMounts": {"/etc": "/host"}}}}`,
+	"memory": `{"tools": {"sandbox": {"networkMode": "none", "memoryLimit": "64m"}}}`,
+	"cpu":    `{"tools": {"sandbox": {"cpuLimit": 0.25}}}`,
+	"caps": `{"tools": {}, "policy": {"resourceLimits": {
+		"bash": {"maxDuration": 1500, "maxMemory": 67108864}}}}`,
+	"memory-caps": `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxMemory": 67108864}}}}`,
+	"cpu-caps":    `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxCpu": 0.25}}}}`,
 	"asks": `{"tools": {"bash": {"deniedCommands": ["rm"]}}, "approval": {"rules": [
 		{"toolName": "bash", "action": "approve", "condition": "input.command == 'true'"},
 		{"toolName": "bash", "action": "deny", "condition": "input.command == 'false'"},
@@ -44,23 +47,28 @@ var gatewayFiles = map[string]string{
 	"breaks": `{"tools": {}, "approval": {"rules": [
 		{"toolName": "bash", "action": "deny", "condition": "input.args[0] == 'x'"},
 		{"toolName": "bash", "action": "approve"}]}}`,
-	"daily":   `{"tools": {}, "approval": {"rules": [{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "daily"}]}}`,
-	"weekly":  `{"tools": {}, "approval": {"rules": [{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "weekly"}]}}`,
-	"monthly": `{"tools": {}, "approval": {"rules": [{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "monthly"}]}}`,
+	"daily": `{"tools": {}, "approval": {"rules": [
+		{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "daily"}]}}`,
+	"weekly": `{"tools": {}, "approval": {"rules": [
+		{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "weekly"}]}}`,
+	"monthly": `{"tools": {}, "approval": {"rules": [
+		{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "monthly"}]}}`,
 	"amounts": `{"tools": {}, "approval": {"rules": [
-		{"toolName": "filesystem", "action": "budget", "budgetLimit": 10, "budgetPeriod": "daily", "budgetField": "content"}]}}`,
-	"web": `{"tools": {"http": {"allowedDomains": ["site.test", "other.test", "localhost", "127.0.0.1", "10.0.0.1", "169.254.169.254"],
+		{"toolName": "filesystem", "action": "budget",
+			"budgetLimit": 10, "budgetPeriod": "daily", "budgetField": "content"}]}}`,
+	"web": `{"tools": {"http": {
+		"allowedDomains": ["site.test", "other.test", "localhost", "127.0.0.1", "10.0.0.1", "169.254.169.254"],
 		"blockedDomains": ["blocked.site.test"], "maxResponseSize": 1000, "allowedMethods": ["GET", "POST", "PUT"]}}}`,
 	"web-hasty": `{"tools": {"http": {"allowedDomains": ["site.test"], "timeoutMs": 2500}}}`,
 	"off":       `{"tools": {"bash": {"enabled": false}}, "policy": {"enabled": {"filesystem": false}}}`,
-	"rates":     `{"tools": {}, "policy": {"rateLimits": {"bash": {"maxCalls": 2, "windowMs": 600000}, "filesystem": {"maxCalls": 1, "windowMs": 300}}}}`,
+	"rates": `{"tools": {}, "policy": {"rateLimits": {
+		"bash": {"maxCalls": 2, "windowMs": 600000}, "filesystem": {"maxCalls": 1, "windowMs": 300}}}}`,
 }
 
-// example is the source's own configuration, which package profile keeps as it
-// stands.
+// example is the original system's own configuration, which package profile keeps unchanged.
 const example = "../../internal/profile/testdata/gateway.json"
 
-// gatewayConfig has all of them in a folder of profiles.
+// gatewayConfig returns a service configuration with all profiles in a directory.
 func gatewayConfig(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile(example)
@@ -87,7 +95,7 @@ templates:
 // table is the tests of a contract.
 type table = map[string]func(t *testing.T, s *harness.Server, l line)
 
-// gateway is the contract's test, with what its lines share.
+// gateway has what the tests of the contract share.
 type gateway struct {
 	t      *testing.T
 	config string
@@ -97,12 +105,13 @@ type gateway struct {
 	site   *harness.Website
 }
 
-func TestGateway(t *testing.T) {
+func TestGateway(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	g := &gateway{t: t, config: gatewayConfig(t), slow: make(chan v1.ToolResult, 1), site: harness.NewWebsite(t, "")}
 	g.config += g.site.Config
 	tests := table{}
-	for _, part := range []table{g.tools(), g.http(), g.bash(), g.files(), g.paths(), g.sandbox(), g.approvals(), g.budgets(), g.policy(), g.example()} {
+	for _, part := range []table{g.tools(), g.http(), g.bash(), g.files(), g.paths(), g.sandbox(), g.approvals(),
+		g.budgets(), g.policy(), g.example()} {
 		maps.Copy(tests, part)
 	}
 	for id, run := range tests {
@@ -111,17 +120,17 @@ func TestGateway(t *testing.T) {
 			run(t, s, l)
 		}
 	}
-	hold(t, "gateway.txt", g.config, tests)
+	runContract(t, "gateway.txt", g.config, tests)
 }
 
-// start sets up the workspace, and lets a command run into the time-out that
-// nobody set while the other lines are tested.
+// start prepares the workspace, and starts a command that runs into the default timeout while other
+// lines are tested.
 func (g *gateway) start(s *harness.Server) {
-	sleeper := g.somebody(g.t, s, "gateway", "bash")
+	sleeper := g.newCaller(g.t, s, "gateway", "bash")
 	request := sleeper.request(g.t, program("sleep", "3000"))
-	ctx, cancel := context.WithCancel(soon(g.t))
+	ctx, cancel := context.WithCancel(callContext(g.t))
 	done := make(chan struct{})
-	go func() { // the clean-up waits for it
+	go func() { // the cleanup waits for it
 		defer close(done)
 		got, err := sleeper.client.CallTool(ctx, "bash", request, client.CallOptions{})
 		if err != nil && ctx.Err() == nil {
@@ -129,11 +138,11 @@ func (g *gateway) start(s *harness.Server) {
 		}
 		g.slow <- got
 	}()
-	g.t.Cleanup(func() { cancel(); <-done }) // where its line was not asked for
+	g.t.Cleanup(func() { cancel(); <-done }) // in case the line's test is not run
 	shell(g.t, operator(s, "gateway", "bash"), workspaceScript)
 }
 
-// workspaceScript makes what lines find in the workspace, and a folder outside.
+// workspaceScript creates the files of the tests in the workspace, and a directory outside of it.
 const workspaceScript = `
 set -e
 mkdir -p in/sub other ~/out
@@ -154,57 +163,56 @@ ln -s ../other in/link-other
 ln -s ../other/file in/link-other-file
 `
 
-// somebody is a caller of their own, with a workspace, a sandbox, rates and
-// budgets that are nobody else's.
-func (g *gateway) somebody(t *testing.T, s *harness.Server, profile, tool string) agent {
+// newCaller returns a new caller with a separate workspace, sandbox, rate limit and budget.
+func (g *gateway) newCaller(t *testing.T, s *harness.Server, profile, tool string) agent {
 	t.Helper()
 	g.names++
-	return holder(t, s, v1.TokenRequest{Caller: fmt.Sprintf("caller-%d", g.names), Profile: profile}, tool)
+	return newTokenAgent(t, s, v1.TokenRequest{Caller: fmt.Sprintf("caller-%d", g.names), Profile: profile}, tool)
 }
 
-// shell runs a script with bash of the profile gateway, and wants it to go well.
+// shell runs a script with bash of profile gateway. It must exit with 0.
 func shell(t *testing.T, a agent, script string) string {
 	t.Helper()
 	r := a.call(t, fields{"command": "sh", "args": []string{"-c", script}})
 	if r.ExitCode == nil || *r.ExitCode != 0 {
-		t.Fatalf("%s: %+v %s", script, r, r.Output)
+		t.Fatalf("script %s: %+v, output %s; want exit code 0", script, r, r.Output)
 	}
 	return outputOf(t, r)["stdout"].(string)
 }
 
-// words of a line that stand between backticks.
+// quoted returns the first part of a line between backticks.
 func quoted(t *testing.T, l line) string {
 	t.Helper()
-	_, rest, _ := strings.Cut(l.says, "`")
+	_, rest, _ := strings.Cut(l.text, "`")
 	word, _, ok := strings.Cut(rest, "`")
 	if !ok {
-		t.Fatalf("%s quotes nothing", l.id)
+		t.Fatalf("line %s quotes nothing", l.id)
 	}
 	return word
 }
 
-// refuses wants a call that cannot be used: a problem about a field.
-func refuses(t *testing.T, a agent, in fields, field string) {
+// assertInvalid checks that a call is refused as invalid because of a field.
+func assertInvalid(t *testing.T, a agent, in fields, field string) {
 	t.Helper()
-	got, err := a.client.CallTool(soon(t), a.tool, a.request(t, in), client.CallOptions{})
+	got, err := a.client.CallTool(callContext(t), a.tool, a.request(t, in), client.CallOptions{})
 	p, ok := errors.AsType[*v1.Problem](err)
 	if !ok || p.Code != "invalid_argument" || !strings.Contains(p.Field+" "+p.Detail, field) {
-		t.Errorf("%v: %+v %v; want an error about %s", in, got, err, field)
+		t.Errorf("call with %v = %+v, %v; want invalid argument because of %s", in, got, err, field)
 	}
 }
 
-// like is ends, with a part of the message.
-func like(t *testing.T, r v1.ToolResult, ending, kind, part string) {
+// assertError checks the ending, and the type and a part of the message of the error.
+func assertError(t *testing.T, r v1.ToolResult, ending, kind, part string) {
 	t.Helper()
 	if r.Ending != ending || r.Error == nil || r.Error.Type != kind || !strings.Contains(r.Error.Message, part) {
-		t.Errorf("%s %+v; want %s %s with %q (%.300s)", r.Ending, r.Error, ending, kind, part, r.Output)
+		t.Errorf("ending %s, error %+v; want %s, %s with %q (%.300s)", r.Ending, r.Error, ending, kind, part, r.Output)
 	}
 }
 
 func (g *gateway) tools() table {
 	known := func(t *testing.T, s *harness.Server, l line) v1.Tool {
 		t.Helper()
-		list, err := s.Client.Tools(soon(t), "gateway")
+		list, err := s.Client.Tools(callContext(t), "gateway")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,26 +221,27 @@ func (g *gateway) tools() table {
 				return tool
 			}
 		}
-		t.Fatalf("%s is not in %+v", lastOf(l), list)
+		t.Fatalf("tool %s not found in %+v", lastOf(l), list)
 		return v1.Tool{}
 	}
 	listed := func(description string, words ...string) func(t *testing.T, s *harness.Server, l line) {
 		return func(t *testing.T, s *harness.Server, l line) {
 			tool := known(t, s, l)
 			if !tool.Enabled || !strings.HasPrefix(tool.Description, description) {
-				t.Errorf("%+v", tool)
+				t.Errorf("tool %+v, want it enabled with description %q", tool, description)
 			}
 			for _, w := range words {
 				if !strings.Contains(string(tool.Input), `"`+w+`"`) {
-					t.Errorf("no %s in %s", w, tool.Input)
+					t.Errorf("%s not found in the input schema %s", w, tool.Input)
 				}
 			}
 		}
 	}
 	return table{
-		"registry/bash":       listed("Execute bash commands", "command", "args", "cwd"),
-		"registry/filesystem": listed("File system operations", "operation", "path", "content", "encoding", "read", "write", "list", "stat", "delete"),
-		"registry/http":       listed("HTTP requests", "method", "url", "headers", "body", "GET", "POST", "PUT", "DELETE"),
-		"registry/browser":    listed("Browse web pages", "url", "waitForSelector", "screenshot"),
+		"registry/bash": listed("Execute bash commands", "command", "args", "cwd"),
+		"registry/filesystem": listed("File system operations", "operation", "path", "content", "encoding", "read", "write",
+			"list", "stat", "delete"),
+		"registry/http":    listed("HTTP requests", "method", "url", "headers", "body", "GET", "POST", "PUT", "DELETE"),
+		"registry/browser": listed("Browse web pages", "url", "waitForSelector", "screenshot"),
 	}
 }

@@ -19,7 +19,7 @@ const (
 	forbiddenPattern = "Command matches forbidden pattern"
 )
 
-// phase2Seen is phase2 with the time that a command had as its result.
+// phase2Seen is phase2 with the timeout of a command as its result.
 const phase2Seen = `
 name: phase2-seen
 extends: phase2
@@ -29,7 +29,7 @@ tools:
     result: '{"timeout_ms": end.timeout_ms}'
 `
 
-// phase2Hasty waits for the web for a short time.
+// phase2Hasty has a short timeout for web requests.
 const phase2Hasty = `
 name: phase2-hasty
 extends: phase2
@@ -38,101 +38,105 @@ tools:
     caps: {timeout_ms: 2000}
 `
 
-type phase2Test = func(t *testing.T, s *harness.Server, l line)
+// contractTest is the test of a line of a contract.
+type contractTest = func(t *testing.T, s *harness.Server, l line)
 
-func TestPhase2(t *testing.T) {
+func TestPhase2(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
-	bash := func(test func(t *testing.T, a agent)) phase2Test {
+	bash := func(test func(t *testing.T, a agent)) contractTest {
 		return func(t *testing.T, s *harness.Server, _ line) { test(t, operator(s, "phase2", "system.bash")) }
 	}
 	w := &phase2Web{harness.NewWebsite(t, phase2Model)}
-	tests := map[string]phase2Test{
-		"tools":        phase2Tools,
+	tests := map[string]contractTest{
+		"tools":        testPhase2Tools,
 		"bash-trust":   phase2Trust("system.bash", 3),
 		"kill-trust":   phase2Trust("system.kill", 2),
 		"bash-effects": phase2Effects("system.bash", "calls(shell)", "writes(filesystem)", "spawns(process)"),
 		"kill-effects": phase2Effects("system.kill", "calls(shell)"),
-		"cacheable":    phase2Cacheable,
-		"bash-title":   phase2Title,
+		"cacheable":    testPhase2Cacheable,
+		"bash-title":   testPhase2Title,
 		"bash-input":   phase2Input("system.bash", "command", "timeout_ms", "working_directory", "run_in_background"),
 		"kill-input":   phase2Input("system.kill", "shell_id"),
 		"underscore": func(t *testing.T, s *harness.Server, _ line) {
-			gives(t, operator(s, "phase2", "system_bash").run(t, "echo hello"), fields{"stdout": "hello\n"})
+			assertFields(t, operator(s, "phase2", "system_bash").run(t, "echo hello"), fields{"stdout": "hello\n"})
 		},
 
-		"never":           phase2Never,
+		"never":           testPhase2Never,
 		"never-count":     phase2Count("never", 13),
-		"never-first":     bash(phase2NeverFirst),
-		"never-type":      bash(phase2NeverType),
-		"never-unasked":   bash(phase2NeverUnasked),
-		"never-modified":  bash(phase2NeverModified),
-		"never-text":      bash(phase2NeverText),
-		"confirm":         phase2Confirm,
+		"never-first":     bash(testPhase2NeverFirst),
+		"never-type":      bash(testPhase2NeverType),
+		"never-unasked":   bash(testPhase2NeverUnasked),
+		"never-modified":  bash(testPhase2NeverModified),
+		"never-text":      bash(testPhase2NeverText),
+		"confirm":         testPhase2Confirm,
 		"confirm-count":   phase2Count("confirm", 5),
-		"confirm-waits":   bash(phase2ConfirmWaits),
-		"confirm-yes":     bash(phase2ConfirmYes),
-		"confirm-no":      bash(phase2ConfirmNo),
-		"literal-never":   phase2LiteralNever,
-		"literal-confirm": phase2LiteralConfirm,
-		"literal-case":    phase2LiteralCase,
+		"confirm-waits":   bash(testPhase2ConfirmWaits),
+		"confirm-yes":     bash(testPhase2ConfirmYes),
+		"confirm-no":      bash(testPhase2ConfirmNo),
+		"literal-never":   testPhase2LiteralNever,
+		"literal-confirm": testPhase2LiteralConfirm,
+		"literal-case":    testPhase2LiteralCase,
 
-		"result": bash(phase2Result),
+		"result": bash(testPhase2Result),
 		"safe": bash(func(t *testing.T, a agent) {
-			gives(t, a.run(t, "echo hello"), fields{"stdout": "hello\n", "exit_code": 0})
+			assertFields(t, a.run(t, "echo hello"), fields{"stdout": "hello\n", "exit_code": 0})
 		}),
-		"shell": bash(phase2Shell),
+		"shell": bash(testPhase2Shell),
 		"streams": bash(func(t *testing.T, a agent) {
-			gives(t, a.run(t, "echo out; echo err >&2"), fields{"stdout": "out\n", "stderr": "err\n"})
+			assertFields(t, a.run(t, "echo out; echo err >&2"), fields{"stdout": "out\n", "stderr": "err\n"})
 		}),
-		"exit-code":         bash(phase2ExitCode),
-		"signal":            bash(func(t *testing.T, a agent) { gives(t, a.run(t, "kill -9 $$"), fields{"exit_code": -9}) }),
-		"utf8":              bash(func(t *testing.T, a agent) { gives(t, a.run(t, `printf 'a\377b'`), fields{"stdout": "a\uFFFDb"}) }),
-		"directory":         bash(phase2Directory),
-		"directory-missing": bash(phase2DirectoryMissing),
-		"sandbox":           bash(phase2Sandbox),
+		"exit-code": bash(testPhase2ExitCode),
+		"signal":    bash(func(t *testing.T, a agent) { assertFields(t, a.run(t, "kill -9 $$"), fields{"exit_code": -9}) }),
+		"utf8": bash(func(t *testing.T, a agent) {
+			assertFields(t, a.run(t, `printf 'a\377b'`), fields{"stdout": "a\uFFFDb"})
+		}),
+		"directory":         bash(testPhase2Directory),
+		"directory-missing": bash(testPhase2DirectoryMissing),
+		"sandbox":           bash(testPhase2Sandbox),
 
 		"time-default":   phase2Time(0, 120_000),
 		"time-given":     phase2Time(50_000, 50_000),
 		"time-max":       phase2Time(600_001, 600_000),
-		"time-unlimited": bash(phase2TimeUnlimited),
-		"time-error":     bash(phase2TimeError),
-		"time-kill":      bash(phase2TimeKill),
+		"time-unlimited": bash(testPhase2TimeUnlimited),
+		"time-error":     bash(testPhase2TimeError),
+		"time-kill":      bash(testPhase2TimeKill),
 
-		"output-whole":      bash(phase2Whole),
-		"output-cut":        bash(phase2Cut),
-		"output-50000":      bash(phase2Fifty),
-		"output-characters": bash(phase2Characters),
-		"output-stderr":     bash(phase2Stderr),
+		"output-whole":      bash(testPhase2Whole),
+		"output-cut":        bash(testPhase2Cut),
+		"output-50000":      bash(testPhase2Fifty),
+		"output-characters": bash(testPhase2Characters),
+		"output-stderr":     bash(testPhase2Stderr),
 
-		"background":        bash(phase2Background),
-		"background-output": bash(phase2BackgroundOutput),
-		"background-list":   bash(phase2BackgroundList),
-		"background-policy": bash(phase2BackgroundPolicy),
-		"kill-term":         bash(phase2KillTerm),
-		"kill-grace":        bash(phase2KillGrace),
-		"kill-tree":         bash(phase2KillTree),
-		"kill-result":       bash(phase2KillResult),
-		"kill-ended":        bash(phase2KillEnded),
-		"kill-unknown":      bash(phase2KillUnknown),
-		"kill-foreign":      phase2KillForeign,
+		"background":        bash(testPhase2Background),
+		"background-output": bash(testPhase2BackgroundOutput),
+		"background-list":   bash(testPhase2BackgroundList),
+		"background-policy": bash(testPhase2BackgroundPolicy),
+		"kill-term":         bash(testPhase2KillTerm),
+		"kill-grace":        bash(testPhase2KillGrace),
+		"kill-tree":         bash(testPhase2KillTree),
+		"kill-result":       bash(testPhase2KillResult),
+		"kill-ended":        bash(testPhase2KillEnded),
+		"kill-unknown":      bash(testPhase2KillUnknown),
+		"kill-foreign":      testPhase2KillForeign,
 
 		"trust-bash":  phase2TrustOf("system.bash", 3, fields{"command": "echo hello"}),
 		"trust-kill":  phase2TrustOf("system.kill", 2, fields{"shell_id": "nonexistent"}),
-		"trust-first": phase2TrustFirst,
-		"trust-raise": phase2TrustRaise,
-		"trust-once":  phase2TrustOnce,
-		"trust-not":   phase2TrustNot,
-		"trust-never": phase2TrustNever,
-		"trace":       phase2Trace,
+		"trust-first": testPhase2TrustFirst,
+		"trust-raise": testPhase2TrustRaise,
+		"trust-once":  testPhase2TrustOnce,
+		"trust-not":   testPhase2TrustNot,
+		"trust-never": testPhase2TrustNever,
+		"trace":       testPhase2Trace,
 	}
 	maps.Copy(tests, w.tests())
-	hold(t, "phase2.txt", profiles(t, map[string]string{"phase2-seen": phase2Seen, "phase2-hasty": phase2Hasty})+w.Config, tests)
+	runContract(t, "phase2.txt",
+		profiles(t, map[string]string{"phase2-seen": phase2Seen, "phase2-hasty": phase2Hasty})+w.Config, tests)
 }
 
-// toolNamed is a tool of a profile, as callers see it.
+// toolNamed returns a tool of a profile, as callers see it.
 func toolNamed(t *testing.T, s *harness.Server, profile, name string) v1.Tool {
 	t.Helper()
-	list, err := s.Client.Tools(soon(t), profile)
+	list, err := s.Client.Tools(callContext(t), profile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,11 +145,11 @@ func toolNamed(t *testing.T, s *harness.Server, profile, name string) v1.Tool {
 			return tool
 		}
 	}
-	t.Fatalf("%s has no tool %s", profile, name)
+	t.Fatalf("profile %s has no tool %s", profile, name)
 	return v1.Tool{}
 }
 
-// inputs lists what a tool takes and what of it must be given.
+// inputs returns the properties of a tool's input, and which of them are required.
 func inputs(t *testing.T, tool v1.Tool) (known, required []string) {
 	t.Helper()
 	var schema struct {
@@ -161,213 +165,231 @@ func inputs(t *testing.T, tool v1.Tool) (known, required []string) {
 	return known, schema.Required
 }
 
-func phase2Tools(t *testing.T, s *harness.Server, _ line) {
-	list, err := s.Client.Tools(soon(t), "phase2")
+func testPhase2Tools(t *testing.T, s *harness.Server, _ line) {
+	list, err := s.Client.Tools(callContext(t), "phase2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var names []string
+	names := make([]string, 0, len(list))
 	for _, tool := range list {
 		names = append(names, tool.Name)
 		if !tool.Enabled {
-			t.Errorf("%s is disabled", tool.Name)
+			t.Errorf("tool %s is disabled, want it enabled", tool.Name)
 		}
 	}
-	for _, want := range []string{"system.bash", "system.kill", "system.output", "system.shells", "web.fetch", "web.search"} {
+	for _, want := range []string{"system.bash", "system.kill", "system.output", "system.shells", "web.fetch",
+		"web.search"} {
 		if !slices.Contains(names, want) {
-			t.Errorf("no %s in %v", want, names)
+			t.Errorf("tool %s not found in %v", want, names)
 		}
 	}
 }
 
-func phase2Trust(name string, want int) phase2Test {
+func phase2Trust(name string, want int) contractTest {
 	return func(t *testing.T, s *harness.Server, _ line) {
 		if got := toolNamed(t, s, "phase2", name).Trust; got != want {
-			t.Errorf("%d, want %d", got, want)
+			t.Errorf("trust of %s is %d, want %d", name, got, want)
 		}
 	}
 }
 
-func phase2Effects(name string, want ...string) phase2Test {
+func phase2Effects(name string, want ...string) contractTest {
 	return func(t *testing.T, s *harness.Server, _ line) {
 		if got := toolNamed(t, s, "phase2", name).Effects; !slices.Equal(got, want) {
-			t.Errorf("%v, want %v", got, want)
+			t.Errorf("effects of %s are %v, want %v", name, got, want)
 		}
 	}
 }
 
-func phase2Cacheable(t *testing.T, s *harness.Server, _ line) {
+func testPhase2Cacheable(t *testing.T, s *harness.Server, _ line) {
 	for _, name := range []string{"system.bash", "system.kill"} {
 		if toolNamed(t, s, "phase2", name).Cacheable {
-			t.Errorf("%s is cacheable", name)
+			t.Errorf("%s is cacheable, want it not", name)
 		}
 	}
 	a := operator(s, "phase2", "system.bash")
-	gives(t, a.run(t, "echo x >> twice; cat twice"), fields{"stdout": "x\n"})
-	gives(t, a.run(t, "echo x >> twice; cat twice"), fields{"stdout": "x\nx\n"})
+	assertFields(t, a.run(t, "echo x >> twice; cat twice"), fields{"stdout": "x\n"})
+	assertFields(t, a.run(t, "echo x >> twice; cat twice"), fields{"stdout": "x\nx\n"})
 }
 
-func phase2Title(t *testing.T, s *harness.Server, _ line) {
-	if got := toolNamed(t, s, "phase2", "system.bash").Description; !strings.Contains(got, "shell command") || !strings.Contains(got, "safety") {
-		t.Errorf("%q", got)
+func testPhase2Title(t *testing.T, s *harness.Server, _ line) {
+	if got := toolNamed(t, s, "phase2", "system.bash").Description; !strings.Contains(got, "shell command") ||
+		!strings.Contains(got, "safety") {
+		t.Errorf("description %q, want it to mention the shell and safety", got)
 	}
 }
 
-// phase2Input: the first must be given.
-func phase2Input(name string, want ...string) phase2Test {
+// phase2Input returns a test that a tool takes these properties, of which only the first is
+// required.
+func phase2Input(name string, want ...string) contractTest {
 	return func(t *testing.T, s *harness.Server, _ line) {
 		known, required := inputs(t, toolNamed(t, s, "phase2", name))
 		for _, w := range want {
 			if !slices.Contains(known, w) {
-				t.Errorf("%s is not taken, but %v", w, known)
+				t.Errorf("property %s not found in %v", w, known)
 			}
 		}
 		if !slices.Equal(required, want[:1]) {
-			t.Errorf("%v must be given", required)
+			t.Errorf("required properties %v, want %v", required, want[:1])
 		}
-		for body, says := range map[string]string{`{"input": {}}`: "missing", `{"input": {"` + want[0] + `": 3}}`: "must be a string", `{"input": {"` + want[0] + `": "a", "nonsense": 1}}`: "nonsense"} {
+		for body, says := range map[string]string{
+			`{"input": {}}`:                                      "missing",
+			`{"input": {"` + want[0] + `": 3}}`:                  "must be a string",
+			`{"input": {"` + want[0] + `": "a", "nonsense": 1}}`: "nonsense",
+		} {
 			got := s.Ask(t, "POST", "/v1/tools/"+name+"/call", strings.Replace(body, "{", `{"profile": "phase2", `, 1))
 			if p, ok := v1.Decode(got.Body); !ok || got.Status != 400 || !strings.Contains(p.Detail, says) {
-				t.Errorf("%s: %d %s", body, got.Status, got.Body)
+				t.Errorf("input %s: status %d, %s; want 400 that says %q", body, got.Status, got.Body, says)
 			}
 		}
 	}
 }
 
-// phase2Count: so many lines of a kind have a set of commands each.
-func phase2Count(kind string, want int) phase2Test {
+// phase2Count returns a test that want lines of a kind exist, each with a set of commands.
+func phase2Count(kind string, want int) contractTest {
 	return func(t *testing.T, _ *harness.Server, _ line) {
 		n := 0
-		for _, l := range read(t, "phase2.txt") {
+		for _, l := range readContract(t, "phase2.txt") {
 			if strings.HasPrefix(l.id, kind+"/") {
 				n++
 			}
 		}
 		sets := len(map[string]map[string]commandSet{"never": phase2Nevers, "confirm": phase2Confirms}[kind])
 		if n != want || sets != want {
-			t.Errorf("%d lines and %d sets of commands, want %d", n, sets, want)
+			t.Errorf("%d lines and %d sets of commands, want %d each", n, sets, want)
 		}
 	}
 }
 
-func phase2Never(t *testing.T, s *harness.Server, l line) {
-	phase2Nevers[lastOf(l)].hold(t, operator(s, "phase2", "system.bash"), neverRuns)
+func testPhase2Never(t *testing.T, s *harness.Server, l line) {
+	phase2Nevers[lastOf(l)].assertDecided(t, operator(s, "phase2", "system.bash"), assertNeverRuns)
 }
 
-func neverRuns(t *testing.T, command string, r v1.ToolResult) {
+// assertNeverRuns checks that a command was refused for safety, and did not run.
+func assertNeverRuns(t *testing.T, command string, r v1.ToolResult) {
 	t.Helper()
-	if r.Ending != "policy_denied" || r.Error == nil || r.Error.Type != safetyViolation || r.Error.Message != forbiddenPattern || r.Verdict == nil || !r.Verdict.HardDeny || r.SandboxID != "" {
-		t.Errorf("%q is not refused as it must be: %s %+v %+v", command, r.Ending, r.Error, r.Verdict)
+	forbidden := r.Ending == "policy_denied" && r.Error != nil && r.Error.Type == safetyViolation &&
+		r.Error.Message == forbiddenPattern
+	if !forbidden || r.Verdict == nil || !r.Verdict.HardDeny || r.SandboxID != "" {
+		t.Errorf("%q: ending %s, error %+v, verdict %+v; want a hard denial without a sandbox",
+			command, r.Ending, r.Error, r.Verdict)
 	}
 }
 
-func phase2Confirm(t *testing.T, s *harness.Server, l line) {
+func testPhase2Confirm(t *testing.T, s *harness.Server, l line) {
 	a := operator(s, "phase2", "system.bash")
 	set := phase2Confirms[lastOf(l)]
-	set.hold(t, a, neverRuns)
-	// What it is called with is not there to be pushed, published or installed,
-	// but that it ran shows.
+	set.assertDecided(t, a, assertNeverRuns)
+	// There is nothing to push, publish or install, but it shows whether the command ran.
 	r := a.answered(t, fields{"command": "echo ran; " + set.asked[0]}, "approve")
 	if out := outputOf(t, r); r.Ending != "exited" || out["stdout"] != "ran\n" {
-		t.Errorf("after a yes: %s %v", r.Ending, out)
+		t.Errorf("approved command: ending %s, output %v; want exited with ran", r.Ending, out)
 	}
 }
 
-func phase2NeverFirst(t *testing.T, a agent) {
-	mark := "/tmp/" + word()
-	for _, command := range []string{"; sudo ls", " && sudo ls", " | sudo cat", " & sudo ls", "; if false; then sudo ls; fi", "; f() { sudo ls; }; f", "\nsudo ls"} {
-		neverRuns(t, command, a.run(t, "touch "+mark+command))
+func testPhase2NeverFirst(t *testing.T, a agent) {
+	mark := "/tmp/" + uniqueWord()
+	for _, command := range []string{"; sudo ls", " && sudo ls", " | sudo cat", " & sudo ls",
+		"; if false; then sudo ls; fi", "; f() { sudo ls; }; f", "\nsudo ls"} {
+		assertNeverRuns(t, command, a.run(t, "touch "+mark+command))
 	}
-	gives(t, a.run(t, "ls "+mark), fields{"stdout": "", "exit_code": 2})
+	assertFields(t, a.run(t, "ls "+mark), fields{"stdout": "", "exit_code": 2})
 }
 
-func phase2NeverType(t *testing.T, a agent) {
+func testPhase2NeverType(t *testing.T, a agent) {
 	r := a.run(t, "ls; sudo ls")
-	ends(t, r, "policy_denied", safetyViolation, forbiddenPattern)
-	if v := r.Verdict; v == nil || v.Verdict != "deny" || !v.HardDeny || v.Rule != "never:sudo" || v.Program != "sudo" || v.At == nil || v.At.Offset != 4 || v.At.Line != 1 || v.At.Column != 5 {
-		t.Errorf("%+v", r.Verdict)
+	assertEnding(t, r, "policy_denied", safetyViolation, forbiddenPattern)
+	v := r.Verdict
+	if v == nil || v.Verdict != "deny" || !v.HardDeny || v.Rule != "never:sudo" || v.Program != "sudo" {
+		t.Errorf("verdict %+v, want a hard denial of sudo", v)
+	} else if v.At == nil || v.At.Offset != 4 || v.At.Line != 1 || v.At.Column != 5 {
+		t.Errorf("place of the denied program %+v, want offset 4, line 1, column 5", v.At)
 	}
 	if r.Text != forbiddenPattern {
-		t.Errorf("models are told %q", r.Text)
+		t.Errorf("text for models is %q, want %q", r.Text, forbiddenPattern)
 	}
 }
 
-func phase2NeverUnasked(t *testing.T, a agent) {
+func testPhase2NeverUnasked(t *testing.T, a agent) {
 	for _, command := range []string{"rm -r x; sudo ls", "sudo ls; rm -r x", "git push && git push --force"} {
-		neverRuns(t, command, a.run(t, command)) // which fails for a question
+		assertNeverRuns(t, command, a.run(t, command)) // run fails if approval is requested
 	}
 }
 
-func phase2NeverModified(t *testing.T, a agent) {
-	_, err := a.client.CallTool(soon(t), a.tool, a.request(t, fields{"command": "rm -r nothing-here"}), client.CallOptions{Asked: func(q v1.Approval) {
-		_, err := a.s.Client.AnswerApproval(soon(t), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command":"sudo ls"}`)})
-		if err == nil || !strings.Contains(err.Error(), forbiddenPattern) {
-			t.Errorf("modified to a forbidden command: %v", err)
-		}
-		if _, err := a.s.Client.AnswerApproval(soon(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
-			t.Error(err)
-		}
-	}})
+func testPhase2NeverModified(t *testing.T, a agent) {
+	_, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": "rm -r nothing-here"}),
+		client.CallOptions{Asked: func(q v1.Approval) {
+			_, err := a.s.Client.AnswerApproval(callContext(t), q.ID,
+				v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command":"sudo ls"}`)})
+			if err == nil || !strings.Contains(err.Error(), forbiddenPattern) {
+				t.Errorf("modification to a forbidden command: %v, want the refusal's message", err)
+			}
+			if _, err := a.s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
+				t.Error(err)
+			}
+		}})
 	if err != nil {
 		t.Error(err)
 	}
 }
 
-func phase2NeverText(t *testing.T, a agent) {
-	for _, text := range []string{"rm -rf /", "git push --force", "sudo ls", "> /etc/passwd", "chmod 777 x", "curl x | sh", "eval x"} {
-		gives(t, a.run(t, `echo "`+text+`"`), fields{"stdout": text + "\n", "exit_code": 0})
+func testPhase2NeverText(t *testing.T, a agent) {
+	for _, text := range []string{"rm -rf /", "git push --force", "sudo ls", "> /etc/passwd", "chmod 777 x", "curl x | sh",
+		"eval x"} {
+		assertFields(t, a.run(t, `echo "`+text+`"`), fields{"stdout": text + "\n", "exit_code": 0})
 	}
-	gives(t, a.run(t, `echo '$(id)'`), fields{"stdout": "$(id)\n"})
+	assertFields(t, a.run(t, `echo '$(id)'`), fields{"stdout": "$(id)\n"})
 }
 
-func phase2ConfirmWaits(t *testing.T, a agent) {
-	mark := "/tmp/" + word()
+func testPhase2ConfirmWaits(t *testing.T, a agent) {
+	mark := "/tmp/" + uniqueWord()
 	command := "touch " + mark + "; rm -r nothing-here"
-	r, err := a.client.CallTool(soon(t), a.tool, a.request(t, fields{"command": command}), client.CallOptions{Asked: func(q v1.Approval) {
-		if q.Tool != a.tool || q.Rule != "confirm:rm-r" || !strings.Contains(string(q.Input), command) {
-			t.Errorf("asked about %+v", q)
-		}
-		gives(t, a.run(t, "ls "+mark), fields{"stdout": "", "exit_code": 2})
-		if _, err := a.s.Client.AnswerApproval(soon(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
-			t.Error(err)
-		}
-	}})
+	r, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": command}),
+		client.CallOptions{Asked: func(q v1.Approval) {
+			if q.Tool != a.tool || q.Rule != "confirm:rm-r" || !strings.Contains(string(q.Input), command) {
+				t.Errorf("approval request %+v, want the command with rule confirm:rm-r", q)
+			}
+			assertFields(t, a.run(t, "ls "+mark), fields{"stdout": "", "exit_code": 2})
+			if _, err := a.s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+				t.Error(err)
+			}
+		}})
 	if err != nil || r.Ending != "exited" {
-		t.Errorf("%+v %v", r, err)
+		t.Errorf("approved call = %+v, %v; want exited", r, err)
 	}
-	gives(t, a.run(t, "ls "+mark), fields{"stdout": mark + "\n"})
+	assertFields(t, a.run(t, "ls "+mark), fields{"stdout": mark + "\n"})
 }
 
-func phase2ConfirmYes(t *testing.T, a agent) {
+func testPhase2ConfirmYes(t *testing.T, a agent) {
 	r := a.answered(t, fields{"command": "mkdir -p junk/a && rm -r junk && echo removed"}, "approve")
-	gives(t, r, fields{"stdout": "removed\n", "exit_code": 0})
-	got, err := a.s.Client.Approval(soon(t), r.Approval)
+	assertFields(t, r, fields{"stdout": "removed\n", "exit_code": 0})
+	got, err := a.s.Client.Approval(callContext(t), r.Approval)
 	if err != nil || got.State != "approved" || got.Call != r.ID {
-		t.Errorf("%+v %v", got, err)
+		t.Errorf("Approval = %+v, %v; want it approved with the call's id", got, err)
 	}
 }
 
-func phase2ConfirmNo(t *testing.T, a agent) {
-	mark := "/tmp/" + word()
+func testPhase2ConfirmNo(t *testing.T, a agent) {
+	mark := "/tmp/" + uniqueWord()
 	r := a.answered(t, fields{"command": "touch " + mark + "; rm -r " + mark + "-x"}, "deny")
 	if r.Ending != "approval_denied" || r.Error == nil || r.Error.Type != "ConfirmationDenied" {
-		t.Errorf("%+v", r)
+		t.Errorf("denied call: %+v, want ConfirmationDenied", r)
 	}
-	gives(t, a.run(t, "ls "+mark), fields{"exit_code": 2})
+	assertFields(t, a.run(t, "ls "+mark), fields{"exit_code": 2})
 }
 
-func phase2LiteralNever(t *testing.T, s *harness.Server, l line) {
-	phase2LiteralNevers[lastOf(l)].hold(t, operator(s, "phase2-literal", "system.bash"), neverRuns)
+func testPhase2LiteralNever(t *testing.T, s *harness.Server, l line) {
+	phase2LiteralNevers[lastOf(l)].assertDecided(t, operator(s, "phase2-literal", "system.bash"), assertNeverRuns)
 }
 
-func phase2LiteralConfirm(t *testing.T, s *harness.Server, l line) {
-	phase2LiteralConfirms[lastOf(l)].hold(t, operator(s, "phase2-literal", "system.bash"), neverRuns)
+func testPhase2LiteralConfirm(t *testing.T, s *harness.Server, l line) {
+	phase2LiteralConfirms[lastOf(l)].assertDecided(t, operator(s, "phase2-literal", "system.bash"), assertNeverRuns)
 }
 
-func phase2LiteralCase(t *testing.T, s *harness.Server, _ line) {
+func testPhase2LiteralCase(t *testing.T, s *harness.Server, _ line) {
 	commandSet{
 		denied: []string{"SUDO ls", "Eval x", "CHMOD 777 x", "GIT PUSH --FORCE"},
 		asked:  []string{"rm -r x"},
 		runs:   []string{"GIT PUSH", "PIP INSTALL x", "RM -R x"},
-	}.hold(t, operator(s, "phase2-literal", "system.bash"), neverRuns)
+	}.assertDecided(t, operator(s, "phase2-literal", "system.bash"), assertNeverRuns)
 }

@@ -12,41 +12,44 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-func phase2TrustOf(tool string, needs int, in fields) phase2Test {
+// phase2TrustOf returns a test that a tool refuses callers with less trust than it needs.
+func phase2TrustOf(tool string, needs int, in fields) contractTest {
 	return func(t *testing.T, s *harness.Server, l line) {
 		level := int(lastOf(l)[0] - '0')
-		a := holder(t, s, v1.TokenRequest{Caller: "level" + lastOf(l), Profile: "phase2", Trust: level}, tool)
+		a := newTokenAgent(t, s, v1.TokenRequest{Caller: "level" + lastOf(l), Profile: "phase2", Trust: level}, tool)
 		r := a.call(t, in)
 		if level < needs {
-			tooLittle(t, r)
+			assertTrustRefused(t, r)
 		} else if r.Error != nil {
-			t.Errorf("%+v", r)
+			t.Errorf("call with trust %d: %+v, want no error", level, r)
 		}
 	}
 }
 
-// tooLittle checks that a call was refused for want of trust, and did not run.
-func tooLittle(t *testing.T, r v1.ToolResult) {
+// assertTrustRefused checks that a call was refused for lack of trust, and did not run.
+func assertTrustRefused(t *testing.T, r v1.ToolResult) {
 	t.Helper()
-	if r.Ending != "policy_denied" || r.Error == nil || r.Error.Type != "TrustViolation" || r.SandboxID != "" || r.Verdict == nil || r.Verdict.Class != "trust" {
-		t.Errorf("%+v %+v", r, r.Error)
+	if r.Ending != "policy_denied" || r.Error == nil || r.Error.Type != "TrustViolation" || r.SandboxID != "" ||
+		r.Verdict == nil || r.Verdict.Class != "trust" {
+		t.Errorf("call with too little trust: %+v, error %+v; want TrustViolation without a sandbox", r, r.Error)
 	}
 }
 
-// low is an agent with trust 1.
-func low(t *testing.T, s *harness.Server) agent {
+// lowTrustAgent returns an agent with trust 1.
+func lowTrustAgent(t *testing.T, s *harness.Server) agent {
 	t.Helper()
-	return holder(t, s, v1.TokenRequest{Caller: "low", Profile: "phase2", Trust: 1}, "system.bash")
+	return newTokenAgent(t, s, v1.TokenRequest{Caller: "low", Profile: "phase2", Trust: 1}, "system.bash")
 }
 
-// raised calls a command that asks for more trust, and answers.
-func raised(t *testing.T, a agent, command, answer string) (r v1.ToolResult, kinds []string) {
+// callRaisingTrust calls a command with a request for more trust, and answers the approval requests. It
+// returns their kinds.
+func callRaisingTrust(t *testing.T, a agent, command, answer string) (r v1.ToolResult, kinds []string) {
 	t.Helper()
 	call := a.request(t, fields{"command": command})
 	call.RaiseTrust = true
-	r, err := a.client.CallTool(soon(t), a.tool, call, client.CallOptions{Asked: func(q v1.Approval) {
+	r, err := a.client.CallTool(callContext(t), a.tool, call, client.CallOptions{Asked: func(q v1.Approval) {
 		kinds = append(kinds, q.Kind)
-		if _, err := a.s.Client.AnswerApproval(soon(t), q.ID, v1.ApprovalAnswer{Action: answer}); err != nil {
+		if _, err := a.s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: answer}); err != nil {
 			t.Error(err)
 		}
 	}})
@@ -56,48 +59,48 @@ func raised(t *testing.T, a agent, command, answer string) (r v1.ToolResult, kin
 	return r, kinds
 }
 
-func phase2TrustFirst(t *testing.T, s *harness.Server, _ line) {
-	a := low(t, s)
-	for _, command := range []string{"echo hello", "rm -r x", "git push"} { // run fails for a question
-		tooLittle(t, a.run(t, command))
+func testPhase2TrustFirst(t *testing.T, s *harness.Server, _ line) {
+	a := lowTrustAgent(t, s)
+	for _, command := range []string{"echo hello", "rm -r x", "git push"} { // run fails if approval is requested
+		assertTrustRefused(t, a.run(t, command))
 	}
-	if list, err := a.client.Sandboxes(soon(t), false); err != nil || len(list) != 0 {
-		t.Errorf("it has %v %v", list, err)
+	if list, err := a.client.Sandboxes(callContext(t), false); err != nil || len(list) != 0 {
+		t.Errorf("sandboxes of the refused caller = %v, %v; want none", list, err)
 	}
 }
 
-func phase2TrustRaise(t *testing.T, s *harness.Server, _ line) {
-	r, kinds := raised(t, low(t, s), "echo hello", "approve")
-	gives(t, r, fields{"stdout": "hello\n"})
+func testPhase2TrustRaise(t *testing.T, s *harness.Server, _ line) {
+	r, kinds := callRaisingTrust(t, lowTrustAgent(t, s), "echo hello", "approve")
+	assertFields(t, r, fields{"stdout": "hello\n"})
 	if !slices.Equal(kinds, []string{"trust"}) {
-		t.Errorf("asked %v", kinds)
+		t.Errorf("kinds of approval requests %v, want trust", kinds)
 	}
 }
 
-func phase2TrustOnce(t *testing.T, s *harness.Server, _ line) {
-	a := low(t, s)
-	if r, _ := raised(t, a, "echo hello", "approve"); r.Ending != "exited" {
-		t.Errorf("%+v", r)
+func testPhase2TrustOnce(t *testing.T, s *harness.Server, _ line) {
+	a := lowTrustAgent(t, s)
+	if r, _ := callRaisingTrust(t, a, "echo hello", "approve"); r.Ending != "exited" {
+		t.Errorf("call with more trust: %+v, want exited", r)
 	}
-	tooLittle(t, a.run(t, "echo hello"))
+	assertTrustRefused(t, a.run(t, "echo hello"))
 }
 
-func phase2TrustNot(t *testing.T, s *harness.Server, _ line) {
-	r, kinds := raised(t, low(t, s), "echo hello", "deny")
+func testPhase2TrustNot(t *testing.T, s *harness.Server, _ line) {
+	r, kinds := callRaisingTrust(t, lowTrustAgent(t, s), "echo hello", "deny")
 	if r.Ending != "approval_denied" || r.SandboxID != "" || len(kinds) != 1 {
-		t.Errorf("%+v %v", r, kinds)
+		t.Errorf("denied call: %+v, %d approval requests; want approval_denied after one", r, len(kinds))
 	}
 }
 
-func phase2TrustNever(t *testing.T, s *harness.Server, _ line) {
-	r, kinds := raised(t, low(t, s), "sudo ls", "approve")
-	neverRuns(t, "sudo ls", r)
+func testPhase2TrustNever(t *testing.T, s *harness.Server, _ line) {
+	r, kinds := callRaisingTrust(t, lowTrustAgent(t, s), "sudo ls", "approve")
+	assertNeverRuns(t, "sudo ls", r)
 	if len(kinds) != 0 {
-		t.Errorf("asked %v", kinds)
+		t.Errorf("approval requests of kinds %v for a forbidden command, want none", kinds)
 	}
 }
 
-func phase2Trace(t *testing.T, s *harness.Server, l line) {
+func testPhase2Trace(t *testing.T, s *harness.Server, l line) {
 	a := operator(s, "phase2", "system.bash")
 	var r v1.ToolResult
 	ending, verdict := "exited", "allow"
@@ -120,36 +123,37 @@ func phase2Trace(t *testing.T, s *harness.Server, l line) {
 	case "kill":
 		r, ending, verdict = a.kill(t, "nonexistent"), "ok", ""
 	case "trust":
-		r, ending, verdict = low(t, s).run(t, "echo hello"), "policy_denied", "deny"
+		r, ending, verdict = lowTrustAgent(t, s).run(t, "echo hello"), "policy_denied", "deny"
 	case "invalid":
-		tracesInvalid(t, a, fields{"cmd": "ls"}, "command")
+		assertInvalidRecorded(t, a, fields{"cmd": "ls"}, "command")
 		return
 	default:
-		t.Fatalf("no call of the kind %s", what)
+		t.Fatalf("no case for line %s", what)
 	}
-	if got := traced(t, s, r); got.Ending != ending || got.Verdict != verdict || got.Approval != r.Approval {
-		t.Errorf("%+v", got)
-	}
-}
-
-// tracesInvalid checks the record of an input that cannot be used: it has no
-// answer with an id to find it by.
-func tracesInvalid(t *testing.T, a agent, in fields, says string) {
-	t.Helper()
-	before := newest(t, a.s)
-	if _, err := a.client.CallTool(soon(t), a.tool, a.request(t, in), client.CallOptions{}); err == nil {
-		t.Fatal("it was called")
-	}
-	list, err := a.s.Client.Audit(soon(t), client.AuditFilter{After: before, Action: a.tool})
-	if err != nil || len(list) != 2 || list[0].Kind != "open" || list[1].Kind != "close" || !strings.Contains(list[1].Error, says) {
-		t.Errorf("%+v %v", list, err)
+	if got := closingRecord(t, s, r); got.Ending != ending || got.Verdict != verdict || got.Approval != r.Approval {
+		t.Errorf("closing record %+v, want ending %s and verdict %q", got, ending, verdict)
 	}
 }
 
-// newest is the number of the newest audit record; 0 is none.
-func newest(t *testing.T, s *harness.Server) int64 {
+// assertInvalidRecorded checks the records of a call with an invalid input, which has no result with an id
+// to find them by.
+func assertInvalidRecorded(t *testing.T, a agent, in fields, says string) {
 	t.Helper()
-	list, err := s.Client.Audit(soon(t), client.AuditFilter{Newest: true, Limit: 1})
+	before := lastRecord(t, a.s)
+	if _, err := a.client.CallTool(callContext(t), a.tool, a.request(t, in), client.CallOptions{}); err == nil {
+		t.Fatal("call with invalid input succeeded, want an error")
+	}
+	list, err := a.s.Client.Audit(callContext(t), client.AuditFilter{After: before, Action: a.tool})
+	if err != nil || len(list) != 2 || list[0].Kind != "open" || list[1].Kind != "close" ||
+		!strings.Contains(list[1].Error, says) {
+		t.Errorf("records %+v, %v; want two, the last with the field's name", list, err)
+	}
+}
+
+// lastRecord returns the number of the newest audit record, or 0.
+func lastRecord(t *testing.T, s *harness.Server) int64 {
+	t.Helper()
+	list, err := s.Client.Audit(callContext(t), client.AuditFilter{Newest: true, Limit: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,10 +24,11 @@ templates:
     pool: {min: 1, max: 12, rate: 10, parallel: 2}
 `
 
-// whitelist are the commands that run, as refusals name them.
-const whitelist = "awk, cat, cut, date, diff, env, file, find, grep, head, less, ls, pwd, rg, sed, sort, stat, tail, tr, uniq, wc, which, whoami"
+// whitelist is the list of allowed commands, as refusals name them.
+const whitelist = "awk, cat, cut, date, diff, env, file, find, grep, head, less, ls, pwd, rg, sed, sort, stat, " +
+	"tail, tr, uniq, wc, which, whoami"
 
-// notesScript makes what lines find in a workspace.
+// notesScript creates the files of the tests in a workspace.
 const notesScript = `
 set -e
 mkdir sub bin
@@ -42,22 +43,23 @@ ln -s /etc/passwd chain-2
 ln -s notes link-in
 `
 
-// readonly is the contract's test, with what its lines share.
+// readonly has what the tests of the contract share.
 type readonly struct {
 	t    *testing.T
 	once sync.Once
-	// What waits for 30 s meanwhile: without a time-out, with one that is too
-	// long, and over POST /shell.
+	// Results of commands that run for 30 s: without a timeout, with one above the maximum, and over
+	// POST /shell.
 	slow, most, shellSlow chan v1.ToolResult
-	before                string // what the workspace held
+	before                string // the workspace's content at the start
 
-	mu   sync.Mutex
-	told []string // what refusals and failures said
+	mu    sync.Mutex
+	texts []string // of refusals and failures
 }
 
-func TestReadonly(t *testing.T) {
+func TestReadonly(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
-	r := &readonly{t: t, slow: make(chan v1.ToolResult, 1), most: make(chan v1.ToolResult, 1), shellSlow: make(chan v1.ToolResult, 1)}
+	r := &readonly{t: t, slow: make(chan v1.ToolResult, 1), most: make(chan v1.ToolResult, 1),
+		shellSlow: make(chan v1.ToolResult, 1)}
 	tests := table{}
 	for _, part := range []table{r.commands(), r.refusals(), r.around(), r.shell()} {
 		maps.Copy(tests, part)
@@ -68,35 +70,36 @@ func TestReadonly(t *testing.T) {
 			run(t, s, l)
 		}
 	}
-	hold(t, "readonly.txt", readonlyConfig, tests)
+	runContract(t, "readonly.txt", readonlyConfig, tests)
 }
 
-// start sets the workspaces up, and begins what takes 30 s.
+// start prepares the workspaces, and starts the commands that run for 30 s.
 func (r *readonly) start(s *harness.Server) {
 	t := r.t
 	setup := operator(s, "default", "system.bash")
 	if got := setup.run(t, notesScript); got.ExitCode == nil || *got.ExitCode != 0 {
-		t.Fatalf("%s", got.Output)
+		t.Fatalf("set up the workspace: %s, want exit code 0", got.Output)
 	}
-	r.before = r.holds(t, s)
-	chat := holder(t, s, v1.TokenRequest{Caller: "chat", Profile: "default", Trust: 3}, "system.bash")
-	if _, err := chat.client.CreateWorkspace(soon(t), "old"); err != nil {
+	r.before = r.workspaceContent(t, s)
+	chat := newTokenAgent(t, s, v1.TokenRequest{Caller: "chat", Profile: "default", Trust: 3}, "system.bash")
+	if _, err := chat.client.CreateWorkspace(callContext(t), "old"); err != nil {
 		t.Fatal(err)
 	}
-	box, err := chat.client.CreateSandbox(soon(t), v1.SandboxRequest{Workspace: "old", WhenEmpty: "cold"})
+	box, err := chat.client.CreateSandbox(callContext(t), v1.SandboxRequest{Workspace: "old", WhenEmpty: "cold"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := chat.client.Exec(soon(t), box.ID, v1.Exec{Command: notesScript}); err != nil || got.ExitCode != 0 {
-		t.Fatalf("%+v %v", got, err)
+	if got, err := chat.client.Exec(callContext(t), box.ID, v1.Exec{Command: notesScript}); err != nil ||
+		got.ExitCode != 0 {
+		t.Fatalf("set up the workspace: %+v, %v; want exit code 0", got, err)
 	}
-	if err := chat.client.RemoveSandbox(soon(t), box.ID); err != nil {
+	if err := chat.client.RemoveSandbox(callContext(t), box.ID); err != nil {
 		t.Fatal(err)
 	}
 	var waits sync.WaitGroup
-	ctx, cancel := context.WithCancel(soon(t))
+	ctx, cancel := context.WithCancel(callContext(t))
 	later := func(to chan v1.ToolResult, in fields) {
-		a := holder(t, s, v1.TokenRequest{Caller: "slow-" + itoa(len(in)), Profile: "readonly"}, "run_shell")
+		a := newTokenAgent(t, s, v1.TokenRequest{Caller: "slow-" + itoa(len(in)), Profile: "readonly"}, "run_shell")
 		request := a.request(t, in)
 		waits.Go(func() {
 			got, err := a.client.CallTool(ctx, a.tool, request, client.CallOptions{})
@@ -111,78 +114,84 @@ func (r *readonly) start(s *harness.Server) {
 	waits.Go(func() {
 		var got v1.ToolResult
 		defer func() { r.shellSlow <- got }()
-		got.Output = s.Ask(t, "POST", "/shell", `{"command":"tail -f notes","workspace":"/srv/old"}`, "Content-Type", "application/json").Body
+		got.Output = s.Ask(t, "POST", "/shell", `{"command":"tail -f notes","workspace":"/srv/old"}`, "Content-Type",
+			"application/json").Body
 	})
-	t.Cleanup(func() { cancel(); waits.Wait() }) // where their lines were not asked for
+	t.Cleanup(func() { cancel(); waits.Wait() }) // in case the lines' tests are not run
 }
 
-// holds is what is in the workspace, with the files' content.
-func (r *readonly) holds(t *testing.T, s *harness.Server) string {
+// workspaceContent returns the workspace's entries and the content of its files.
+func (r *readonly) workspaceContent(t *testing.T, s *harness.Server) string {
 	t.Helper()
-	got := operator(s, "default", "system.bash").run(t, `find . -printf '%p %y %m %l\n' | sort; cat notes list script ls bin/ls`)
+	got := operator(s, "default", "system.bash").run(t,
+		`find . -printf '%p %y %m %l\n' | sort; cat notes list script ls bin/ls`)
 	if got.ExitCode == nil || *got.ExitCode != 0 {
-		t.Fatalf("%s", got.Output)
+		t.Fatalf("list the workspace: %s, want exit code 0", got.Output)
 	}
 	return outputOf(t, got)["stdout"].(string)
 }
 
-// run runs a line in the one sandbox, and remembers what is said of refusals.
+// run runs a command in the shared sandbox, and stores the text of refusals.
 func (r *readonly) run(t *testing.T, s *harness.Server, command string) v1.ToolResult {
 	t.Helper()
 	got := operator(s, "readonly", "run_shell").run(t, command)
 	if out := outputOf(t, got); out["success"] != true {
-		r.remember(string(got.Output) + got.Text + got.Detail)
+		r.storeText(string(got.Output) + got.Text + got.Detail)
 	}
 	return got
 }
 
-func (r *readonly) remember(text string) {
+func (r *readonly) storeText(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.told = append(r.told, text)
+	r.texts = append(r.texts, text)
 }
 
-// refused wants a refusal, by a rule that begins as it says, with a text.
-func (r *readonly) refused(t *testing.T, got v1.ToolResult, rule, says string) {
+// assertRefused checks a refusal by a rule with this prefix, and a part of its text.
+func (r *readonly) assertRefused(t *testing.T, got v1.ToolResult, rule, says string) {
 	t.Helper()
 	if got.Ending != "policy_denied" || got.Verdict == nil || !strings.HasPrefix(got.Verdict.Rule, rule) {
-		t.Errorf("%s %+v %s; want a refusal by %s", got.Ending, got.Verdict, got.Output, rule)
+		t.Errorf("ending %s, verdict %+v, output %s; want a refusal by %s", got.Ending, got.Verdict, got.Output, rule)
 		return
 	}
-	gives(t, got, fields{"success": false, "stdout": "", "returncode": -1})
-	if text, _ := outputOf(t, got)["stderr"].(string); !strings.HasPrefix(text, "Security: ") || !strings.Contains(text, says) {
-		t.Errorf("%q; want %q", text, says)
+	assertFields(t, got, fields{"success": false, "stdout": "", "returncode": -1})
+	if text, _ := outputOf(t, got)["stderr"].(string); !strings.HasPrefix(text, "Security: ") ||
+		!strings.Contains(text, says) {
+		t.Errorf("stderr %q, want Security: and %q", text, says)
 	}
 }
 
+// commands returns the tests of allowed commands.
 func (r *readonly) commands() table {
 	find := func(t *testing.T, s *harness.Server) []v1.Tool {
 		t.Helper()
-		list, err := s.Client.Tools(soon(t), "readonly")
+		list, err := s.Client.Tools(callContext(t), "readonly")
 		if err != nil || len(list) == 0 {
-			t.Fatalf("%+v %v", list, err)
+			t.Fatalf("Tools = %+v, %v; want some", list, err)
 		}
 		return list
 	}
 	return table{
 		"tool/name": func(t *testing.T, s *harness.Server, _ line) {
-			if got := find(t, s)[0]; got.Name != "run_shell" || got.Description != "Run read-only shell commands like ls, cat, grep, find." || !got.Enabled {
-				t.Errorf("%+v", got)
+			if got := find(t, s)[0]; got.Name != "run_shell" ||
+				got.Description != "Run read-only shell commands like ls, cat, grep, find." || !got.Enabled {
+				t.Errorf("tool %+v, want run_shell, enabled", got)
 			}
 		},
 		"tool/input": func(t *testing.T, s *harness.Server, _ line) {
 			got := find(t, s)[0]
 			for _, name := range []string{"command", "timeout"} {
 				if !strings.Contains(string(got.Input), `"`+name+`"`) {
-					t.Errorf("no %s in %s", name, got.Input)
+					t.Errorf("property %s not found in the input %s", name, got.Input)
 				}
 			}
 			for _, name := range []string{"success", "stdout", "stderr", "returncode"} {
 				if !strings.Contains(string(got.Output), `"`+name+`"`) {
-					t.Errorf("no %s in %s", name, got.Output)
+					t.Errorf("property %s not found in the output %s", name, got.Output)
 				}
 			}
-			gives(t, r.run(t, s, "cat notes"), fields{"success": true, "stdout": "TODO one\ntwo\n", "stderr": "", "returncode": 0})
+			assertFields(t, r.run(t, s, "cat notes"),
+				fields{"success": true, "stdout": "TODO one\ntwo\n", "stderr": "", "returncode": 0})
 		},
 		"text": func(t *testing.T, s *harness.Server, l line) {
 			command, says := "cat notes", "TODO one\ntwo\n"
@@ -190,76 +199,81 @@ func (r *readonly) commands() table {
 				command, says = "cat nowhere", "cat: nowhere: No such file or directory\n"
 			}
 			if got := r.run(t, s, command); got.Text != says {
-				t.Errorf("%q", got.Text)
+				t.Errorf("text %q, want %q", got.Text, says)
 			}
 		},
 		"tool/only": func(t *testing.T, s *harness.Server, _ line) {
 			if list := find(t, s); len(list) != 1 {
-				t.Errorf("%+v", list)
+				t.Errorf("Tools = %+v, want one", list)
 			}
 		},
 		"allowed": func(t *testing.T, s *harness.Server, l line) {
 			command := quoted(t, l)
 			if program, _, _ := strings.Cut(command, " "); program != lastOf(l) {
-				t.Fatalf("%s is about %s", l.id, command)
+				t.Fatalf("line %s is about %s", l.id, command)
 			}
 			says := map[string]string{
-				"ls": "notes\n", "cat": "two\n", "head": "TODO one\n", "tail": "two\n", "less": "two\n", "file": "notes: ", "stat": "notes", "find": "./notes\n", "grep": "notes:TODO one\n",
-				"rg": "TODO one", "awk": "1\n", "sed": "TODO one\n", "wc": "2 notes\n", "sort": "two\n", "uniq": "two\n", "cut": "TODO\n", "pwd": "/workspace\n", "which": "/bin/ls\n",
+				"ls": "notes\n", "cat": "two\n", "head": "TODO one\n", "tail": "two\n", "less": "two\n", "file": "notes: ",
+				"stat": "notes", "find": "./notes\n", "grep": "notes:TODO one\n",
+				"rg": "TODO one", "awk": "1\n", "sed": "TODO one\n", "wc": "2 notes\n", "sort": "two\n", "uniq": "two\n",
+				"cut": "TODO\n", "pwd": "/workspace\n", "which": "/bin/ls\n",
 				"whoami": "\n", "date": "UTC", "env": "PATH=",
 			}[lastOf(l)]
 			got := r.run(t, s, command)
-			gives(t, got, fields{"success": true, "returncode": 0})
+			assertFields(t, got, fields{"success": true, "returncode": 0})
 			if out, _ := outputOf(t, got)["stdout"].(string); !strings.Contains(out, says) {
-				t.Errorf("%q has no %q", out, says)
+				t.Errorf("stdout %q does not contain %q", out, says)
 			}
 		},
 		"allowed-all": func(t *testing.T, s *harness.Server, _ line) {
 			names := strings.Split(whitelist, ", ")
 			if !slices.IsSorted(names) || len(names) != 23 {
-				t.Fatal(names)
+				t.Fatalf("allowed commands %q, want 23 sorted names", names)
 			}
-			gives(t, r.run(t, s, "nothing"), fields{"stderr": "Security: Command 'nothing' not in whitelist. Allowed: " + whitelist})
+			assertFields(t, r.run(t, s, "nothing"),
+				fields{"stderr": "Security: Command 'nothing' not in whitelist. Allowed: " + whitelist})
 		},
 		"inside": func(t *testing.T, s *harness.Server, l line) {
-			gives(t, r.run(t, s, quoted(t, l)), fields{"success": true, "stdout": "TODO one\ntwo\n"})
+			assertFields(t, r.run(t, s, quoted(t, l)), fields{"success": true, "stdout": "TODO one\ntwo\n"})
 		},
 		"guest-link-inside": func(t *testing.T, s *harness.Server, _ line) {
-			gives(t, r.run(t, s, "cat link-in"), fields{"success": true, "stdout": "TODO one\ntwo\n"})
+			assertFields(t, r.run(t, s, "cat link-in"), fields{"success": true, "stdout": "TODO one\ntwo\n"})
 		},
 		"words": func(t *testing.T, s *harness.Server, _ line) {
-			for command, want := range map[string]string{`grep -c 'TODO one' notes`: "1\n", `grep -c "TODO one" notes`: "1\n", `grep -c TODO\ one notes`: "1\n", "cat \t no'te's": "TODO one\ntwo\n"} {
-				gives(t, r.run(t, s, command), fields{"success": true, "stdout": want})
+			for command, want := range map[string]string{`grep -c 'TODO one' notes`: "1\n", `grep -c "TODO one" notes`: "1\n",
+				`grep -c TODO\ one notes`: "1\n", "cat \t no'te's": "TODO one\ntwo\n"} {
+				assertFields(t, r.run(t, s, command), fields{"success": true, "stdout": want})
 			}
 		},
 		"meta-not": func(t *testing.T, s *harness.Server, l line) {
 			switch lastOf(l) {
 			case "line":
-				gives(t, r.run(t, s, "ls\nnotes"), fields{"success": true, "stdout": "notes\n"})
+				assertFields(t, r.run(t, s, "ls\nnotes"), fields{"success": true, "stdout": "notes\n"})
 			case "ampersand":
-				gives(t, r.run(t, s, "grep -c & notes"), fields{"success": false, "stdout": "0\n", "returncode": 1})
+				assertFields(t, r.run(t, s, "grep -c & notes"), fields{"success": false, "stdout": "0\n", "returncode": 1})
 			default:
-				gives(t, r.run(t, s, "ls *"), fields{"success": false, "stdout": "", "returncode": 2})
+				assertFields(t, r.run(t, s, "ls *"), fields{"success": false, "stdout": "", "returncode": 2})
 			}
 		},
 	}
 }
 
-// hostWords are what only the host knows.
+// hostWords returns words that only the host knows.
 func hostWords(t *testing.T, s *harness.Server) []string {
 	t.Helper()
 	name, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
 	}
-	words := []string{s.Dir(), s.Socket(), "/var/", "/run/", "/tmp/", "/sys/", "orchestrator", "runc", "cgroup", "goroutine", ".go:", "root:"}
-	if strings.ContainsAny(name, "0123456789-.") { // and not a word that anybody says
+	words := []string{s.Dir(), s.Socket(), "/var/", "/run/", "/tmp/", "/sys/", "orchestrator", "runc", "cgroup",
+		"goroutine", ".go:", "root:"}
+	if strings.ContainsAny(name, "0123456789-.") { // not a common word
 		words = append(words, name)
 	}
 	return words
 }
 
-// shellAnswer is the one shape that POST /shell answers in.
+// shellAnswer is the answer of POST /shell.
 type shellAnswer struct {
 	Success    *bool   `json:"success"`
 	Stdout     *string `json:"stdout"`
@@ -267,20 +281,20 @@ type shellAnswer struct {
 	ReturnCode *int    `json:"returncode"`
 }
 
-// post sends a body to POST /shell, as its clients do, and wants their shape.
+// post sends a body to POST /shell, as its clients do, and checks the answer's fields.
 func (r *readonly) post(t *testing.T, s *harness.Server, body string, success bool, says string) shellAnswer {
 	t.Helper()
 	got := s.Ask(t, "POST", "/shell", body, "Content-Type", "application/json")
 	var a shellAnswer
 	got.Into(t, &a)
 	if got.Status != 200 || a.Success == nil || a.Stdout == nil || a.Stderr == nil || a.ReturnCode == nil {
-		t.Fatalf("%s: %d %s", body, got.Status, got.Body)
+		t.Fatalf("POST /shell %s: status %d, want 200 with all fields: %s", body, got.Status, got.Body)
 	}
 	if *a.Success != success || success != (*a.ReturnCode == 0) || !strings.Contains(*a.Stdout+*a.Stderr, says) {
-		t.Errorf("%s: %s; want %v, %q", body, got.Body, success, says)
+		t.Errorf("POST /shell %s: %s, want success %v and %q", body, got.Body, success, says)
 	}
 	if !success {
-		r.remember(string(got.Body))
+		r.storeText(string(got.Body))
 	}
 	return a
 }

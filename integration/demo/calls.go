@@ -66,7 +66,11 @@ func python(ctx context.Context, s *service) (outcome, error) {
 	if _, err := files.Write(ctx, "squares.csv", strings.NewReader(table.String()), client.WriteOptions{}); err != nil {
 		return outcome{}, err
 	}
-	program := "import csv\ntotal = sum(int(r['square']) for r in csv.DictReader(open('squares.csv')))\nopen('total.txt', 'w').write(str(total))\nprint(total)\n"
+	const program = `import csv
+total = sum(int(r['square']) for r in csv.DictReader(open('squares.csv')))
+open('total.txt', 'w').write(str(total))
+print(total)
+`
 	r, err := s.client.Run(ctx, v1.Run{Workspace: "numbers", Exec: v1.Exec{Argv: []string{"python3", "-c", program}}})
 	if err != nil {
 		return outcome{}, err

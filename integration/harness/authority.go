@@ -15,23 +15,23 @@ import (
 
 // Authority returns a certificate for names and the PEM certificate of the authority that signed
 // it.
-func Authority(t testing.TB, names ...string) (leaf tls.Certificate, ca string) {
-	t.Helper()
+func Authority(tb testing.TB, names ...string) (leaf tls.Certificate, ca string) {
+	tb.Helper()
 	make := func(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		if signer == nil {
 			parent, signer = template, key
 		}
 		der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		cert, err := x509.ParseCertificate(der)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		return cert, key
 	}
@@ -41,7 +41,8 @@ func Authority(t testing.TB, names ...string) (leaf tls.Certificate, ca string) 
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, nil, nil)
 	cert, key := make(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "test site"}, NotBefore: begin, NotAfter: end, DNSNames: names,
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "test site"}, NotBefore: begin, NotAfter: end,
+		DNSNames: names,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, root, rootKey)
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert},

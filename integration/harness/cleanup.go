@@ -170,27 +170,27 @@ func (s *Server) promised() []string {
 
 // Rows reads the database of a stopped server: the sandboxes recorded as live, and the leases
 // recorded as ended.
-func (s *Server) Rows(t testing.TB) (live, ended []string) {
-	t.Helper()
+func (s *Server) Rows(tb testing.TB) (live, ended []string) {
+	tb.Helper()
 	if s.proc != nil {
-		t.Fatal("the server runs: its database is its own")
+		tb.Fatal("the server runs: its database is its own")
 	}
 	ctx := context.Background()
 	st, err := store.Open(ctx, s.dir)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer st.Close()
 	rows, err := st.Live(ctx)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for _, r := range rows {
 		live = append(live, r.ID)
 	}
 	over, err := st.Leases(ctx, "local", true, 1000)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for _, r := range over {
 		if r.State.Ended() {

@@ -25,28 +25,28 @@ type Running struct {
 }
 
 // CLI runs the program with the server's configuration and waits for it.
-func (s *Server) CLI(t testing.TB, args ...string) Command {
-	t.Helper()
-	return s.Launch(t, nil, args...).Wait()
+func (s *Server) CLI(tb testing.TB, args ...string) Command {
+	tb.Helper()
+	return s.Launch(tb, nil, args...).Wait()
 }
 
 // Launch starts the program with the server's configuration.
-func (s *Server) Launch(t testing.TB, stdin io.Reader, args ...string) *Running {
-	t.Helper()
-	r := &Running{t: t, cmd: exec.Command(s.bin, args...), ended: make(chan struct{})}
+func (s *Server) Launch(tb testing.TB, stdin io.Reader, args ...string) *Running {
+	tb.Helper()
+	r := &Running{t: tb, cmd: exec.Command(s.bin, args...), ended: make(chan struct{})}
 	r.cmd.Env = append(s.environment(), "ORCHESTRATOR_CONFIG="+s.config)
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = stdin, &r.out, &r.err
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// Do not wait for a child that keeps the output open.
 	r.cmd.WaitDelay = Short
 	if err := r.cmd.Start(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	go func() { // Wait and the cleanup wait for it
 		_ = r.cmd.Wait()
 		close(r.ended)
 	}()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		select {
 		case <-r.ended:
 			return
@@ -84,10 +84,10 @@ func (r *Running) Wait() Command {
 
 // Is fails the test unless the command exited with code and wrote text to standard error, in a
 // single line if the message is the program's own.
-func (c Command) Is(t testing.TB, code int, text string) {
-	t.Helper()
+func (c Command) Is(tb testing.TB, code int, text string) {
+	tb.Helper()
 	if c.Code != code || !strings.Contains(c.Stderr, text) {
-		t.Errorf("exit code %d, want %d with %q\nstdout: %.2000s\nstderr: %.2000s", c.Code, code, text, c.Stdout, c.Stderr)
+		tb.Errorf("exit code %d, want %d with %q\nstdout: %.2000s\nstderr: %.2000s", c.Code, code, text, c.Stdout, c.Stderr)
 	}
 }
 

@@ -45,57 +45,57 @@ func AllRuntimes() []string { return append(Runtimes(), "containerd") }
 
 // Need returns an environment variable that the test script sets, or skips the test if it is not
 // set.
-func Need(t testing.TB, name string) string {
-	t.Helper()
+func Need(tb testing.TB, name string) string {
+	tb.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("not root")
+		tb.Skip("not root")
 	}
 	v := os.Getenv(name)
 	if v == "" {
-		t.Skipf("%s is not set: run by integration/scripts/test.sh", name)
+		tb.Skipf("%s is not set: run by integration/scripts/test.sh", name)
 	}
 	return v
 }
 
 // Eventually polls until ok returns true and fails the test after d. what describes the awaited
 // state in the message. The interval grows, to leave the CPU to others.
-func Eventually(t testing.TB, d time.Duration, what string, ok func() bool) {
-	t.Helper()
+func Eventually(tb testing.TB, d time.Duration, what string, ok func() bool) {
+	tb.Helper()
 	for began := time.Now(); !ok(); {
 		waited := time.Since(began)
 		if waited > d {
-			t.Fatalf("not within %s: %s", d, what)
+			tb.Fatalf("not within %s: %s", d, what)
 		}
 		time.Sleep(min(pause+waited/16, rare))
 	}
 }
 
 // TempDir returns a directory with a short path, for sockets. It is removed with the test.
-func TempDir(t testing.TB) string {
-	t.Helper()
+func TempDir(tb testing.TB) string {
+	tb.Helper()
 	dir, err := os.MkdirTemp("", "h")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if left := MountsUnder(t, dir); len(left) > 0 {
-			t.Errorf("not removed, since mounts are left under it: %s: %v", dir, left)
+	tb.Cleanup(func() {
+		if left := MountsUnder(tb, dir); len(left) > 0 {
+			tb.Errorf("not removed, since mounts are left under it: %s: %v", dir, left)
 			return
 		}
 		if err := os.RemoveAll(dir); err != nil {
-			t.Errorf("remove the test's folder: %v", err)
+			tb.Errorf("remove the test's folder: %v", err)
 		}
 	})
 	return dir
 }
 
 // WriteFile writes a file and fails the test on error.
-func WriteFile(t testing.TB, path, content string) {
-	t.Helper()
+func WriteFile(tb testing.TB, path, content string) {
+	tb.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }

@@ -40,11 +40,11 @@ func Marked(word string) []int {
 }
 
 // MountsUnder returns the mount points at or below a directory.
-func MountsUnder(t testing.TB, dir string) []string {
-	t.Helper()
+func MountsUnder(tb testing.TB, dir string) []string {
+	tb.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var found []string
 	for line := range strings.Lines(string(table)) {
@@ -73,23 +73,23 @@ func cgroupsNamed(words []string) []string {
 }
 
 // Docker runs the docker command against the test engine.
-func Docker(t testing.TB, args ...string) string {
-	t.Helper()
-	cmd := exec.Command("docker", append([]string{"--host", Need(t, EnvDocker)}, args...)...)
+func Docker(tb testing.TB, args ...string) string {
+	tb.Helper()
+	cmd := exec.Command("docker", append([]string{"--host", Need(tb, EnvDocker)}, args...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("docker %v: %v: %s", args, err, stderr.String())
+		tb.Fatalf("docker %v: %v: %s", args, err, stderr.String())
 	}
 	return strings.TrimSpace(string(out))
 }
 
 // Containerd runs ctr against the test containerd in the service's namespace.
-func Containerd(t testing.TB, args ...string) (string, error) {
-	t.Helper()
+func Containerd(tb testing.TB, args ...string) (string, error) {
+	tb.Helper()
 	out, err := exec.Command("ctr",
-		append([]string{"--address", Need(t, EnvContainerd), "--namespace", "orchestrator"}, args...)...).Output()
+		append([]string{"--address", Need(tb, EnvContainerd), "--namespace", "orchestrator"}, args...)...).Output()
 	return strings.TrimSpace(string(out)), err
 }
 
@@ -231,18 +231,18 @@ func Describe(pids []int) string {
 }
 
 // PeakMemory returns the peak resident memory of a process in bytes.
-func PeakMemory(t testing.TB, pid int) int64 {
-	t.Helper()
+func PeakMemory(tb testing.TB, pid int) int64 {
+	tb.Helper()
 	for line := range strings.Lines(string(procFile(pid, "status"))) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == "VmHWM:" {
 			kib, err := strconv.ParseInt(f[1], 10, 64)
 			if err != nil {
-				t.Fatal(err)
+				tb.Fatal(err)
 			}
 			return kib << 10
 		}
 	}
-	t.Fatalf("process %d has no memory", pid)
+	tb.Fatalf("process %d has no memory", pid)
 	return 0
 }
 

@@ -48,38 +48,38 @@ func (s *Server) ask(ctx context.Context, method, path string, body io.Reader, h
 }
 
 // Ask sends a request without the client library. header is name, value, ….
-func (s *Server) Ask(t testing.TB, method, path, body string, header ...string) Answer {
-	t.Helper()
+func (s *Server) Ask(tb testing.TB, method, path, body string, header ...string) Answer {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Long)
 	defer cancel()
 	a, err := s.ask(ctx, method, path, strings.NewReader(body), header...)
 	if err != nil {
-		t.Fatalf("%s %s: %v", method, path, err)
+		tb.Fatalf("%s %s: %v", method, path, err)
 	}
 	return a
 }
 
 // Into decodes a JSON answer.
-func (a Answer) Into(t testing.TB, v any) {
-	t.Helper()
+func (a Answer) Into(tb testing.TB, v any) {
+	tb.Helper()
 	if err := json.Unmarshal(a.Body, v); err != nil {
-		t.Fatalf("%v in %d %.500s", err, a.Status, a.Body)
+		tb.Fatalf("%v in %d %.500s", err, a.Status, a.Body)
 	}
 }
 
 // Problem checks that an answer is the expected RFC 9457 problem with a one-line text.
-func (a Answer) Problem(t testing.TB, status int, code, field string) v1.Problem {
-	t.Helper()
+func (a Answer) Problem(tb testing.TB, status int, code, field string) v1.Problem {
+	tb.Helper()
 	p, ok := v1.Decode(a.Body)
 	if !ok {
-		t.Fatalf("not a problem: %d %.500s", a.Status, a.Body)
+		tb.Fatalf("not a problem: %d %.500s", a.Status, a.Body)
 	}
 	if a.Status != status || p.Status != status || p.Code != code || p.Field != field || p.Detail == "" ||
 		strings.Contains(p.Detail, "\n") {
-		t.Errorf("got %d %.500s; want %d %s about %q", a.Status, a.Body, status, code, field)
+		tb.Errorf("got %d %.500s; want %d %s about %q", a.Status, a.Body, status, code, field)
 	}
 	if got := a.Header.Get("Content-Type"); got != "application/problem+json" {
-		t.Errorf("the problem is sent as %q", got)
+		tb.Errorf("the problem is sent as %q", got)
 	}
 	return *p
 }

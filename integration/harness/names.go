@@ -9,11 +9,11 @@ import (
 
 // Names runs a DNS server on loopback until the test ends and returns its address. Every name below
 // ".test" resolves to 127.0.0.1; others do not exist.
-func Names(t testing.TB) string {
-	t.Helper()
+func Names(tb testing.TB) string {
+	tb.Helper()
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	ended := make(chan struct{})
 	go func() { // the cleanup waits for it
@@ -29,7 +29,7 @@ func Names(t testing.TB) string {
 			}
 		}
 	}()
-	t.Cleanup(func() { c.Close(); <-ended })
+	tb.Cleanup(func() { c.Close(); <-ended })
 	return c.LocalAddr().String()
 }
 

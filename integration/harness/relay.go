@@ -25,15 +25,15 @@ type Relay struct {
 }
 
 // NewRelay returns an open relay, which is closed at the end of the test.
-func NewRelay(t testing.TB) *Relay {
-	t.Helper()
-	engine, ok := strings.CutPrefix(Need(t, EnvDocker), "unix://")
+func NewRelay(tb testing.TB) *Relay {
+	tb.Helper()
+	engine, ok := strings.CutPrefix(Need(tb, EnvDocker), "unix://")
 	if !ok {
-		t.Fatalf("%s is not a unix socket", EnvDocker)
+		tb.Fatalf("%s is not a unix socket", EnvDocker)
 	}
-	r := &Relay{t: t, engine: engine, path: filepath.Join(TempDir(t), "engine.sock"), conns: map[net.Conn]bool{}}
+	r := &Relay{t: tb, engine: engine, path: filepath.Join(TempDir(tb), "engine.sock"), conns: map[net.Conn]bool{}}
 	r.Open()
-	t.Cleanup(r.Cut)
+	tb.Cleanup(r.Cut)
 	return r
 }
 

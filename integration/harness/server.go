@@ -76,63 +76,63 @@ type process struct {
 }
 
 // New prepares a server and registers the cleanup of everything it will create.
-func New(t testing.TB, o Options) *Server {
-	t.Helper()
-	s := &Server{t: t, Runtime: o.Runtime, bin: o.Bin, root: o.Root, options: o, words: map[string]string{}}
+func New(tb testing.TB, o Options) *Server {
+	tb.Helper()
+	s := &Server{t: tb, Runtime: o.Runtime, bin: o.Bin, root: o.Root, options: o, words: map[string]string{}}
 	if s.bin == "" {
-		s.bin = Need(t, EnvBin)
+		s.bin = Need(tb, EnvBin)
 	}
 	if s.root == "" {
-		s.root = TempDir(t)
+		s.root = TempDir(tb)
 	}
 	s.dir, s.socket = filepath.Join(s.root, "s"), filepath.Join(s.root, "o.sock")
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if o.Seed != nil {
-		archives := []string{Need(t, EnvArchive)}
-		for _, name := range o.Seed.More {
-			archives = append(archives, Need(t, name))
+		archives := make([]string, 0, 1+len(o.Seed.More))
+		for _, name := range append([]string{EnvArchive}, o.Seed.More...) {
+			archives = append(archives, Need(tb, name))
 		}
 		if err := o.Seed.fill(archives...); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		store := filepath.Join(s.dir, "images")
 		if o.Images != "" {
 			if err := os.Symlink(o.Images, store); err != nil {
-				t.Fatal(err)
+				tb.Fatal(err)
 			}
 			store = o.Images
 		}
 		if err := o.Seed.plant(store); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	s.writeConfig(o)
 	var err error
 	if s.log, err = os.CreateTemp("", "serve-*.log"); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if s.Client, err = client.New(client.Options{Address: "unix:" + s.socket}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(s.cleanUp)
+	tb.Cleanup(s.cleanUp)
 	return s
 }
 
 // For reports failures to a subtest until the returned function is called. Parallel subtests cannot
 // share the server.
-func (s *Server) For(t testing.TB) (back func()) {
-	t.Helper()
+func (s *Server) For(tb testing.TB) (back func()) {
+	tb.Helper()
 	was := s.t
-	s.t = t
+	s.t = tb
 	return func() { s.t = was }
 }
 
 // Run calls New and Start.
-func Run(t testing.TB, o Options) *Server {
-	t.Helper()
-	s := New(t, o)
+func Run(tb testing.TB, o Options) *Server {
+	tb.Helper()
+	s := New(tb, o)
 	s.Start()
 	return s
 }
@@ -152,8 +152,13 @@ func (s *Server) writeConfig(o Options) {
 		o.Mode = "auto"
 	}
 	s.config = filepath.Join(s.root, "config.yaml")
-	WriteFile(s.t, s.config, fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s', mode: %s}\ncontainerd: {address: '%s'}\nlog: {level: debug}\n%s",
-		s.socket, s.dir, o.Runtime, o.Docker, o.Mode, containerd, o.Config))
+	WriteFile(s.t, s.config, fmt.Sprintf(`listen: 'unix:%s'
+state_dir: '%s'
+runtime: %s
+docker: {host: '%s', mode: %s}
+containerd: {address: '%s'}
+log: {level: debug}
+%s`, s.socket, s.dir, o.Runtime, o.Docker, o.Mode, containerd, o.Config))
 }
 
 // Configure replaces the part after the harness's own configuration, for the next start.

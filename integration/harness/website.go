@@ -35,18 +35,18 @@ type Website struct {
 
 // NewWebsite serves the site until the test ends. extra is added to the section web of the
 // configuration, with lines indented by two; {HTTP} in them is replaced by the plain HTTP port.
-func NewWebsite(t testing.TB, extra string) *Website {
-	t.Helper()
+func NewWebsite(tb testing.TB, extra string) *Website {
+	tb.Helper()
 	w := &Website{stop: make(chan struct{}), hits: map[string]int{}}
 	secure, plain := httptest.NewUnstartedServer(w), httptest.NewServer(w)
-	leaf, ca := Authority(t, "*.site.test", "*.other.test")
+	leaf, ca := Authority(tb, "*.site.test", "*.other.test")
 	secure.TLS = &tls.Config{Certificates: []tls.Certificate{leaf}}
 	secure.StartTLS()
-	t.Cleanup(func() { close(w.stop); secure.Close(); plain.Close() })
+	tb.Cleanup(func() { close(w.stop); secure.Close(); plain.Close() })
 	w.TLS, w.HTTP = secure.Listener.Addr().(*net.TCPAddr).Port, plain.Listener.Addr().(*net.TCPAddr).Port
-	dir := TempDir(t)
-	WriteFile(t, filepath.Join(dir, "ca.pem"), ca)
-	WriteFile(t, filepath.Join(dir, "key"), SearchKey+"\n")
+	dir := TempDir(tb)
+	WriteFile(tb, filepath.Join(dir, "ca.pem"), ca)
+	WriteFile(tb, filepath.Join(dir, "key"), SearchKey+"\n")
 	w.Config = fmt.Sprintf(`
 egress:
   resolver: ["%s"]
@@ -56,7 +56,8 @@ web:
   fetch: {ports: [%d], deny: ["denied.site.test"]}
   request: {ports: [%d], http_ports: [%d], deny: ["denied.site.test"]}
   search: {provider: brave, url: "https://search.site.test:%d/res/v1", key_file: "%s"}
-%s`, Names(t), filepath.Join(dir, "ca.pem"), w.TLS, w.TLS, w.HTTP, w.TLS, filepath.Join(dir, "key"), strings.ReplaceAll(extra, "{HTTP}", strconv.Itoa(w.HTTP)))
+%s`, Names(tb), filepath.Join(dir, "ca.pem"), w.TLS, w.TLS, w.HTTP, w.TLS, filepath.Join(dir, "key"),
+		strings.ReplaceAll(extra, "{HTTP}", strconv.Itoa(w.HTTP)))
 	return w
 }
 
@@ -88,8 +89,10 @@ func (w *Website) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	rw.Header().Set("Content-Type", "text/html; charset=utf-8")
 	switch r.URL.Path {
 	case "/page", "/article":
-		fmt.Fprintf(rw, `<!doctype html><html><head><title>Lamps</title><script>alert("no")</script><style>p{}</style></head><body>
-<h1>Prices</h1><p>%s See <a href="/more">more</a>.</p><h2>History</h2><p>%s</p><table><tr><th>A</th></tr><tr><td>B</td></tr></table></body></html>`,
+		fmt.Fprintf(rw, `<!doctype html><html><head><title>Lamps</title>
+<script>alert("no")</script><style>p{}</style></head><body>
+<h1>Prices</h1><p>%s See <a href="/more">more</a>.</p><h2>History</h2><p>%s</p>
+<table><tr><th>A</th></tr><tr><td>B</td></tr></table></body></html>`,
 			lamp, strings.Repeat("Nothing of note happened in those years. ", 40))
 	case "/long":
 		fmt.Fprintf(rw, "<html><body><p>%s</p></body></html>", strings.Repeat("wörd ", 6000))
@@ -145,7 +148,8 @@ func (w *Website) search(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Retry-After", "7")
 		rw.WriteHeader(http.StatusTooManyRequests)
 	default:
-		fmt.Fprintf(rw, `{"web": {"results": [{"title": "About %s", "url": "https://a.example/", "description": "found"}, {"title": "without a source"}]}}`, r.FormValue("q"))
+		fmt.Fprintf(rw, `{"web": {"results": [{"title": "About %s", "url": "https://a.example/", "description": "found"},
+{"title": "without a source"}]}}`, r.FormValue("q"))
 	}
 }
 

@@ -269,7 +269,7 @@ func TestCancelledCallKillsProcesses(t *testing.T) {
 	})
 }
 
-func TestKilledClientLeavesNothing(t *testing.T) {
+func TestKilledClientLeavesNothing(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	for what, args := range map[string][]string{"by a server": nil, "without a server": {"--no-server"}} {

@@ -99,7 +99,7 @@ func TestPublicConformanceSuite(t *testing.T) {
 	install.Stderr = os.Stderr
 	path, err := install.Output()
 	if err != nil {
-		t.Fatalf("the suite is not there, and could not be installed (see above; ORCHESTRATOR_TEST_NO_MCP_SUITE=1 leaves it out): %v", err)
+		t.Fatalf("install the suite: %v (see above; ORCHESTRATOR_TEST_NO_MCP_SUITE=1 skips it)", err)
 	}
 	dir := strings.TrimSpace(string(path))
 
@@ -108,8 +108,9 @@ func TestPublicConformanceSuite(t *testing.T) {
 	if err != nil {
 		t.Fatalf("list of scenarios: %v\n%s", err, listed)
 	}
-	var all []string
-	for _, m := range regexp.MustCompile(`(?m)^\s+- (\S+)`).FindAllStringSubmatch(listed, -1) {
+	found := regexp.MustCompile(`(?m)^\s+- (\S+)`).FindAllStringSubmatch(listed, -1)
+	all := make([]string, 0, len(found))
+	for _, m := range found {
 		all = append(all, m[1])
 		if _, ok := suite[m[1]]; !ok {
 			t.Errorf("the suite has a scenario %s that the table has not", m[1])

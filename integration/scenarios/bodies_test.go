@@ -19,7 +19,7 @@ import (
 
 // TestSlowBodiesAreBounded holds request bodies back by their last byte. They must neither fill the
 // service's memory nor keep other callers from it.
-func TestSlowBodiesAreBounded(t *testing.T) {
+func TestSlowBodiesAreBounded(t *testing.T) { //nolint:tparallel // it measures memory, so it runs alone
 	const (
 		connections = 60
 		size        = 32 << 20

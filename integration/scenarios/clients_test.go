@@ -50,7 +50,7 @@ go mod download example.test/artefact@v1.0.0 && cat go/pkg/mod/example.test/arte
 
 // TestClientsFetchThroughTheProxy checks that common programs fetch what the rules allow, and show
 // why the rest is denied.
-func TestClientsFetchThroughTheProxy(t *testing.T) {
+func TestClientsFetchThroughTheProxy(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	t.Cleanup(func() {
 		if err := clientsSeed.Close(); err != nil {

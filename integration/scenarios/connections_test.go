@@ -76,7 +76,7 @@ templates:
 	bob := token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3})
 	open := 0
 	for i := range 600 {
-		res, conn := openEventStream(t, s, eve...)
+		res, conn := openEventStream(t, s, eve...) //nolint:bodyclose // closing the connection ends it
 		if res.StatusCode == http.StatusOK {
 			open++
 			defer conn.Close()
@@ -103,10 +103,10 @@ templates:
 		}
 	}
 	s.CLI(t, "token", "revoke", tok.ID).Is(t, 0, "")
-	if res, conn := openEventStream(t, s, eve...); res.StatusCode != http.StatusUnauthorized {
+	res, conn := openEventStream(t, s, eve...) //nolint:bodyclose // closing the connection ends it
+	conn.Close()
+	if res.StatusCode != http.StatusUnauthorized {
 		t.Errorf("stream with the revoked token: status %d, want 401", res.StatusCode)
-	} else {
-		conn.Close()
 	}
 	s.CLI(t, "down").Is(t, 0, "")
 	if state := s.Ended(); !state.Success() {

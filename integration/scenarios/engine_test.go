@@ -39,7 +39,7 @@ func TestEngineRestart(t *testing.T) {
 // TestOverStdioOnly runs scenarios on an engine that can be reached only through its exec, like a
 // remote one. What needs neither mounts nor a cgroup for each command must work. Workspaces are
 // copied, see TestWorkspaceIsCopiedOverStdio.
-func TestOverStdioOnly(t *testing.T) {
+func TestOverStdioOnly(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "docker", Mode: "stdio", Config: roomy, Seed: &seed})
 	for _, c := range []struct {

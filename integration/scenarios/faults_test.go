@@ -162,7 +162,7 @@ func unaccounted(t *testing.T, s *harness.Server) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var leased []string
+	leased := make([]string, 0, len(list))
 	for _, sb := range list {
 		leased = append(leased, sb.ID)
 	}

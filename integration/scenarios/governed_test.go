@@ -58,6 +58,7 @@ func TestApprovalSurvivesServiceRestart(t *testing.T) {
 	t.Parallel()
 	for name, waits := range map[string]bool{"with the caller waiting": true, "with the caller coming back": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			onServer(t, onDemand, func(t *testing.T, s *harness.Server) { testApproveAfterRestart(t, s, waits) })
 		})
 	}

@@ -211,7 +211,7 @@ var tamperings = []tampering{
 
 // TestTamperedAuditIsDetected changes the audit log while no server runs. Every change must be
 // found, also by a later check.
-func TestTamperedAuditIsDetected(t *testing.T) {
+func TestTamperedAuditIsDetected(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	for i := range 6 { // twelve records; these calls need no sandbox

@@ -33,7 +33,7 @@ func commitAll(t *testing.T, s *harness.Server, id string, paths ...string) (v1.
 
 // paths returns the kind and path of each change.
 func paths(d v1.Diff) []string {
-	var out []string
+	out := make([]string, 0, len(d.Changes))
 	for _, c := range d.Changes {
 		out = append(out, c.Kind+" "+c.Path)
 	}

@@ -145,7 +145,7 @@ func testPortOfHTTP(t *testing.T, s *harness.Server, at string) {
 		t.Fatalf("POST through the proxy: status %d, want 200: %s", got.Status, got.Body)
 	}
 	got.Into(t, &request)
-	if request.Method != "POST" || request.Path != "/a%2Fb/c?x=1&y=%20" || request.Body != "body" {
+	if request.Method != http.MethodPost || request.Path != "/a%2Fb/c?x=1&y=%20" || request.Body != "body" {
 		t.Errorf("the server got %+v, want the method, path and body unchanged", request)
 	}
 	for name, want := range map[string]string{
@@ -183,6 +183,7 @@ func testPortOfWebSockets(t *testing.T, s *harness.Server, at string) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.Socket())
 	}}}
 	defer hc.CloseIdleConnections()
+	//nolint:bodyclose // Dial documents that the response needs no Close
 	conn, _, err := websocket.Dial(within(t), "http://orchestrator"+at+"8081/", &websocket.DialOptions{HTTPClient: hc})
 	if err != nil {
 		t.Fatal(err)

@@ -285,7 +285,7 @@ func startVersionCalls(t *testing.T, s *harness.Server) *versionCalls {
 	return c
 }
 
-// awaitProcesses reports whether a call has run in the version.
+// seen reports whether a call has run in the version.
 func (c *versionCalls) seen(version string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -149,8 +149,8 @@ func (c *screen) types(text string) {
 	}
 }
 
-// ends waits until the command has exited with the code, and returns everything that was shown.
-func (c *screen) ends(code int) string {
+// ends waits until the command has exited with 0, and returns everything that was shown.
+func (c *screen) ends() string {
 	c.t.Helper()
 	select {
 	case <-c.ended:
@@ -158,8 +158,8 @@ func (c *screen) ends(code int) string {
 		c.t.Fatalf("the terminal did not end; it shows %.2000q", c.shown())
 	}
 	r, err := c.Wait()
-	if err != nil || !errors.Is(c.err, io.EOF) || r.Ending != "exited" || r.ExitCode != code {
-		c.t.Fatalf("terminal ended with %+v, %v, read error %v; want exit code %d", r, err, c.err, code)
+	if err != nil || !errors.Is(c.err, io.EOF) || r.Ending != "exited" || r.ExitCode != 0 {
+		c.t.Fatalf("terminal ended with %+v, %v, read error %v; want exit code 0", r, err, c.err)
 	}
 	return c.shown()
 }
@@ -196,8 +196,8 @@ func testTwoAtOneTerminal(t *testing.T, s *harness.Server, id string) {
 	a.types("alone\r")
 	reader.sees("alone\r\n")
 	a.types("\x04")
-	want := a.ends(0)
-	if got := reader.ends(0); got != want {
+	want := a.ends()
+	if got := reader.ends(); got != want {
 		t.Errorf("the reader saw %q, want the same as the first client: %q", got, want)
 	}
 	if list, err := s.Client.Shells(within(t), id); err != nil || len(list) != 1 || !list[0].TTY {
@@ -209,11 +209,11 @@ func testTwoAtOneTerminal(t *testing.T, s *harness.Server, id string) {
 // one.
 func testTerminalFlood(t *testing.T, s *harness.Server, id string) {
 	c := openTerminal(t, s, id, v1.TerminalRequest{Argv: []string{"seq", "5000"}})
-	if got := c.ends(0); got != lines(5000) {
+	if got := c.ends(); got != lines(5000) {
 		t.Errorf("terminal shows %d bytes of seq 5000, want %d", len(got), len(lines(5000)))
 	}
 	big := openTerminal(t, s, id, v1.TerminalRequest{Argv: []string{"seq", "400000"}, SpoolBytes: 8 << 20})
-	if got := big.ends(0); got != lines(400000) {
+	if got := big.ends(); got != lines(400000) {
 		t.Errorf("terminal shows %d bytes of seq 400000, want %d", len(got), len(lines(400000)))
 	}
 }
@@ -251,10 +251,10 @@ func testScrollBack(t *testing.T, s *harness.Server, id string) {
 		t.Errorf("AttachTerminal behind the end: %v, want invalid argument", err)
 	}
 	c.types("\x04")
-	c.ends(0)
+	c.ends()
 	// Clients can attach after the end.
 	again := newScreen(t, must(t)(s.Client.AttachTerminal(context.Background(), c.Shell(), client.TerminalOptions{})), nil)
-	if got := again.ends(0); got != kept {
+	if got := again.ends(); got != kept {
 		t.Errorf("after the end the buffer has %d bytes, want %d", len(got), len(kept))
 	}
 }
@@ -447,7 +447,7 @@ func TestTerminalsSurviveRestart(t *testing.T) {
 			c.sees(want)
 		}
 		c.types("\x04")
-		if got := c.ends(0); got != want {
+		if got := c.ends(); got != want {
 			t.Errorf("terminal showed %q, want %q", got, want)
 		}
 	})

@@ -48,7 +48,7 @@ func ptyPath(id, query string) string { return "/v1/sandboxes/" + id + "/pty?" +
 // openPTY returns a connection to a terminal and its first message.
 func openPTY(t *testing.T, s *harness.Server, id, query string) (*websocket.Conn, v1.TerminalMessage) {
 	t.Helper()
-	conn, _, err := dialPTY(t, s, ptyPath(id, query), nil)
+	conn, _, err := dialPTY(t, s, ptyPath(id, query), nil) //nolint:bodyclose // websocket.Dial needs no Close
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,6 +116,7 @@ func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
 		"caller with few rights":       {http.Header{"Authorization": {low}}, 403},
 		"own origin":                   {http.Header{"Origin": {"http://localhost"}, "Host": {"localhost"}}, 101},
 	} {
+		//nolint:bodyclose // websocket.Dial needs no Close
 		conn, resp, err := dialPTY(t, s, ptyPath(id, "argv="+`%5B%22true%22%5D`), c.header)
 		if resp == nil || resp.StatusCode != c.status || (err == nil) != (c.status == 101) {
 			t.Errorf("%s: answer %v, %v; want status %d", name, resp, err, c.status)
@@ -275,8 +276,8 @@ func testGarbageFrames(t *testing.T, s *harness.Server, id string) {
 		}
 		fmt.Fprint(nc, "\r\n")
 		r := bufio.NewReader(nc)
-		resp, err := http.ReadResponse(r, nil)
-		if err != nil || resp.StatusCode != 101 {
+		resp, err := http.ReadResponse(r, nil) //nolint:bodyclose // an upgraded connection has no body
+		if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 			t.Fatalf("%s: handshake %v, %v; want status 101", name, resp, err)
 		}
 		nc.Write(frame) //nolint:errcheck // the server may have closed the connection

@@ -96,7 +96,7 @@ func nested(open string, n int, shut string) string {
 
 // TestInvalidToolInput sends invalid calls. Each must get one error that names the field and the
 // way out, lease no sandbox, and be recorded.
-func TestInvalidToolInput(t *testing.T) {
+func TestInvalidToolInput(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	defer keepCalling(t, s)()
@@ -373,6 +373,7 @@ func TestServeRefusesBrokenProfiles(t *testing.T) {
 			[]string{"mine.yaml:1: name", "built-in"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			dir := harness.TempDir(t)
 			harness.WriteFile(t, filepath.Join(dir, c.file), c.text)
 			config := onDemand + fmt.Sprintf("profiles: {dir: '%s'}\n", dir)
@@ -381,6 +382,7 @@ func TestServeRefusesBrokenProfiles(t *testing.T) {
 		})
 	}
 	t.Run("unknown default", func(t *testing.T) {
+		t.Parallel()
 		s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed, Config: onDemand + "profiles: {default: phase3}\n"})
 		assertServeRefuses(t, s, 66, "profiles.default", "phase3", "phase2")
 	})

@@ -38,7 +38,7 @@ func TestToolCallersAreIsolated(t *testing.T) {
 	t.Parallel()
 	onServer(t, askingConfig, func(t *testing.T, s *harness.Server) {
 		ann, bob := newCaller(t, s, `{"caller":"ann","trust":3}`), newCaller(t, s, `{"caller":"bob","trust":3}`)
-		own := createOwned(t, s, ann)
+		own := createOwned(t, ann)
 		t.Run("ids", func(t *testing.T) { testOwnedIsHidden(t, s, bob, own) })
 		t.Run("lists", func(t *testing.T) { testListsAreSeparate(t, bob, own) })
 		t.Run("equal names", func(t *testing.T) { testSameNames(t, ann, bob) })
@@ -69,7 +69,7 @@ type owned struct{ sandbox, shell, call, approval string }
 
 // createOwned creates a session with a shell, a call with stored output, and an approval request
 // for ann. All of them contain the word secret-of-ann.
-func createOwned(t *testing.T, s *harness.Server, ann caller) owned {
+func createOwned(t *testing.T, ann caller) owned {
 	t.Helper()
 	r := ann.callTool(t, "system.bash", `{"session":"`+session+
 		`","input":{"command":"echo secret-of-ann > secret; echo secret-of-ann; sleep 1000","run_in_background":true}}`)
@@ -271,8 +271,9 @@ func testWatchesAreSeparate(t *testing.T, s *harness.Server) {
 			}
 		})
 	}
-	var ids []string
-	for i, c := range []*client.Client{eve, fay} {
+	watched := []*client.Client{eve, fay}
+	ids := make([]string, 0, len(watched))
+	for i, c := range watched {
 		q, err := requestApproval(within(t), c, fmt.Sprint("w", i), callNeedingApproval(t, i))
 		if err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -266,7 +267,7 @@ func testWebRequests(t *testing.T, s *harness.Server, w *harness.Website) {
 		if err := json.Unmarshal([]byte(fmt.Sprint(out["body"])), &seen); err != nil || r.Ending != "ok" {
 			t.Fatalf("http.request %s: %v, %+v, error %+v; want ok with the echoed request", address, err, r, r.Error)
 		}
-		if seen.Method != "PUT" || seen.X != "1" || seen.Body != "bödy" ||
+		if seen.Method != http.MethodPut || seen.X != "1" || seen.Body != "bödy" ||
 			fmt.Sprint(seen.All["Authorization"]) != "[Bearer own]" || seen.All["Proxy-Connection"] != nil {
 			t.Errorf("the site got %+v, want the request's method, header and body", seen)
 		}

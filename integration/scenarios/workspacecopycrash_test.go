@@ -11,7 +11,7 @@ import (
 
 // TestCopiedWorkspaceSurvivesCrash kills the service at each step of copying a workspace back. The
 // next service must complete the copy: from what was received, or by fetching the files again.
-func TestCopiedWorkspaceSurvivesCrash(t *testing.T) {
+func TestCopiedWorkspaceSurvivesCrash(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	needGVisor(t)
 	s := harness.New(t,

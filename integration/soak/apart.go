@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -29,7 +30,7 @@ func apart() (code int, outside bool) {
 	// The first process has to reap what daemons leave, which bash does.
 	flags := []string{"--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc", "--", "bash", "-c",
 		`"$@" & wait $!`, "bash", os.Args[0]}
-	cmd := exec.Command("unshare", append(flags, os.Args[1:]...)...)
+	cmd := exec.Command("unshare", slices.Concat(flags, os.Args[1:])...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), apartVar+"=1")
 	err := cmd.Run()
@@ -37,7 +38,7 @@ func apart() (code int, outside bool) {
 		return max(1, exit.ExitCode()), true
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "a soak needs namespaces of its own:", err)
+		fmt.Fprintln(os.Stderr, "the soak needs separate namespaces:", err)
 		return 1, true
 	}
 	return 0, true

@@ -43,8 +43,15 @@ var kinds = []string{"processes", "zombies", "mounts", "cgroups", "network names
 
 func (c counts) kind(name string) map[string]string {
 	return map[string]map[string]string{
-		"processes": c.processes, "zombies": c.zombies, "mounts": c.mounts, "cgroups": c.cgroups, "network namespaces": c.namespaces,
-		"unix sockets": c.sockets, "loop devices": c.loops, "files in the state directory": c.files, "objects of the engine": c.engine,
+		"processes":                    c.processes,
+		"zombies":                      c.zombies,
+		"mounts":                       c.mounts,
+		"cgroups":                      c.cgroups,
+		"network namespaces":           c.namespaces,
+		"unix sockets":                 c.sockets,
+		"loop devices":                 c.loops,
+		"files in the state directory": c.files,
+		"objects of the engine":        c.engine,
 	}[name]
 }
 
@@ -68,7 +75,8 @@ func (c counts) more(before counts, kind string) []string {
 // count counts what exists now; see apart. pid is the service, dir its state directory.
 func count(pid int, dir string) (counts, error) {
 	c := counts{
-		processes: map[string]string{}, zombies: map[string]string{}, mounts: map[string]string{}, cgroups: map[string]string{}, namespaces: map[string]string{},
+		processes: map[string]string{}, zombies: map[string]string{}, mounts: map[string]string{},
+		cgroups: map[string]string{}, namespaces: map[string]string{},
 		sockets: map[string]string{}, loops: map[string]string{}, files: map[string]string{}, engine: map[string]string{},
 	}
 	c.countProcesses()
@@ -172,7 +180,7 @@ func walk(dir string, folders bool, into map[string]string) {
 	top := device(dir)
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return nil //nolint:nilerr // what goes meanwhile is not there
+			return nil //nolint:nilerr // files are removed during the walk
 		}
 		if d.IsDir() || !folders {
 			into[path] = ""
@@ -196,5 +204,5 @@ func memory(pid int) (int64, error) {
 			return n << 10, err
 		}
 	}
-	return 0, fmt.Errorf("process %d tells no memory", pid)
+	return 0, fmt.Errorf("/proc/%d/smaps_rollup has no Pss", pid)
 }

@@ -146,11 +146,13 @@ func pick(n int64) command {
 	case p < 68:
 		return command{exec: v1.Exec{Command: "echo no >&2; exit 3"}, ending: "exited", code: 3}
 	case p < 74: // children that leave their session and ignore signals
-		return command{exec: v1.Exec{Command: "trap '' TERM HUP INT; (setsid sh -c 'trap \"\" TERM HUP; sleep 600' &) ; sleep 600", TimeoutMS: 300}, ending: "timeout", code: -1}
+		stubborn := "trap '' TERM HUP INT; (setsid sh -c 'trap \"\" TERM HUP; sleep 600' &) ; sleep 600"
+		return command{exec: v1.Exec{Command: stubborn, TimeoutMS: 300}, ending: "timeout", code: -1}
 	case p < 79:
 		return command{exec: v1.Exec{Command: "exec python3 -c 'x = bytearray(1 << 30)'"}, ending: "oom", code: -1}
 	case p < 83: // not a shell, which retries fork for 15 seconds
-		return command{exec: v1.Exec{Command: "exec python3 -c 'import os, time; [os.fork() or time.sleep(60) for _ in range(400)]'"}, ending: "pids", code: -1}
+		forks := "exec python3 -c 'import os, time; [os.fork() or time.sleep(60) for _ in range(400)]'"
+		return command{exec: v1.Exec{Command: forks}, ending: "pids", code: -1}
 	case p < 88:
 		return command{exec: v1.Exec{Command: "yes", MaxOutputBytes: 1 << 16, StopAtOutput: true}, ending: "output_limit",
 			code: -1, stdout: -1}

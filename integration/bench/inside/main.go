@@ -34,7 +34,8 @@ func main() {
 	}
 }
 
-var errUsage = errors.New("usage: inside fork N PROGRAM [ARGUMENT]... | get N URL [PROXY] | pull TARGET [PROXY] | hold N TARGET PROXY")
+var errUsage = errors.New("usage: inside fork N PROGRAM [ARGUMENT]... | get N URL [PROXY] | " +
+	"pull TARGET [PROXY] | hold N TARGET PROXY")
 
 func run(args []string) error {
 	if len(args) < 2 {
