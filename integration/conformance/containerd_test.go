@@ -50,34 +50,12 @@ func testContainerd(t *testing.T, name string, class runtime.Class) {
 			RemoveImage: drop, SkipKernelChecks: outside(class),
 			HostPID: func(t *testing.T, id string) int {
 				t.Helper()
-				for _, line := range askContainerd(t, address, namespace, "task", "tasks", "list") {
-					if fields := strings.Fields(line); len(fields) > 2 && fields[1] == id {
-						pid, err := strconv.Atoi(fields[2])
-						if err != nil {
-							t.Fatal(err)
-						}
-						return pid
-					}
-				}
-				t.Fatalf("task %s not found", id)
-				return 0
+				return containerdPID(t, address, namespace, id)
 			},
 			Open: func(t *testing.T, state string) runtime.Driver { return open(t, state) },
 			Leftovers: func(t *testing.T, id string) []string {
 				t.Helper()
-				left := askContainerd(t, address, namespace, "container", "containers", "list", "--quiet", "id=="+id)
-				for what, args := range map[string][]string{
-					"task":     {"tasks", "list", "--quiet"},
-					"snapshot": {"snapshots", "list"},
-					"lease":    {"leases", "list"},
-				} {
-					for _, line := range askContainerd(t, address, namespace, what, args...) {
-						if strings.Contains(line, id) {
-							left = append(left, line)
-						}
-					}
-				}
-				return left
+				return containerdLeftovers(t, address, namespace, id)
 			},
 		})
 	})
@@ -93,6 +71,40 @@ func testContainerd(t *testing.T, name string, class runtime.Class) {
 			}
 		}
 	}
+}
+
+// containerdPID returns the host PID of a sandbox's task.
+func containerdPID(t *testing.T, address, namespace, id string) int {
+	t.Helper()
+	for _, line := range askContainerd(t, address, namespace, "task", "tasks", "list") {
+		if fields := strings.Fields(line); len(fields) > 2 && fields[1] == id {
+			pid, err := strconv.Atoi(fields[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	t.Fatalf("task %s not found", id)
+	return 0
+}
+
+// containerdLeftovers returns what containerd has of a sandbox.
+func containerdLeftovers(t *testing.T, address, namespace, id string) []string {
+	t.Helper()
+	left := askContainerd(t, address, namespace, "container", "containers", "list", "--quiet", "id=="+id)
+	for what, args := range map[string][]string{
+		"task":     {"tasks", "list", "--quiet"},
+		"snapshot": {"snapshots", "list"},
+		"lease":    {"leases", "list"},
+	} {
+		for _, line := range askContainerd(t, address, namespace, what, args...) {
+			if strings.Contains(line, id) {
+				left = append(left, line)
+			}
+		}
+	}
+	return left
 }
 
 // askContainerd returns the output lines of ctr, each prefixed with what.

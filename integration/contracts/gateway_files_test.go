@@ -203,7 +203,8 @@ func (g *gateway) files() table {
 	}
 }
 
-// assertReadLimit reads a file of the maximum size, and checks that one with another byte is refused.
+// assertReadLimit reads a file of the maximum size, and checks that one with another byte is
+// refused.
 func assertReadLimit(t *testing.T, a agent, profile string, size int) {
 	t.Helper()
 	shell(t, a, "yes | tr -d '\\n' | head -c "+itoa(size)+" > edge; truncate -s "+itoa(size+1)+" over")
@@ -235,8 +236,8 @@ while :; do
 	mv race aside; ln -s ~/out race; rm race; mv aside race
 done`
 
-// whileSwapping runs f while the directory is being swapped, and checks that the directory outside is
-// unchanged.
+// whileSwapping runs f while the directory is being swapped, and checks that the directory outside
+// is unchanged.
 func whileSwapping(t *testing.T, s *harness.Server, a agent, f func()) {
 	t.Helper()
 	sandbox := a.call(t, program("true")).SandboxID

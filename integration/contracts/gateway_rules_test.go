@@ -129,7 +129,8 @@ func (g *gateway) approvals() table {
 	}
 }
 
-// assertBudgetUsed checks that a budget is exhausted, and that the refusal has the time until it is renewed.
+// assertBudgetUsed checks that a budget is exhausted, and that the refusal has the time until it is
+// renewed.
 func assertBudgetUsed(t *testing.T, r v1.ToolResult, period string) {
 	t.Helper()
 	assertError(t, r, "approval_denied", "ApprovalDenied", "the "+period+" budget of filesystem is used up")
@@ -278,8 +279,8 @@ func (g *gateway) policy() table {
 	}
 }
 
-// assertRateLimited calls bash until its profile's rate limit is reached. The commands may be refused, which
-// counts, too.
+// assertRateLimited calls bash until its profile's rate limit is reached. The commands may be
+// refused, which counts, too.
 func assertRateLimited(t *testing.T, a agent, calls int, window int64) v1.ToolResult {
 	t.Helper()
 	for range calls {

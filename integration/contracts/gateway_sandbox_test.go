@@ -60,8 +60,8 @@ func assertOOM(t *testing.T, a agent) {
 	}
 }
 
-// assertThrottled checks that a command gets at most half of a CPU. With a limit of a quarter, no machine
-// measures half; a loaded one measures less.
+// assertThrottled checks that a command gets at most half of a CPU. With a limit of a quarter, no
+// machine measures half; a loaded one measures less.
 func assertThrottled(t *testing.T, a agent) {
 	t.Helper()
 	r := a.call(t, program("python3", "-c", busy))
@@ -264,7 +264,8 @@ func (g *gateway) sandbox() table {
 	}
 }
 
-// newServer starts a further server with the same configuration, for tests that would disturb others.
+// newServer starts a further server with the same configuration, for tests that would disturb
+// others.
 func (g *gateway) newServer(t *testing.T) *harness.Server {
 	t.Helper()
 	return harness.Run(t, harness.Options{Runtime: harness.Runtimes()[0], Config: g.config, Seed: &seed})

@@ -215,8 +215,8 @@ func profiles(t *testing.T, files map[string]string) (config string) {
 	return harness.DefaultConfig + fmt.Sprintf("profiles: {dir: '%s'}\n", dir)
 }
 
-// assertTimeoutKills runs a command that starts hidden processes until its timeout, and checks on the
-// host that all are dead. in returns the agent and the input for a command with a timeout in
+// assertTimeoutKills runs a command that starts hidden processes until its timeout, and checks on
+// the host that all are dead. in returns the agent and the input for a command with a timeout in
 // seconds, which grows until the machine is fast enough to start all processes.
 func assertTimeoutKills(t *testing.T, in func(command string, seconds int) (agent, fields)) {
 	t.Helper()

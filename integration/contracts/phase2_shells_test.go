@@ -99,8 +99,8 @@ func testPhase2KillTerm(t *testing.T, a agent) {
 	assertFields(t, a.with("system.output").call(t, fields{"shell_id": id}), fields{"state": "ended", "exit_code": 3})
 }
 
-// testPhase2KillGrace measures that a shell gets 5 s before it is killed, and checks on the host that
-// it is dead then.
+// testPhase2KillGrace measures that a shell gets 5 s before it is killed, and checks on the host
+// that it is dead then.
 func testPhase2KillGrace(t *testing.T, a agent) {
 	mark := uniqueWord()
 	id := startBackground(t, a, "bash -c 'trap \"\" TERM; echo ready; while :; do sleep 0.05; done' "+mark)

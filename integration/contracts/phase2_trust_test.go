@@ -41,8 +41,8 @@ func lowTrustAgent(t *testing.T, s *harness.Server) agent {
 	return newTokenAgent(t, s, v1.TokenRequest{Caller: "low", Profile: "phase2", Trust: 1}, "system.bash")
 }
 
-// callRaisingTrust calls a command with a request for more trust, and answers the approval requests. It
-// returns their kinds.
+// callRaisingTrust calls a command with a request for more trust, and answers the approval
+// requests. It returns their kinds.
 func callRaisingTrust(t *testing.T, a agent, command, answer string) (r v1.ToolResult, kinds []string) {
 	t.Helper()
 	call := a.request(t, fields{"command": command})
@@ -135,8 +135,8 @@ func testPhase2Trace(t *testing.T, s *harness.Server, l line) {
 	}
 }
 
-// assertInvalidRecorded checks the records of a call with an invalid input, which has no result with an id
-// to find them by.
+// assertInvalidRecorded checks the records of a call with an invalid input, which has no result
+// with an id to find them by.
 func assertInvalidRecorded(t *testing.T, a agent, in fields, says string) {
 	t.Helper()
 	before := lastRecord(t, a.s)

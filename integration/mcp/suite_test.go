@@ -175,14 +175,14 @@ func serveTCP(t *testing.T) string {
 		}
 		<-read
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("the server ended with %v", err)
+			t.Errorf("the server ended with %v, want success", err)
 		}
 	})
 	var address string
 	select {
 	case line := <-lines:
 		if _, err := fmt.Sscanf(line, "listening on %s", &address); err != nil {
-			t.Fatalf("the server says %q", line)
+			t.Fatalf("the server printed %q, want its address", line)
 		}
 	case <-time.After(harness.Long):
 		t.Fatal("the server does not listen")
@@ -191,6 +191,12 @@ func serveTCP(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return addToken(t, to, token)
+}
+
+// addToken starts a proxy that adds the token to requests, and returns its URL.
+func addToken(t *testing.T, to *url.URL, token string) string {
+	t.Helper()
 	way := &httputil.ReverseProxy{
 		FlushInterval: -1,
 		Rewrite: func(r *httputil.ProxyRequest) {

@@ -65,8 +65,8 @@ func testBadInput(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testBadFiles requests special files and paths that leave the workspace, in a live sandbox and in a
-// workspace without a sandbox.
+// testBadFiles requests special files and paths that leave the workspace, in a live sandbox and in
+// a workspace without a sandbox.
 func testBadFiles(t *testing.T, s *harness.Server) {
 	name := workspace(t, s)
 	id := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
@@ -117,7 +117,8 @@ func testBadPaths(t *testing.T, s *harness.Server, files string) {
 	}
 }
 
-// assertServeRefuses starts a server that must exit with the code and one line that contains the texts.
+// assertServeRefuses starts a server that must exit with the code and one line that contains the
+// texts.
 func assertServeRefuses(t *testing.T, s *harness.Server, code int, texts ...string) {
 	t.Helper()
 	s.Begin()

@@ -36,8 +36,8 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// testFullDisk fills the file system of the state directory. The images are stored elsewhere, through a
-// symlink.
+// testFullDisk fills the file system of the state directory. The images are stored elsewhere,
+// through a symlink.
 func testFullDisk(t *testing.T, name, root string) {
 	store := filepath.Join(harness.TempDir(t), "images")
 	s := harness.New(t, harness.Options{Runtime: name, Config: onDemand, Root: root, Seed: &seed, Images: store})

@@ -165,8 +165,8 @@ func testEgressAsked(t *testing.T, s *harness.Server, o *egressSite) {
 // port.
 const probeProxy = "env | grep -ci proxy; (exec 3<>/dev/tcp/127.0.0.1/3128) 2>/dev/null || echo none"
 
-// testEgressChanged sets, replaces and clears the rules of a sandbox. Connections that are no longer
-// allowed must end.
+// testEgressChanged sets, replaces and clears the rules of a sandbox. Connections that are no
+// longer allowed must end.
 func testEgressChanged(t *testing.T, s *harness.Server, o *egressSite) {
 	id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 	ctx := within(t)
@@ -212,8 +212,8 @@ func testEgressChanged(t *testing.T, s *harness.Server, o *egressSite) {
 	}
 }
 
-// testEgressSecrets checks that the gateway sets the secret's value, and that the sandbox sees only a
-// placeholder.
+// testEgressSecrets checks that the gateway sets the secret's value, and that the sandbox sees only
+// a placeholder.
 func testEgressSecrets(t *testing.T, s *harness.Server, o *egressSite) {
 	rules := []v1.EgressRule{o.httpRule("*.site.test")}
 	id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold", Egress: &v1.Egress{Rules: rules, Secrets: []string{"api"}}}).ID
@@ -326,8 +326,8 @@ func testEgressRestart(t *testing.T, s *harness.Server, o *egressSite) {
 	t.Logf("a sandbox with egress was released after %s", time.Since(began))
 }
 
-// testEgressRecords checks that connections and changes of rules are recorded, and that no file of the
-// service has the secret.
+// testEgressRecords checks that connections and changes of rules are recorded, and that no file of
+// the service has the secret.
 func testEgressRecords(t *testing.T, s *harness.Server, _ *egressSite) {
 	var list, set v1.List[v1.AuditRecord]
 	harness.Eventually(t, harness.Short, "the connections are recorded", func() bool {

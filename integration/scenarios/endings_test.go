@@ -13,8 +13,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// testEndings checks common commands as a user would write them. When the ending is reported, none of
-// their processes may be left.
+// testEndings checks common commands as a user would write them. When the ending is reported, none
+// of their processes may be left.
 func testEndings(t *testing.T, s *harness.Server) {
 	word := uniqueWord()
 	daemon := "(setsid env -i bash -c 'exec -a " + word + " sleep 3000' >/dev/null 2>&1 &) ; "

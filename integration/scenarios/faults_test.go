@@ -142,8 +142,8 @@ func runLifecycle(t *testing.T, s *harness.Server, ws string) {
 	_ = s.Client.RemoveSandbox(ctx, sb.ID) // the server dies here or has died
 }
 
-// awaitAccounted checks that host, engine and API agree on which sandboxes exist, and that nothing is
-// left of others.
+// awaitAccounted checks that host, engine and API agree on which sandboxes exist, and that nothing
+// is left of others.
 func awaitAccounted(t *testing.T, s *harness.Server) {
 	t.Helper()
 	harness.Eventually(t, harness.Long, "everything is accounted for", func() bool {

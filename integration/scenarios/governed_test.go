@@ -64,8 +64,8 @@ func TestApprovalSurvivesServiceRestart(t *testing.T) {
 	}
 }
 
-// testApproveAfterRestart makes a call that needs approval and kills the service. If waits is true, the
-// client keeps waiting; otherwise it gets an error and repeats the call with the same key.
+// testApproveAfterRestart makes a call that needs approval and kills the service. If waits is true,
+// the client keeps waiting; otherwise it gets an error and repeats the call with the same key.
 func testApproveAfterRestart(t *testing.T, s *harness.Server, waits bool) {
 	w := workspace(t, s)
 	command := input(t, map[string]any{"command": "echo ran >> ran.txt; rm -r junk"})

@@ -52,13 +52,7 @@ func TestHandOverWithPendingApproval(t *testing.T) {
 			t.Errorf("the service ended with %s, want success", state)
 		}
 		<-ran
-		// According to the log, the calls were answered before the command was cut.
-		log := s.Log()
-		answered := strings.LastIndex(log, "route=/v1/tools/{name}/call caller=local status=503")
-		cut := strings.LastIndex(log, "route=/v1/sandboxes/{id}/exec")
-		if answered < 0 || cut < answered {
-			t.Errorf("answers to the calls at %d of the log, end of the command at %d; want the answers first", answered, cut)
-		}
+		assertAnsweredFirst(t, s.Log())
 		s.Start()
 		q := awaitApproval(t, s) // only that of the call with the key is pending
 		if _, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
@@ -79,6 +73,17 @@ func TestHandOverWithPendingApproval(t *testing.T) {
 			t.Errorf("the command ran %d times, want once", strings.Count(text, "ran"))
 		}
 	})
+}
+
+// assertAnsweredFirst checks in the log that the waiting calls were answered before the command was
+// cut.
+func assertAnsweredFirst(t *testing.T, log string) {
+	t.Helper()
+	answered := strings.LastIndex(log, "route=/v1/tools/{name}/call caller=local status=503")
+	cut := strings.LastIndex(log, "route=/v1/sandboxes/{id}/exec")
+	if answered < 0 || cut < answered {
+		t.Errorf("answers to the calls at %d of the log, end of the command at %d; want the answers first", answered, cut)
+	}
 }
 
 // startAwaitingApproval starts a call that waits for approval. The channel receives its error.

@@ -219,7 +219,8 @@ func testAdoptNone(t *testing.T, s *harness.Server, u usedSandbox) {
 	s.Start() // a later start must not refuse again
 }
 
-// testAdoptNoneAfter abandons a new sandbox, after "down" without the database, or without any state.
+// testAdoptNoneAfter abandons a new sandbox, after "down" without the database, or without any
+// state.
 func testAdoptNoneAfter(t *testing.T, s *harness.Server, workspace string, down bool) {
 	defer s.For(t)()
 	u := newUsedSandbox(t, s, workspace)
@@ -259,8 +260,8 @@ func truncateFile(t *testing.T, path string, size int64) {
 	}
 }
 
-// assertStartRefused checks that a start is refused with these texts, names the live sandboxes, and changes
-// nothing.
+// assertStartRefused checks that a start is refused with these texts, names the live sandboxes, and
+// changes nothing.
 func assertStartRefused(t *testing.T, s *harness.Server, u usedSandbox, texts []string) {
 	t.Helper()
 	got := s.CLI(t, "serve", "--config", s.Config())

@@ -17,8 +17,8 @@ func streamsOf(stdin io.Reader) client.Streams {
 	return client.Streams{Stdin: stdin, Stdout: io.Discard, Stderr: io.Discard}
 }
 
-// testRawOutput checks that streamed output has all bytes as they were written, and that other output
-// has its beginning and its end.
+// testRawOutput checks that streamed output has all bytes as they were written, and that other
+// output has its beginning and its end.
 func testRawOutput(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	var all [256]byte

@@ -130,8 +130,8 @@ func TestPorts(t *testing.T) {
 	})
 }
 
-// testPortOfHTTP sends a request through the proxy. The path and body must be unchanged, and neither
-// side may get headers that would affect the service's own pages.
+// testPortOfHTTP sends a request through the proxy. The path and body must be unchanged, and
+// neither side may get headers that would affect the service's own pages.
 func testPortOfHTTP(t *testing.T, s *harness.Server, at string) {
 	s.Ask(t, "POST", at+"8080/", "", "Authorization", "Bearer unknown").
 		Problem(t, http.StatusUnauthorized, "unauthenticated", "")
@@ -177,7 +177,8 @@ func testPortOfHTTP(t *testing.T, s *harness.Server, at string) {
 	}
 }
 
-// testPortOfWebSockets exchanges a message through the proxy, which must refuse pages of other origins.
+// testPortOfWebSockets exchanges a message through the proxy, which must refuse pages of other
+// origins.
 func testPortOfWebSockets(t *testing.T, s *harness.Server, at string) {
 	hc := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.Socket())

@@ -78,8 +78,8 @@ func sessionGives(t *testing.T, se *client.Session, command string, code int, ou
 	}
 }
 
-// testSessionState checks that directory, variables, functions and options persist in a session only,
-// and that invalid requests are refused.
+// testSessionState checks that directory, variables, functions and options persist in a session
+// only, and that invalid requests are refused.
 func testSessionState(t *testing.T, s *harness.Server, sandbox string) {
 	se := newSession(t, s, sandbox)
 	sessionGives(t, se, `cd /tmp; x=5; export Y=6; f() { echo fn $x; }; alias hi='echo aliased'; shopt -s nullglob`, 0, "")

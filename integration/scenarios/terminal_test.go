@@ -205,8 +205,8 @@ func testTwoAtOneTerminal(t *testing.T, s *harness.Server, id string) {
 	}
 }
 
-// testTerminalFlood checks that no output is lost, whether it fits into the default buffer or a larger
-// one.
+// testTerminalFlood checks that no output is lost, whether it fits into the default buffer or a
+// larger one.
 func testTerminalFlood(t *testing.T, s *harness.Server, id string) {
 	c := openTerminal(t, s, id, v1.TerminalRequest{Argv: []string{"seq", "5000"}})
 	if got := c.ends(); got != lines(5000) {
@@ -271,8 +271,8 @@ func must(t *testing.T) func(*client.Terminal, error) *client.Terminal {
 	}
 }
 
-// testSlowTerminal reads slower than the command writes. The client must get the exact offsets of what
-// it missed.
+// testSlowTerminal reads slower than the command writes. The client must get the exact offsets of
+// what it missed.
 func testSlowTerminal(t *testing.T, s *harness.Server, id string) {
 	// More than sockets buffer, and much more than the terminal's buffer.
 	const n = 3_000_000
@@ -344,7 +344,8 @@ func testUnreadInput(t *testing.T, s *harness.Server, id string) {
 	}
 }
 
-// testKilledTerminal checks that killing a terminal ends all its processes, and that clients learn it.
+// testKilledTerminal checks that killing a terminal ends all its processes, and that clients learn
+// it.
 func testKilledTerminal(t *testing.T, s *harness.Server, id string) {
 	word := uniqueWord()
 	c := openTerminal(t, s, id, v1.TerminalRequest{})

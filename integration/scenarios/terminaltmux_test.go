@@ -171,8 +171,8 @@ func testUserAtTerminal(t *testing.T, s *harness.Server, id string) {
 	}
 }
 
-// testDetachAndAttach detaches from a terminal and attaches again, also read-only, and checks errors of
-// the command line.
+// testDetachAndAttach detaches from a terminal and attaches again, also read-only, and checks
+// errors of the command line.
 func testDetachAndAttach(t *testing.T, s *harness.Server, id string) {
 	m := newTmux(t, s, "sandbox", "enter", id)
 	m.sees(prompt)
@@ -257,8 +257,8 @@ func signalProgram(t *testing.T, s *harness.Server, subcommand string, sig sysca
 	}
 }
 
-// testKilledFullScreen ends full-screen programs that cannot restore the terminal, in several ways. The
-// user's terminal must be restored.
+// testKilledFullScreen ends full-screen programs that cannot restore the terminal, in several ways.
+// The user's terminal must be restored.
 func testKilledFullScreen(t *testing.T, s *harness.Server, _ string) {
 	const hidden = `printf "\033[?1049h\033[?25l\033[?1000h\033="; echo drawn; exec sleep 1000`
 	for name, c := range map[string]struct {

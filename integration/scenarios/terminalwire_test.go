@@ -98,7 +98,8 @@ func closeCode(t *testing.T, s *harness.Server, id, shell string) <-chan websock
 	return code
 }
 
-// testRefusedTerminals checks which clients may open terminals, and the errors of invalid handshakes.
+// testRefusedTerminals checks which clients may open terminals, and the errors of invalid
+// handshakes.
 func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
 	other := revokedLater(t, s, v1.TokenRequest{Caller: "other", Profile: "default", Trust: 3})
 	low := revokedLater(t, s, v1.TokenRequest{Caller: "low", Profile: "readonly"})
@@ -191,8 +192,8 @@ var handshake = []string{
 	"Sec-WebSocket-Protocol", v1.TerminalProtocol,
 }
 
-// testHostileMessages sends invalid messages. The server must close the connection with a code and a
-// problem, and the terminal must continue.
+// testHostileMessages sends invalid messages. The server must close the connection with a code and
+// a problem, and the terminal must continue.
 func testHostileMessages(t *testing.T, s *harness.Server, id string) {
 	keep := openTerminal(t, s, id, v1.TerminalRequest{Argv: []string{"sleep", "1000"}})
 	text := func(m string) func(*websocket.Conn) error {
@@ -249,8 +250,8 @@ func testHostileMessages(t *testing.T, s *harness.Server, id string) {
 	}
 }
 
-// testGarbageFrames sends bytes that are not WebSocket frames after the handshake. Only the connection
-// may be affected.
+// testGarbageFrames sends bytes that are not WebSocket frames after the handshake. Only the
+// connection may be affected.
 func testGarbageFrames(t *testing.T, s *harness.Server, id string) {
 	keep := openTerminal(t, s, id, v1.TerminalRequest{Argv: []string{"cat"}})
 	masked := func(head ...byte) []byte { return append(head, 0, 0, 0, 0) }

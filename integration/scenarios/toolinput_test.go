@@ -104,32 +104,7 @@ func TestInvalidToolInput(t *testing.T) { //nolint:tparallel // the subtests sha
 	for _, c := range badCalls() {
 		t.Run(c.name, func(t *testing.T) {
 			defer s.For(t)()
-			before := lastRecord(t, s)
-			p := s.Ask(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).Problem(t, c.status, c.code, c.field)
-			assertContains(t, p.Detail, c.says)
-			if c.field != "" && c.field != "body" {
-				assertContains(t, p.Detail, c.field)
-			}
-			if len(p.Detail) > 2000 {
-				t.Errorf("the detail has %d bytes, want at most 2000", len(p.Detail))
-			}
-			if c.field != "profile" { // callers with tokens cannot choose it
-				again := ann.request(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).
-					Problem(t, c.status, c.code, c.field)
-				if again.Detail != p.Detail {
-					t.Errorf("detail for a caller with a token is %q, want %q", again.Detail, p.Detail)
-				}
-			}
-			var recorded bool
-			for _, r := range recordsSince(t, s, before) {
-				recorded = recorded || r.Ending == "failed" && strings.HasPrefix(r.Error, p.Detail)
-				if r.Sandbox != "" {
-					t.Errorf("the call got sandbox %s, want none", r.Sandbox)
-				}
-			}
-			if !recorded {
-				t.Errorf("no record has the error %q: %+v", p.Detail, recordsSince(t, s, before))
-			}
+			testInvalidCall(t, s, ann, c)
 		})
 	}
 	t.Run("schema of the profile", func(t *testing.T) {
@@ -162,8 +137,39 @@ func TestInvalidToolInput(t *testing.T) { //nolint:tparallel // the subtests sha
 	}
 }
 
+// testInvalidCall makes an invalid call as the operator and as ann, and checks the error and the
+// records.
+func testInvalidCall(t *testing.T, s *harness.Server, ann caller, c badCall) {
+	before := lastRecord(t, s)
+	p := s.Ask(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).Problem(t, c.status, c.code, c.field)
+	assertContains(t, p.Detail, c.says)
+	if c.field != "" && c.field != "body" {
+		assertContains(t, p.Detail, c.field)
+	}
+	if len(p.Detail) > 2000 {
+		t.Errorf("the detail has %d bytes, want at most 2000", len(p.Detail))
+	}
+	if c.field != "profile" { // callers with tokens cannot choose it
+		again := ann.request(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).
+			Problem(t, c.status, c.code, c.field)
+		if again.Detail != p.Detail {
+			t.Errorf("detail for a caller with a token is %q, want %q", again.Detail, p.Detail)
+		}
+	}
+	var recorded bool
+	for _, r := range recordsSince(t, s, before) {
+		recorded = recorded || r.Ending == "failed" && strings.HasPrefix(r.Error, p.Detail)
+		if r.Sandbox != "" {
+			t.Errorf("the call got sandbox %s, want none", r.Sandbox)
+		}
+	}
+	if !recorded {
+		t.Errorf("no record has the error %q: %+v", p.Detail, recordsSince(t, s, before))
+	}
+}
+
 // keepCalling calls a tool repeatedly in one session until stop is called, which checks that each
-// callTool was answered in time.
+// call was answered in time.
 func keepCalling(t *testing.T, s *harness.Server) (stop func()) {
 	t.Helper()
 	r := v1.ToolCall{Session: "ping", Input: input(t, map[string]any{"command": "true"})}
@@ -231,8 +237,8 @@ func recordsSince(t *testing.T, s *harness.Server, seq int64) []v1.AuditRecord {
 	return out
 }
 
-// testUnparsedCommands calls with commands that the policy cannot parse. Each must be denied, with the
-// place of the error.
+// testUnparsedCommands calls with commands that the policy cannot parse. Each must be denied, with
+// the place of the error.
 func testUnparsedCommands(t *testing.T, s *harness.Server) {
 	for _, c := range []struct {
 		name, command, rule string
@@ -278,8 +284,8 @@ func testUnparsedCommands(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testBadCommandLines passes invalid input on the command line: it must print one line and exit with a
-// code of docs/exit-codes.md.
+// testBadCommandLines passes invalid input on the command line: it must print one line and exit
+// with a code of docs/exit-codes.md.
 func testBadCommandLines(t *testing.T, s *harness.Server) {
 	deep := filepath.Join(harness.TempDir(t), "deep.json")
 	harness.WriteFile(t, deep, nested("[", 100_000, "]"))

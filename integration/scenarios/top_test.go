@@ -38,23 +38,7 @@ func TestTopReportsSandboxUsage(t *testing.T) {
 			used := 100 * float64(cpuTime(s.Inside(busy.ID))-before) / float64(time.Since(began))
 			return ok && l.CPUPercent != nil && *l.CPUPercent > max(1, used/2)
 		})
-		l, ok := topRow(t, s, busy.ID)
-		if !ok || l.Caller != "local" || l.Template != "default" || l.Workspace != ws {
-			t.Errorf("row of the busy sandbox = %+v, want caller local, template default and workspace %s", l, ws)
-		}
-		if l.Pids < 2 || l.PidsLimit == 0 || l.PidsLimit > 1000 {
-			t.Errorf("row of the busy sandbox = %+v, want at least 2 processes and a limit up to 1000", l)
-		}
-		if l.WorkspaceQuotaBytes == 0 || l.WorkspaceUsedBytes > l.WorkspaceQuotaBytes {
-			t.Errorf("row of the busy sandbox = %+v, want a workspace within its quota", l)
-		}
-		l, ok = topRow(t, s, big.ID)
-		if !ok || l.MemoryBytes < 50<<20 || l.MemoryBytes > l.MemoryLimitBytes || l.MemoryLimitBytes > 512<<20 {
-			t.Errorf("row of the large sandbox = %+v, want at least 50 MiB of at most 512 MiB", l)
-		}
-		if l.CPUPercent == nil || *l.CPUPercent > 50 {
-			t.Errorf("row of the large sandbox = %+v, want at most 50 %% CPU", l)
-		}
+		assertTopRows(t, s, busy.ID, big.ID, ws)
 		for by, first := range map[string]string{"cpu": busy.ID, "memory": big.ID} {
 			got := s.CLI(t, "top", "--sort", by)
 			got.Is(t, 0, "")
@@ -82,6 +66,29 @@ func TestTopReportsSandboxUsage(t *testing.T) {
 			s.CLI(t, append([]string{"top"}, args...)...).Is(t, 64, "top --help")
 		}
 	})
+}
+
+// assertTopRows checks the rows of a busy sandbox with the workspace and of one that uses much
+// memory.
+func assertTopRows(t *testing.T, s *harness.Server, busy, big, ws string) {
+	t.Helper()
+	l, ok := topRow(t, s, busy)
+	if !ok || l.Caller != "local" || l.Template != "default" || l.Workspace != ws {
+		t.Errorf("row of the busy sandbox = %+v, want caller local, template default and workspace %s", l, ws)
+	}
+	if l.Pids < 2 || l.PidsLimit == 0 || l.PidsLimit > 1000 {
+		t.Errorf("row of the busy sandbox = %+v, want at least 2 processes and a limit up to 1000", l)
+	}
+	if l.WorkspaceQuotaBytes == 0 || l.WorkspaceUsedBytes > l.WorkspaceQuotaBytes {
+		t.Errorf("row of the busy sandbox = %+v, want a workspace within its quota", l)
+	}
+	l, ok = topRow(t, s, big)
+	if !ok || l.MemoryBytes < 50<<20 || l.MemoryBytes > l.MemoryLimitBytes || l.MemoryLimitBytes > 512<<20 {
+		t.Errorf("row of the large sandbox = %+v, want at least 50 MiB of at most 512 MiB", l)
+	}
+	if l.CPUPercent == nil || *l.CPUPercent > 50 {
+		t.Errorf("row of the large sandbox = %+v, want at most 50 %% CPU", l)
+	}
 }
 
 // cpuTime returns the CPU time that processes have used, in steps of 10 ms.

@@ -103,8 +103,8 @@ func (c caller) client(t *testing.T) *client.Client {
 	return cl
 }
 
-// testOwnedIsHidden checks that requests of bob for what another caller has get the same answer as for
-// unknown ids.
+// testOwnedIsHidden checks that requests of bob for what another caller has get the same answer as
+// for unknown ids.
 func testOwnedIsHidden(t *testing.T, s *harness.Server, bob caller, own owned) {
 	for _, c := range []struct {
 		method, path, body, existing string
@@ -153,8 +153,8 @@ func testOwnedIsHidden(t *testing.T, s *harness.Server, bob caller, own owned) {
 	}
 }
 
-// testListsAreSeparate checks that lists show bob nothing of another caller, and that operators' routes
-// refuse him.
+// testListsAreSeparate checks that lists show bob nothing of another caller, and that operators'
+// routes refuse him.
 func testListsAreSeparate(t *testing.T, bob caller, own owned) {
 	for _, path := range []string{
 		"/v1/approvals", "/v1/approvals?state=pending",
@@ -189,8 +189,8 @@ func testListsAreSeparate(t *testing.T, bob caller, own owned) {
 	}
 }
 
-// testSameNames checks that sessions, jobs and home workspaces of the same name are separate for each
-// caller.
+// testSameNames checks that sessions, jobs and home workspaces of the same name are separate for
+// each caller.
 func testSameNames(t *testing.T, ann, bob caller) {
 	for _, place := range []string{`"session":"same"`, `"job":"` + jobID + `"`, `"read_only":false`} {
 		at := func(command string) string { return `{` + place + `,"input":{"command":"` + command + `"}}` }
@@ -247,8 +247,8 @@ func testKeysAreSeparate(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testWatchesAreSeparate checks that a caller who watches approvals gets events of their own requests
-// only, and an operator those of all.
+// testWatchesAreSeparate checks that a caller who watches approvals gets events of their own
+// requests only, and an operator those of all.
 func testWatchesAreSeparate(t *testing.T, s *harness.Server) {
 	eve := token(t, s, v1.TokenRequest{Caller: "eve", Trust: 3})
 	fay := token(t, s, v1.TokenRequest{Caller: "fay", Trust: 3})
@@ -312,8 +312,8 @@ func (c caller) sendMCP(t *testing.T, method, session, message string) harness.A
 	return c.Ask(t, method, "/mcp", message, header...)
 }
 
-// testMcpSessionsAreSeparate checks that requests for another caller's protocol session get the same
-// answer as for an unknown one, and leave it usable.
+// testMcpSessionsAreSeparate checks that requests for another caller's protocol session get the
+// same answer as for an unknown one, and leave it usable.
 func testMcpSessionsAreSeparate(t *testing.T, ann, bob caller) {
 	const (
 		initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18",` +

@@ -10,8 +10,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// testLeasesAreApart checks that a lease sees no files, processes, variables or names of another one,
-// and that no sandbox is leased twice.
+// testLeasesAreApart checks that a lease sees no files, processes, variables or names of another
+// one, and that no sandbox is leased twice.
 func testLeasesAreApart(t *testing.T, s *harness.Server) {
 	word := uniqueWord()
 	one := lease(t, s, v1.SandboxRequest{Env: map[string]string{"SECRET": word}})
@@ -50,7 +50,8 @@ func testLeasesAreApart(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testNoNetwork checks that a sandbox without rules has no address, no route and no name resolution.
+// testNoNetwork checks that a sandbox without rules has no address, no route and no name
+// resolution.
 func testNoNetwork(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	r := exec(t, s, id, v1.Exec{Command: "curl -sS --max-time 5 http://192.0.2.1/"})

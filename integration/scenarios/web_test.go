@@ -181,8 +181,8 @@ func testWebRefusals(t *testing.T, s *harness.Server, w *harness.Website) {
 	}
 }
 
-// testWebPrivate checks that no caller gets into the sandbox of a running call, which reaches what the
-// service allows its tools.
+// testWebPrivate checks that no caller gets into the sandbox of a running call, which reaches what
+// the service allows its tools.
 func testWebPrivate(t *testing.T, s *harness.Server, w *harness.Website) {
 	done, before := make(chan struct{}), w.Hits("/slow")
 	ctx, leave := context.WithCancel(within(t))
@@ -219,8 +219,8 @@ func testWebPrivate(t *testing.T, s *harness.Server, w *harness.Website) {
 	}
 }
 
-// testWebHostile fetches pages that are endless, lie about their size, or unfold. Each must end with an
-// error or be cut, and leave no lease.
+// testWebHostile fetches pages that are endless, lie about their size, or unfold. Each must end
+// with an error or be cut, and leave no lease.
 func testWebHostile(t *testing.T, s *harness.Server, w *harness.Website) {
 	for path, want := range map[string][2]string{
 		"/slow":       {"timeout", ""},
@@ -306,8 +306,8 @@ func testWebSearches(t *testing.T, s *harness.Server, w *harness.Website) {
 	}
 }
 
-// testWebSessions checks that a web call in a session gives the session's sandbox neither a proxy nor a
-// network.
+// testWebSessions checks that a web call in a session gives the session's sandbox neither a proxy
+// nor a network.
 func testWebSessions(t *testing.T, s *harness.Server, w *harness.Website) {
 	bash := func(command string) string {
 		in := input(t, map[string]any{"command": command})
@@ -331,8 +331,8 @@ func testWebSessions(t *testing.T, s *harness.Server, w *harness.Website) {
 	}
 }
 
-// testWebBridge checks that networkMode bridge gives a sandbox public egress through the gateway, and
-// no network interface.
+// testWebBridge checks that networkMode bridge gives a sandbox public egress through the gateway,
+// and no network interface.
 func testWebBridge(t *testing.T, s *harness.Server, w *harness.Website) {
 	look := interfaces + "; curl -sS -m 20 http://nowhere.example/; curl -sS -m 20 http://x.other.test/; " +
 		"curl -sS -m 20 http://a.site.test:%d/"
@@ -353,8 +353,8 @@ func testWebBridge(t *testing.T, s *harness.Server, w *harness.Website) {
 	}
 }
 
-// testWebRecords checks that every connection is recorded with its sandbox, and that no file has the
-// provider's key.
+// testWebRecords checks that every connection is recorded with its sandbox, and that no file has
+// the provider's key.
 func testWebRecords(t *testing.T, s *harness.Server, w *harness.Website) {
 	want := map[string]bool{"a.site.test allow": false, "search.site.test allow": false, "x.other.test deny": false}
 	harness.Eventually(t, harness.Short, "the connections are recorded", func() bool {

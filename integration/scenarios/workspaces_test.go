@@ -66,8 +66,8 @@ func testReadOnlyWorkspace(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testReleasedWorkspace releases a lease with a daemon that writes without end. No byte may be written
-// after the release.
+// testReleasedWorkspace releases a lease with a daemon that writes without end. No byte may be
+// written after the release.
 func testReleasedWorkspace(t *testing.T, s *harness.Server) {
 	name, word := workspace(t, s), uniqueWord()
 	files := s.Client.WorkspaceFiles(name)

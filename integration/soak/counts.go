@@ -123,17 +123,23 @@ func count(pid int, dir string) (counts, error) {
 			c.database += info.Size()
 		}
 	}
+	err = c.countService(pid)
+	return c, err
+}
+
+// countService counts the descriptors, threads and memory of the service.
+func (c *counts) countService(pid int) error {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
-		return c, err
+		return err
 	}
 	c.descriptors = len(entries)
 	if entries, err = os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)); err != nil {
-		return c, err
+		return err
 	}
 	c.threads = len(entries)
 	c.service, err = memory(pid)
-	return c, err
+	return err
 }
 
 // countProcesses skips kernel threads: children of PID 2, and processes without a command line and
