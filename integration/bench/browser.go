@@ -72,7 +72,7 @@ func (b *bench) browser(ctx context.Context) error {
 			return fmt.Errorf("the call ended %s (%v): %w", r.Ending, r.Error, err)
 		}
 		if page.Mode != "real" || page.Screenshot.Height == 0 || !strings.Contains(page.Content, "made by a script") {
-			return fmt.Errorf("the page did not come: %s %v %+v", r.Ending, r.Error, page)
+			return fmt.Errorf("unexpected page: ending %s, error %v %+v", r.Ending, r.Error, page)
 		}
 	}
 	b.figure("text and picture of a page from a warm browser, p50", "1.5 s", ms(all.p50()),

@@ -133,7 +133,7 @@ func (b *bench) cold(ctx context.Context, n int, beside func() error) (samples, 
 			got, err := b.srv.client.CreateSandbox(ctx, v1.SandboxRequest{Template: "cold", WhenEmpty: "cold"})
 			id = got.ID
 			if err == nil && got.Warm {
-				err = errors.New("it was warm")
+				err = errors.New("the sandbox was warm, want a cold one")
 			}
 			return err
 		})
@@ -216,7 +216,7 @@ func (b *bench) raw(ctx context.Context, id string) (int64, time.Duration, error
 	defer resp.Body.Close()
 	n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, resp.Body, make([]byte, 256<<10))
 	if err == nil && (resp.StatusCode != http.StatusOK || n != size) {
-		err = fmt.Errorf("%d of %d bytes came, with %s and %s", n, size, resp.Status, resp.Trailer.Get("Orchestrator-Result"))
+		err = fmt.Errorf("got %d of %d bytes, with %s and %s", n, size, resp.Status, resp.Trailer.Get("Orchestrator-Result"))
 	}
 	return n, time.Since(began), err
 }

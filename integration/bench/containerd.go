@@ -45,7 +45,7 @@ const shimOf = "containerd-shim-"
 func (b *bench) idle(runtime, word string) error {
 	found, err := guests(b.root)
 	if err != nil || len(found) == 0 {
-		return errors.Join(err, fmt.Errorf("%d guests were found", len(found)))
+		return errors.Join(err, fmt.Errorf("found %d guests, want some", len(found)))
 	}
 	var inside, beside int64
 	for _, g := range found {

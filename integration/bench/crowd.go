@@ -94,7 +94,7 @@ func (b *bench) restarts(ctx context.Context, slowest time.Duration) (time.Durat
 			return 0, err
 		}
 		if len(had) < crowd || !holds(have, had) {
-			return 0, fmt.Errorf("of %d sandboxes before the restart not all are there after it, but %d", len(had), len(have))
+			return 0, fmt.Errorf("%d sandboxes before the restart, and %d after it; want all of them", len(had), len(have))
 		}
 		err = b.srv.poll(ctx, "all sandboxes are known again", pollTime, func() (bool, error) {
 			p, err := b.srv.pool(ctx, "default")
@@ -118,7 +118,7 @@ func (b *bench) resident() {
 		crowd), "under 100 MB", mb(own.rss), "PSS "+mb(own.pss), own.rss < serverTarget)
 	found, err := guests(b.root)
 	if err != nil || len(found) == 0 {
-		b.fail("resident size of guests", errors.Join(err, fmt.Errorf("%d were found", len(found))))
+		b.fail("resident size of guests", errors.Join(err, fmt.Errorf("found %d guests, want some", len(found))))
 		return
 	}
 	var largest, sum, processes int64

@@ -215,7 +215,7 @@ func (b *bench) carried(ctx context.Context, o *outside, id string) error {
 			return err
 		}
 		if one[0] != o.size {
-			return fmt.Errorf("%d bytes came of %d", one[0], o.size)
+			return fmt.Errorf("got %d bytes, want %d", one[0], o.size)
 		}
 		ours = max(ours, float64(one[0])/1e6/time.Duration(one[1]).Seconds())
 	}

@@ -136,7 +136,8 @@ func (b *bench) auditThroughput(ctx context.Context, l *audit.Log, input json.Ra
 		return err
 	}
 	took := time.Since(began)
-	b.figure(fmt.Sprintf("audit records written, %d callers", writers), "10000/s", rate(2*calls, took, "records"), "two to a call", perSecond(2*calls, took) >= writtenTarget)
+	b.figure(fmt.Sprintf("audit records written, %d callers",
+		writers), "10000/s", rate(2*calls, took, "records"), "two to a call", perSecond(2*calls, took) >= writtenTarget)
 	began = time.Now()
 	r, err := l.Verify(ctx, "")
 	if err != nil {
@@ -217,7 +218,7 @@ func (b *bench) listener(ctx context.Context, box string) error {
 	heard := make(chan v1.Approval, 16)
 	watch, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { // waited for below
+	go func() { // the result is received below
 		ended <- b.srv.client.WatchApprovals(watch, func(e v1.ApprovalEvent) error {
 			if e.Type == "asked" {
 				heard <- e.Approval
@@ -234,7 +235,7 @@ func (b *bench) listener(ctx context.Context, box string) error {
 	for range b.n(50) {
 		began := time.Now()
 		answered := make(chan error, 1)
-		go func() { // waited for below
+		go func() { // the result is received below
 			got, err := b.srv.client.CallTool(ctx, "system.bash", r, client.CallOptions{})
 			if err == nil && got.Ending != "approval_denied" {
 				err = fmt.Errorf("a call that was denied ended %s", got.Ending)
@@ -248,7 +249,7 @@ func (b *bench) listener(ctx context.Context, box string) error {
 				return err
 			}
 		case err := <-answered:
-			return fmt.Errorf("nobody was asked: %w", err)
+			return fmt.Errorf("the call requested no approval: %w", err)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -156,7 +156,7 @@ func (s *server) pool(ctx context.Context, template string) (v1.Pool, error) {
 			return p, nil
 		}
 	}
-	return v1.Pool{}, fmt.Errorf("there is no pool of template %s", template)
+	return v1.Pool{}, fmt.Errorf("template %s has no pool", template)
 }
 
 // full waits until the pool holds n warm sandboxes and creates no more.

@@ -255,7 +255,7 @@ func assertTimeoutKills(t *testing.T, in func(command string, seconds int) (agen
 
 // commandSet are commands with the same effect, by how they must be decided.
 type commandSet struct {
-	denied []string // refused, whoever may approve
+	denied []string // refused without approval
 	asked  []string // wait for approval
 	runs   []string // run without approval
 }

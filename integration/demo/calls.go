@@ -48,7 +48,7 @@ func pipeline(ctx context.Context, s *service) (outcome, error) {
 	r, err := s.client.Run(ctx,
 		v1.Run{Exec: v1.Exec{Command: `printf '%s\n' pear fig pear apple | sort | uniq -c | sort -rn | head -1 | xargs`}})
 	if err == nil && r.Stdout != "2 pear\n" {
-		err = fmt.Errorf("it wrote %q %q", r.Stdout, r.Stderr)
+		err = fmt.Errorf("stdout %q, stderr %q; want 2 pear", r.Stdout, r.Stderr)
 	}
 	return outcomeOf(r, strings.TrimSpace(r.Stdout)), err
 }
@@ -82,7 +82,7 @@ print(total)
 	defer body.Close()
 	kept, err := io.ReadAll(body)
 	if err == nil && (string(kept) != "332833500" || r.Stdout != "332833500\n") {
-		err = fmt.Errorf("it wrote %q and kept %q", r.Stdout, kept)
+		err = fmt.Errorf("stdout %q, file %q; want 332833500 in both", r.Stdout, kept)
 	}
 	return outcomeOf(r, fmt.Sprintf("sum %s, kept in the workspace", kept)), err
 }
@@ -128,7 +128,7 @@ func background(ctx context.Context, s *service) (outcome, error) {
 		return outcome{}, err
 	}
 	if n := strings.Count(out.String(), "line"); n != 5 {
-		return outcome{}, fmt.Errorf("%d lines came: %q", n, out.String())
+		return outcome{}, fmt.Errorf("got %d lines, want 5: %q", n, out.String())
 	}
 	return s.ending(ctx, sh.ID, "5 lines, as they were written")
 }
@@ -147,7 +147,7 @@ func bomb(ctx context.Context, s *service) (outcome, error) {
 	r, err := s.client.Run(ctx,
 		v1.Run{Exec: v1.Exec{Argv: []string{"python3", "-c", "import os\nwhile True: os.fork()", mark()}}})
 	if left := marked(mark()); err == nil && len(left) > 0 {
-		err = fmt.Errorf("%d processes live on", len(left))
+		err = fmt.Errorf("%d processes are left, want none", len(left))
 	}
 	return outcomeOf(r, fmt.Sprintf("%d processes at the cap, none afterwards", r.Usage.PidsPeak)), err
 }
@@ -160,7 +160,7 @@ func timeout(ctx context.Context, s *service) (outcome, error) {
 		err error
 	}
 	answered := make(chan answer, 1)
-	go func() { // waited for below
+	go func() { // the result is received below
 		r, err := s.client.Run(ctx, v1.Run{Exec: v1.Exec{Command: command, TimeoutMS: 2000}})
 		answered <- answer{r, err}
 	}()
@@ -172,7 +172,7 @@ func timeout(ctx context.Context, s *service) (outcome, error) {
 			if a.err == nil && (before == 0 || len(left) > 0) {
 				a.err = fmt.Errorf("the host saw the daemon %d times before and %d processes after", before, len(left))
 			}
-			return outcomeOf(a.r, "the host saw the daemon, and sees nothing of it now"), a.err
+			return outcomeOf(a.r, "the host saw the daemon, which is gone now"), a.err
 		case <-time.After(pollTime):
 			before += len(marked(word))
 		}

@@ -50,7 +50,7 @@ func refused(ctx context.Context, s *service) (outcome, error) {
 
 func noVerdict(r v1.ToolResult) error {
 	if r.Verdict == nil || r.Verdict.At == nil {
-		return fmt.Errorf("the verdict is not told: %+v", r.Verdict)
+		return fmt.Errorf("verdict %+v has no place", r.Verdict)
 	}
 	return nil
 }
@@ -59,9 +59,9 @@ func approved(ctx context.Context, s *service) (outcome, error) {
 	var began time.Time
 	var told time.Duration
 	watch, stop := context.WithCancel(ctx)
-	heard := make(chan error, 1)
-	go func() { // waited for below
-		heard <- s.client.WatchApprovals(watch, func(e v1.ApprovalEvent) error {
+	watched := make(chan error, 1)
+	go func() { // the result is received below
+		watched <- s.client.WatchApprovals(watch, func(e v1.ApprovalEvent) error {
 			if e.Type != "asked" {
 				return nil
 			}
@@ -74,13 +74,13 @@ func approved(ctx context.Context, s *service) (outcome, error) {
 	r, err := tool(ctx, s.client, "system.bash", "phase2", "mkdir junk && rm -r junk && test ! -e junk",
 		client.CallOptions{})
 	stop()
-	if err := <-heard; err != nil && ctx.Err() == nil && !errors.Is(err, context.Canceled) {
+	if err := <-watched; err != nil && ctx.Err() == nil && !errors.Is(err, context.Canceled) {
 		return outcome{}, err
 	}
 	if err == nil && r.Approval == "" {
-		err = errors.New("nobody was asked")
+		err = errors.New("the call requested no approval")
 	}
-	return ended(r, fmt.Sprintf("a listener knew %s after the call began", round(told))), err
+	return ended(r, fmt.Sprintf("a listener got the request %s after the call began", round(told))), err
 }
 
 func readonly(ctx context.Context, s *service) (outcome, error) {
@@ -98,7 +98,7 @@ func readonly(ctx context.Context, s *service) (outcome, error) {
 		return ended(r, ""), errors.Join(err, noVerdict(r))
 	}
 	if _, err := c.Tokens(ctx); err == nil {
-		return outcome{}, errors.New("a caller who is no operator saw the tokens")
+		return outcome{}, errors.New("a caller without operator rights listed the tokens")
 	}
 	return ended(r, r.Verdict.Rule), nil
 }
@@ -109,7 +109,7 @@ func audited(ctx context.Context, s *service) (outcome, error) {
 		return outcome{}, err
 	}
 	if !r.OK {
-		return outcome{ending: "broken"}, fmt.Errorf("%+v", r.Problems)
+		return outcome{ending: "broken"}, fmt.Errorf("problems of the audit log: %+v", r.Problems)
 	}
 	return outcome{"whole", fmt.Sprintf("%d records, a keyed chain", r.Records)}, nil
 }

@@ -74,7 +74,7 @@ func run(ctx context.Context, bin, image string) (err error) {
 	fmt.Printf("\nAll sandboxes are destroyed; no process, mount or cgroup of them is left. %s in all.\n",
 		round(time.Since(began)))
 	if wrong > 0 {
-		return fmt.Errorf("%d calls did not end as they should", wrong)
+		return fmt.Errorf("%d calls did not end as expected", wrong)
 	}
 	return nil
 }

@@ -83,7 +83,7 @@ func TempDir(tb testing.TB) string {
 			return
 		}
 		if err := os.RemoveAll(dir); err != nil {
-			tb.Errorf("remove the test's folder: %v", err)
+			tb.Errorf("remove the test's directory: %v", err)
 		}
 	})
 	return dir

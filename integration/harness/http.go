@@ -63,7 +63,7 @@ func (s *Server) Ask(tb testing.TB, method, path, body string, header ...string)
 func (a Answer) Into(tb testing.TB, v any) {
 	tb.Helper()
 	if err := json.Unmarshal(a.Body, v); err != nil {
-		tb.Fatalf("%v in %d %.500s", err, a.Status, a.Body)
+		tb.Fatalf("decode the answer: %v in status %d, %.500s", err, a.Status, a.Body)
 	}
 }
 
@@ -72,14 +72,14 @@ func (a Answer) Problem(tb testing.TB, status int, code, field string) v1.Proble
 	tb.Helper()
 	p, ok := v1.Decode(a.Body)
 	if !ok {
-		tb.Fatalf("not a problem: %d %.500s", a.Status, a.Body)
+		tb.Fatalf("status %d, %.500s; want a problem", a.Status, a.Body)
 	}
 	if a.Status != status || p.Status != status || p.Code != code || p.Field != field || p.Detail == "" ||
 		strings.Contains(p.Detail, "\n") {
 		tb.Errorf("got %d %.500s; want %d %s about %q", a.Status, a.Body, status, code, field)
 	}
 	if got := a.Header.Get("Content-Type"); got != "application/problem+json" {
-		tb.Errorf("the problem is sent as %q", got)
+		tb.Errorf("Content-Type of the problem is %q, want application/problem+json", got)
 	}
 	return *p
 }

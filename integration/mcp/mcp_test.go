@@ -152,22 +152,22 @@ func TestAgentUsesOneSandbox(t *testing.T) {
 		}
 		for _, want := range []string{"system_bash", "system_kill", "system_output", "system_shells"} {
 			if !slices.Contains(tools, want) {
-				t.Fatalf("%s is none of %v", want, tools)
+				t.Fatalf("tool %s not found in %v", want, tools)
 			}
 		}
 		if _, text, isError := c.call(t, "system_bash",
 			map[string]any{"command": `python3 -c 'print("hel" + "lo")' > /workspace/said`}); isError {
-			t.Fatalf("writing: %s", text)
+			t.Fatalf("writing a file: %q, want success", text)
 		}
 		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "cat /workspace/said"}); isError ||
 			!strings.Contains(text, "hello") {
-			t.Errorf("reading in another call: %q", text)
+			t.Errorf("reading the file in another call: %q, want hello", text)
 		}
 		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "rm -rf /"}); !isError {
-			t.Errorf("what the profile never allows ran: %q", text)
+			t.Errorf("rm -rf / succeeded: %q, want it refused", text)
 		}
 		if _, _, isError := c.call(t, "system_bash", map[string]any{"comand": "ls"}); !isError {
-			t.Error("a call with an unknown field was carried out")
+			t.Error("a call with an unknown field succeeded, want an error")
 		}
 	})
 }
@@ -180,17 +180,17 @@ func TestBackgroundCommandOutputAndKill(t *testing.T) {
 		})
 		id, _ := out["background_task_id"].(string)
 		if isError || id == "" {
-			t.Fatalf("not started: %q %v", text, out)
+			t.Fatalf("background command: %q, %v; want its id", text, out)
 		}
 		var offset float64
 		var read string
-		harness.Eventually(t, harness.Long, "ten lines in several readings", func() bool {
+		harness.Eventually(t, harness.Long, "ten lines are read in several calls", func() bool {
 			out, text, isError := c.call(t, "system_output", map[string]any{"shell_id": id, "offset": offset, "wait_ms": 1000})
 			if isError {
-				t.Fatalf("not read: %q", text)
+				t.Fatalf("system_output: %q, want output", text)
 			}
 			if out["offset"] != offset {
-				t.Fatalf("asked for offset %v, got %v", offset, out["offset"])
+				t.Fatalf("system_output at offset %v returned offset %v", offset, out["offset"])
 			}
 			read += fmt.Sprint(out["data"])
 			offset, _ = out["next_offset"].(float64)
@@ -198,22 +198,22 @@ func TestBackgroundCommandOutputAndKill(t *testing.T) {
 		})
 		for i, line := range strings.Split(strings.TrimSpace(read), "\n")[:9] {
 			if line != fmt.Sprintf("line %d", i+1) {
-				t.Errorf("line %d reads %q: a piece is missing or there twice", i+1, line)
+				t.Errorf("line %[1]d is %[2]q, want line %[1]d", i+1, line)
 			}
 		}
 		if out, text, _ := c.call(t, "system_shells", nil); !strings.Contains(fmt.Sprint(out), id) {
-			t.Errorf("system_shells has %v %q, without %s", out, text, id)
+			t.Errorf("system_shells = %v, %q; want %s in it", out, text, id)
 		}
 		if len(harness.Marked(word)) == 0 {
 			t.Error("the command does not run on the host")
 		}
 		if out, text, _ := c.call(t, "system_kill", map[string]any{"shell_id": id}); out["success"] != true {
-			t.Errorf("not killed: %v %q", out, text)
+			t.Errorf("system_kill = %v, %q; want success", out, text)
 		}
 		gone(t, word)
 		if out, text, _ := c.call(t, "system_kill", map[string]any{"shell_id": "nobody"}); out["success"] != false ||
 			!strings.Contains(fmt.Sprint(out["message"]), "not found") {
-			t.Errorf("an unknown one: %v %q", out, text)
+			t.Errorf("system_kill of an unknown shell = %v, %q; want not found", out, text)
 		}
 	})
 }
@@ -234,14 +234,14 @@ func (c *client) start(ctx context.Context, t *testing.T, word string) <-chan er
 		p.SetProgressToken(word)
 		r, err := c.CallTool(ctx, p)
 		if err == nil {
-			err = fmt.Errorf("it ended with %+v", r.Meta)
+			err = fmt.Errorf("the call ended with %+v", r.Meta)
 		}
 		ended <- err
 	}()
 	harness.Eventually(t, harness.Long, "the command runs", func() bool {
 		select {
 		case err := <-ended:
-			t.Fatalf("the call ended at once: %v", err)
+			t.Fatalf("the call ended before its command ran: %v", err)
 		default:
 		}
 		return len(harness.Marked(word)) > 0
@@ -258,11 +258,11 @@ func TestCancelledCallKillsProcesses(t *testing.T) {
 		cancel()
 		gone(t, word)
 		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("the call ended with %v", err)
+			t.Errorf("cancelled call: %v, want context canceled", err)
 		}
 		// The client does not wait after it cancels, and the shell with the word may die a moment
 		// before its children.
-		harness.Eventually(t, harness.Short, "nothing of it is left in the session", func() bool {
+		harness.Eventually(t, harness.Short, "no process of the command is left in the session", func() bool {
 			out, _, _ := c.call(t, "system_bash", map[string]any{"command": "pgrep sleep; echo over"})
 			return out["stdout"] == "over\n"
 		})
@@ -318,7 +318,7 @@ func TestClosedHTTPConnectionKillsCommand(t *testing.T) {
 	mu.Unlock()
 	gone(t, word)
 	if err := <-ended; err == nil {
-		t.Error("the call has an answer")
+		t.Error("the call over a closed connection succeeded, want an error")
 	}
 }
 
@@ -333,7 +333,7 @@ func TestSessionEndRemovesSandbox(t *testing.T) {
 	} {
 		c := begin()
 		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "true"}); isError {
-			t.Fatalf("%s: %s", what, text)
+			t.Fatalf("%s: system_bash: %s", what, text)
 		}
 		leases := func() int {
 			ctx, cancel := context.WithTimeout(context.Background(), harness.Short)
@@ -345,7 +345,7 @@ func TestSessionEndRemovesSandbox(t *testing.T) {
 			return len(all)
 		}
 		if leases() != 1 {
-			t.Errorf("%s: the session has %d sandboxes", what, leases())
+			t.Errorf("%s: the session has %d sandboxes, want 1", what, leases())
 		}
 		c.Close()
 		harness.Eventually(t, harness.Short, what+": its sandbox is gone", func() bool { return leases() == 0 })
@@ -356,7 +356,7 @@ func TestUserApprovesInClient(t *testing.T) {
 	each(t, "approve", func(t *testing.T, c *client) {
 		_, text, isError := c.call(t, "system_bash", map[string]any{"command": "git push origin main"})
 		if isError {
-			t.Errorf("approved, and answered %q", text)
+			t.Errorf("approved call: %q, want success", text)
 		}
 		asked(t, c)
 	})
@@ -366,7 +366,7 @@ func TestUserDeniesInClient(t *testing.T) {
 	each(t, "deny", func(t *testing.T, c *client) {
 		_, text, isError := c.call(t, "system_bash", map[string]any{"command": "git push origin main"})
 		if !isError || !strings.Contains(text, "denied by") || !strings.Contains(text, "elicitation:scenario") {
-			t.Errorf("denied, and answered %q", text)
+			t.Errorf("denied call: %q, want a denial by elicitation:scenario", text)
 		}
 		asked(t, c)
 	})
@@ -378,9 +378,9 @@ func asked(t *testing.T, c *client) {
 	select {
 	case p := <-c.elicited:
 		if !strings.Contains(p.Message, `Command: "git push origin main"`) {
-			t.Errorf("the question is %q", p.Message)
+			t.Errorf("approval request %q, want the command in it", p.Message)
 		}
 	default:
-		t.Error("the user was not asked")
+		t.Error("the user was not asked to approve")
 	}
 }

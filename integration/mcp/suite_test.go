@@ -113,12 +113,12 @@ func TestPublicConformanceSuite(t *testing.T) {
 	for _, m := range found {
 		all = append(all, m[1])
 		if _, ok := suite[m[1]]; !ok {
-			t.Errorf("the suite has a scenario %s that the table has not", m[1])
+			t.Errorf("scenario %s of the suite is missing in the table", m[1])
 		}
 	}
 	for name := range suite {
 		if !slices.Contains(all, name) {
-			t.Errorf("the table has a scenario %s that the suite has not:\n%s", name, listed)
+			t.Errorf("scenario %s of the table is missing in the suite:\n%s", name, listed)
 		}
 	}
 
@@ -132,7 +132,7 @@ func TestPublicConformanceSuite(t *testing.T) {
 			t.Parallel()
 			out, err := conformance(t, dir, "server", "--url", at+"/mcp", "--scenario", name)
 			if err != nil {
-				t.Errorf("%v\n%s", err, out)
+				t.Errorf("conformance: %v\n%s", err, out)
 			}
 		})
 	}
@@ -185,7 +185,7 @@ func serveTCP(t *testing.T) string {
 			t.Fatalf("the server printed %q, want its address", line)
 		}
 	case <-time.After(harness.Long):
-		t.Fatal("the server does not listen")
+		t.Fatal("the server printed no address")
 	}
 	to, err := url.Parse("http://" + strings.TrimSuffix(address, ","))
 	if err != nil {

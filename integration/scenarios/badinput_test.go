@@ -209,25 +209,25 @@ templates:
 	})
 }
 
-// TestDeadEngine checks that a server refuses to start without its engine.
-func TestDeadEngine(t *testing.T) {
+// TestServeRefusesDeadEngine checks that a server refuses to start without its engine.
+func TestServeRefusesDeadEngine(t *testing.T) {
 	t.Parallel()
 	dead := "unix://" + filepath.Join(harness.TempDir(t), "no.sock")
 	s := harness.New(t, harness.Options{Runtime: "docker", Docker: dead, Seed: &seed})
 	assertServeRefuses(t, s, 69, dead)
 }
 
-// TestTwoServers checks that a second server on the same state directory is refused.
-func TestTwoServers(t *testing.T) {
+// TestSecondServerIsRefused checks that a second server on the same state directory is refused.
+func TestSecondServerIsRefused(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	got := s.CLI(t, "serve", "--listen", "unix:"+s.Socket()+"2")
 	got.Is(t, 69, "held by process")
 }
 
-// TestFullDisk checks that requests are refused while the disk is full, and served when it has
+// TestFullDiskRefusesRequests checks that requests are refused while the disk is full, and served when it has
 // space again.
-func TestFullDisk(t *testing.T) {
+func TestFullDiskRefusesRequests(t *testing.T) {
 	t.Parallel()
 	onRuntimes(t, func(t *testing.T, name string) {
 		root := harness.TempDir(t)

@@ -117,8 +117,8 @@ func TestImportAndRun(t *testing.T) {
 	}
 }
 
-// TestCommandLine runs the commands that need a server, with one and without one.
-func TestCommandLine(t *testing.T) {
+// TestCommandLineWithServer runs the commands that need a server, with one and without one.
+func TestCommandLineWithServer(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		text := func(args ...string) string {

@@ -9,9 +9,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// TestEngineRestart makes the engine unavailable under the service. Leased sandboxes must continue,
+// TestLeasesSurviveEngineRestart makes the engine unavailable under the service. Leased sandboxes must continue,
 // new ones must be refused with the reason, and a restart of the service must lose nothing.
-func TestEngineRestart(t *testing.T) {
+func TestLeasesSurviveEngineRestart(t *testing.T) {
 	t.Parallel()
 	relay := harness.NewRelay(t)
 	s := harness.Run(t, harness.Options{Runtime: "docker", Docker: relay.Host(), Config: onDemand, Seed: &seed})

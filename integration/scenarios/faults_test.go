@@ -48,7 +48,7 @@ func failpointsOf(t *testing.T, runtime string) []string {
 	for _, p := range allFailpoints(t) {
 		first, _, _ := strings.Cut(p, ".")
 		if strings.HasPrefix(p, "start.") {
-			continue // reached during a start: see TestKilledStart
+			continue // reached during a start: see TestKilledStartIsRecovered
 		}
 		if first == "audit" {
 			continue // reached only when a part of the log ends: the tests of package audit kill it there
@@ -69,9 +69,9 @@ func failpointsOf(t *testing.T, runtime string) []string {
 	return points
 }
 
-// TestCrashAtEveryPoint kills the server at each step of create, lease and destroy. After the next
+// TestServerRecoversFromCrashAtEveryPoint kills the server at each step of create, lease and destroy. After the next
 // start everything must be accounted for, and calls must work.
-func TestCrashAtEveryPoint(t *testing.T) {
+func TestServerRecoversFromCrashAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	onAllRuntimes(t, func(t *testing.T, name string) {
 		s := harness.New(t,

@@ -19,9 +19,9 @@ const (
 	maxGuestMemory   = 32 << 20
 )
 
-// TestFloods runs commands that misuse their streams. Each must end as documented, and the memory
+// TestFloodsKeepMemoryBounded runs commands that misuse their streams. Each must end as documented, and the memory
 // of service and guest must stay bounded.
-func TestFloods(t *testing.T) {
+func TestFloodsKeepMemoryBounded(t *testing.T) {
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		const size = 10 << 30

@@ -126,9 +126,9 @@ const (
 	leastMany    = 1_000
 )
 
-// TestTenThousandApprovalRequests kills the service while many approval requests are pending.
+// TestManyApprovalRequestsSurviveRestart kills the service while many approval requests are pending.
 // Afterwards they must still be listed and answered quickly.
-func TestTenThousandApprovalRequests(t *testing.T) {
+func TestManyApprovalRequestsSurviveRestart(t *testing.T) {
 	const config = onDemand + "profiles: {default: phase2}\n" +
 		"callers: {max_pending: 20000}\napprovals: {max_pending: 20000, expiry: 1h}\n"
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed})

@@ -94,9 +94,9 @@ func assertClean(t *testing.T, s *harness.Server) {
 	})
 }
 
-// TestKilledStart kills the server at each step of a start. The next start must succeed with the
+// TestKilledStartIsRecovered kills the server at each step of a start. The next start must succeed with the
 // previous state and leave nothing of the killed one.
-func TestKilledStart(t *testing.T) {
+func TestKilledStartIsRecovered(t *testing.T) {
 	t.Parallel()
 	onRuntimes(t, func(t *testing.T, name string) {
 		options := harness.Options{Runtime: name, Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed}

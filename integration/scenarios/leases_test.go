@@ -50,9 +50,9 @@ func TestLeaseDeadlines(t *testing.T) {
 	})
 }
 
-// TestEmptyPool checks that a call on an empty pool is refused with a retry time, created cold, or
+// TestEmptyPoolRefusesCreatesOrQueues checks that a call on an empty pool is refused with a retry time, created cold, or
 // queued, and that the queue is bounded.
-func TestEmptyPool(t *testing.T) {
+func TestEmptyPoolRefusesCreatesOrQueues(t *testing.T) {
 	t.Parallel()
 	const small = `
 admission: {queue: 2}
@@ -144,9 +144,9 @@ func TestFiftyConcurrentCalls(t *testing.T) {
 	})
 }
 
-// TestChangedTemplate checks that warm sandboxes of a changed template are replaced at the next
+// TestChangedTemplateReplacesWarmSandboxes checks that warm sandboxes of a changed template are replaced at the next
 // start and that leases are kept.
-func TestChangedTemplate(t *testing.T) {
+func TestChangedTemplateReplacesWarmSandboxes(t *testing.T) {
 	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{}).ID

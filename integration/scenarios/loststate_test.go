@@ -135,7 +135,7 @@ type stateLoss struct {
 	errors []string // of the next start; nil: the server starts
 }
 
-// stateLosses are the ways that TestLostState tries.
+// stateLosses are the ways that TestLostStateIsRefusedOrAdopted tries.
 func stateLosses() []stateLoss {
 	remove := func(names ...string) func(*testing.T, string) {
 		return func(t *testing.T, dir string) {
@@ -174,9 +174,9 @@ func stateLosses() []stateLoss {
 	}
 }
 
-// TestLostState loses state.db in several ways. The start must be refused while sandboxes are
+// TestLostStateIsRefusedOrAdopted loses state.db in several ways. The start must be refused while sandboxes are
 // alive. With the database restored, they continue; when abandoned, only the workspaces remain.
-func TestLostState(t *testing.T) {
+func TestLostStateIsRefusedOrAdopted(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		u := newUsedSandbox(t, s, workspace(t, s))

@@ -40,10 +40,10 @@ func paths(d v1.Diff) []string {
 	return out
 }
 
-// TestThreeOverlaysOnOneWorkspace leases three overlays of one workspace at once and commits them
+// TestConflictingOverlayCommitIsRefused leases three overlays of one workspace at once and commits them
 // one after the other. The third commit must be refused, with the paths that the others have
 // changed.
-func TestThreeOverlaysOnOneWorkspace(t *testing.T) {
+func TestConflictingOverlayCommitIsRefused(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)

@@ -108,14 +108,14 @@ func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
 		header http.Header
 		status int
 	}{
-		"another origin":               {http.Header{"Origin": {"http://evil.example"}}, 403},
-		"opaque origin":                {http.Header{"Origin": {"null"}}, 403},
-		"foreign host with its origin": {http.Header{"Origin": {"http://evil.example"}, "Host": {"evil.example"}}, 403},
-		"cross-site page":              {http.Header{"Sec-Fetch-Site": {"cross-site"}}, 403},
-		"unknown token":                {http.Header{"Authorization": {unknown}}, 401},
-		"another caller":               {http.Header{"Authorization": {other}}, 404},
-		"caller with few rights":       {http.Header{"Authorization": {low}}, 403},
-		"own origin":                   {http.Header{"Origin": {"http://localhost"}, "Host": {"localhost"}}, 101},
+		"another origin":              {http.Header{"Origin": {"http://evil.example"}}, 403},
+		"opaque origin":               {http.Header{"Origin": {"null"}}, 403},
+		"unknown host and its origin": {http.Header{"Origin": {"http://evil.example"}, "Host": {"evil.example"}}, 403},
+		"cross-site page":             {http.Header{"Sec-Fetch-Site": {"cross-site"}}, 403},
+		"unknown token":               {http.Header{"Authorization": {unknown}}, 401},
+		"another caller":              {http.Header{"Authorization": {other}}, 404},
+		"caller with few rights":      {http.Header{"Authorization": {low}}, 403},
+		"own origin":                  {http.Header{"Origin": {"http://localhost"}, "Host": {"localhost"}}, 101},
 	} {
 		//nolint:bodyclose // websocket.Dial needs no Close
 		conn, resp, err := dialPTY(t, s, ptyPath(id, "argv="+`%5B%22true%22%5D`), c.header)

@@ -348,9 +348,9 @@ func testMcpSessionsAreSeparate(t *testing.T, ann, bob caller) {
 	}
 }
 
-// TestFloodOfOneCaller floods the service with one caller's calls, approval requests, output and
+// TestFloodOfOneCallerDoesNotBlockOthers floods the service with one caller's calls, approval requests, output and
 // sandboxes. Another caller's requests must be answered in time.
-func TestFloodOfOneCaller(t *testing.T) {
+func TestFloodOfOneCallerDoesNotBlockOthers(t *testing.T) {
 	const config = `
 templates:
   default:

@@ -175,7 +175,7 @@ func (c *counts) countProcesses() {
 
 // walk lists the directories of a tree, or everything in it. It skips mounts in a tree of files,
 // which count as mounts.
-func walk(dir string, folders bool, into map[string]string) {
+func walk(dir string, dirsOnly bool, into map[string]string) {
 	device := func(path string) uint64 {
 		var st unix.Stat_t
 		if unix.Lstat(path, &st) != nil {
@@ -188,10 +188,10 @@ func walk(dir string, folders bool, into map[string]string) {
 		if err != nil {
 			return nil //nolint:nilerr // files are removed during the walk
 		}
-		if d.IsDir() || !folders {
+		if d.IsDir() || !dirsOnly {
 			into[path] = ""
 		}
-		if d.IsDir() && !folders && device(path) != top {
+		if d.IsDir() && !dirsOnly && device(path) != top {
 			return fs.SkipDir
 		}
 		return nil

@@ -67,7 +67,7 @@ on memory, processes and output, and cancellation.
 The service is killed with SIGKILL at 30 % of the load.
 The engine, if there is one, is stopped and started at 60 %.
 Calls that run at that moment have a typed ending.
-"refused" calls were told that nobody answers, and were retried.
+"refused" calls got an error that the service does not answer, and were retried.
 
 *Before* is counted after a tenth of the load was run once more, so that pools and caches are full.
 *After* is counted when nothing is leased and the pool is full again.
@@ -75,7 +75,7 @@ The test fails if anything is left that was not there before; only the service's
 16 MiB.
 
 The test counts everything in its own namespaces for processes, mounts, sockets and networks, by
-name, whoever started it.
+name, and independently of who started it.
 An engine that is stopped while it creates a container can leave files on its own disk without
 knowing of them.
 They have a separate row, because they cannot be removed through the engine.
