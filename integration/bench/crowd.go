@@ -41,8 +41,8 @@ func (b *bench) manyOCI(ctx context.Context) error {
 	if err := b.srv.full(ctx, crowd); err != nil {
 		return err
 	}
-	b.tell(fmt.Sprintf("start, and fill a pool of %d, oci",
-		crowd), fmt.Sprintf("%.1f s", time.Since(began).Seconds()), "two at a time")
+	b.tell(fmt.Sprintf("start, and fill a pool of %d, oci", crowd),
+		fmt.Sprintf("%.1f s", time.Since(began).Seconds()), "two at a time")
 	if v, err := b.srv.client.Version(ctx); err == nil {
 		b.report.host = append(b.report.host, [2]string{"orchestrator", v.Version}, [2]string{"cgroups", v.Cgroup},
 			[2]string{"embedded runtime", v.Why})
@@ -71,8 +71,8 @@ func (b *bench) manyOCI(ctx context.Context) error {
 	if slowest, err = b.restarts(ctx, slowest); err != nil {
 		return err
 	}
-	b.figure(fmt.Sprintf("restart after `kill -9` with %d sandboxes, warm and leased, until ready, slowest",
-		crowd), "2 s", ms(slowest), "", slowest <= restartTarget)
+	b.figure(fmt.Sprintf("restart after `kill -9` with %d sandboxes, warm and leased, until ready, slowest", crowd),
+		"2 s", ms(slowest), "", slowest <= restartTarget)
 	return nil
 }
 
@@ -114,8 +114,8 @@ func (b *bench) resident() {
 		b.fail("resident size of the service", err)
 		return
 	}
-	b.figure(fmt.Sprintf("resident, service with %d warm sandboxes",
-		crowd), "under 100 MB", mb(own.rss), "PSS "+mb(own.pss), own.rss < serverTarget)
+	b.figure(fmt.Sprintf("resident, service with %d warm sandboxes", crowd),
+		"under 100 MB", mb(own.rss), "PSS "+mb(own.pss), own.rss < serverTarget)
 	found, err := guests(b.root)
 	if err != nil || len(found) == 0 {
 		b.fail("resident size of guests", errors.Join(err, fmt.Errorf("found %d guests, want some", len(found))))

@@ -42,6 +42,7 @@ type outside struct {
 	work  sync.WaitGroup
 }
 
+// newOutside starts the servers. The second one sends size bytes.
 func newOutside(size int64) (*outside, error) {
 	o := &outside{size: size}
 	for _, l := range []*net.Listener{&o.pages, &o.bytes, &o.quiet, &o.relay} {
@@ -171,6 +172,7 @@ func (b *bench) here(ctx context.Context, into any, args ...string) error {
 	return json.Unmarshal(out, into)
 }
 
+// there runs the helper in a sandbox and decodes its output.
 func (b *bench) there(ctx context.Context, id string, into any, args ...string) error {
 	r, err := b.srv.client.Exec(ctx, id, v1.Exec{Argv: append([]string{"./inside"}, args...), MaxOutputBytes: 1 << 20})
 	if err != nil {
@@ -182,6 +184,7 @@ func (b *bench) there(ctx context.Context, id string, into any, args ...string) 
 	return nil
 }
 
+// requests compares the time of requests.
 func (b *bench) requests(ctx context.Context, o *outside, id string) error {
 	n, target := fmt.Sprint(b.n(500)), "http://"+o.pages.Addr().String()+"/"
 	var direct, through samples
@@ -203,6 +206,7 @@ func (b *bench) requests(ctx context.Context, o *outside, id string) error {
 	return nil
 }
 
+// carried compares the throughput of a tunnel with that of a plain relay.
 func (b *bench) carried(ctx context.Context, o *outside, id string) error {
 	var ours, plain float64
 	for range 3 {
@@ -219,8 +223,8 @@ func (b *bench) carried(ctx context.Context, o *outside, id string) error {
 		}
 		ours = max(ours, float64(one[0])/1e6/time.Duration(one[1]).Seconds())
 	}
-	b.figure("bytes through CONNECT, best of 3", "70 % of a plain relay's", fmt.Sprintf("%.0f MB/s",
-		ours), fmt.Sprintf("relay on the host %.0f MB/s: %.0f %%", plain, 100*ours/plain), ours >= relayTarget*plain)
+	b.figure("bytes through CONNECT, best of 3", "70 % of a plain relay's", fmt.Sprintf("%.0f MB/s", ours),
+		fmt.Sprintf("relay on the host %.0f MB/s: %.0f %%", plain, 100*ours/plain), ours >= relayTarget*plain)
 	return nil
 }
 
@@ -258,8 +262,8 @@ func (b *bench) held(ctx context.Context, o *outside, id string) error {
 		return err
 	}
 	each := (full.rss - before.rss) / tunnels
-	b.figure(fmt.Sprintf("start and kill of a command beside %d tunnels of its sandbox, slowest",
-		tunnels), "100 ms", ms(kills.max()), "p50 "+ms(kills.p50()), kills.max() <= killTarget)
+	b.figure(fmt.Sprintf("start and kill of a command beside %d tunnels of its sandbox, slowest", tunnels),
+		"100 ms", ms(kills.max()), "p50 "+ms(kills.p50()), kills.max() <= killTarget)
 	b.figure(fmt.Sprintf("resident, service, for each of %d tunnels", tunnels), "64 KiB",
 		fmt.Sprintf("%.1f KiB", float64(each)/1024), "before "+mb(before.rss)+", with them "+mb(full.rss), each <= heldTarget)
 	_, err = b.srv.client.KillShell(ctx, sh.ID, 0, false)

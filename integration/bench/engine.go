@@ -19,6 +19,7 @@ type engine struct {
 	made []string // containers to remove
 }
 
+// newEngine returns a client for the engine at a unix socket.
 func newEngine(host string) (*engine, error) {
 	path, ok := strings.CutPrefix(host, "unix://")
 	if !ok {
@@ -66,8 +67,10 @@ func (e *engine) ask(ctx context.Context, method, path string, body, out any) er
 	return json.Unmarshal(b, out)
 }
 
+// object is a JSON object.
 type object = map[string]any
 
+// version returns the engine's name and version.
 func (e *engine) version(ctx context.Context) (string, error) {
 	var v struct{ Version string }
 	err := e.ask(ctx, http.MethodGet, "/version", nil, &v)
@@ -100,6 +103,7 @@ func (e *engine) createStart(ctx context.Context, image string) (id string, err 
 	return made.Id, e.ask(ctx, http.MethodPost, "/containers/"+made.Id+"/start", nil, nil)
 }
 
+// remove removes a container.
 func (e *engine) remove(ctx context.Context, id string) error {
 	return e.ask(ctx, http.MethodDelete, "/containers/"+id+"?force=true&v=true", nil, nil)
 }

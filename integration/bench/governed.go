@@ -75,6 +75,7 @@ func (b *bench) verdict(context.Context) error {
 	return nil
 }
 
+// us formats a duration in microseconds, rounded up.
 func us(d time.Duration) string {
 	return fmt.Sprintf("%.1f µs", float64((d+99)/100)/10)
 }
@@ -136,8 +137,8 @@ func (b *bench) auditThroughput(ctx context.Context, l *audit.Log, input json.Ra
 		return err
 	}
 	took := time.Since(began)
-	b.figure(fmt.Sprintf("audit records written, %d callers",
-		writers), "10000/s", rate(2*calls, took, "records"), "two to a call", perSecond(2*calls, took) >= writtenTarget)
+	b.figure(fmt.Sprintf("audit records written, %d callers", writers),
+		"10000/s", rate(2*calls, took, "records"), "two to a call", perSecond(2*calls, took) >= writtenTarget)
 	began = time.Now()
 	r, err := l.Verify(ctx, "")
 	if err != nil {

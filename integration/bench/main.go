@@ -62,6 +62,7 @@ func main() {
 	}
 }
 
+// run measures everything, prints the table and writes it to file.
 func run(ctx context.Context, quick bool, only, file string) (err error) {
 	b := &bench{short: quick, only: only, began: time.Now()}
 	if err := b.open(ctx); err != nil {
@@ -125,6 +126,7 @@ func (b *bench) close(ctx context.Context) error {
 	return errors.Join(append(errs, os.RemoveAll(b.root))...)
 }
 
+// measure runs the phases.
 func (b *bench) measure(ctx context.Context) error {
 	b.report.host = b.host(ctx)
 	ticks, stolen := cpuTicks()

@@ -16,6 +16,7 @@ import (
 // memory is a process's resident memory and its proportional share, in bytes.
 type memory struct{ rss, pss int64 }
 
+// memoryOf returns the memory of a process.
 func memoryOf(pid int) (memory, error) {
 	path := fmt.Sprintf("/proc/%d/smaps_rollup", pid)
 	var m memory
@@ -42,6 +43,7 @@ func resetPeak(pid int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
 
+// peak returns the peak resident memory of a process in bytes.
 func peak(pid int) (int64, error) { return kilobytes(fmt.Sprintf("/proc/%d/status", pid), "VmHWM") }
 
 // processorTime returns the CPU time a process has used, in steps of 10 ms.

@@ -115,6 +115,7 @@ func (s *server) start(ctx context.Context) (time.Duration, error) {
 	return time.Since(began), err
 }
 
+// ready reports whether the server can serve calls.
 func (s *server) ready(ctx context.Context) bool {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://orchestrator/readyz", nil)
 	if err != nil {

@@ -40,6 +40,7 @@ func timed(n int, do func(i int) error) (samples, error) {
 
 // Figures are never rounded in our favour: times and sizes round up, rates and factors down.
 
+// ms formats a duration in milliseconds, rounded up.
 func ms(d time.Duration) string {
 	v := float64(d) / float64(time.Millisecond)
 	if v >= 100 {
@@ -48,12 +49,15 @@ func ms(d time.Duration) string {
 	return fmt.Sprintf("%.2f ms", math.Ceil(v*100)/100)
 }
 
+// mb formats bytes in MB, rounded up.
 func mb(bytes int64) string { return fmt.Sprintf("%.1f MB", math.Ceil(float64(bytes)/1e5)/10) }
 
+// rate formats n per second, rounded down.
 func rate(n int, d time.Duration, unit string) string {
 	return fmt.Sprintf("%.0f %s/s", math.Floor(perSecond(n, d)), unit)
 }
 
+// perSecond returns n per second.
 func perSecond(n int, d time.Duration) float64 { return float64(n) / d.Seconds() }
 
 // factor returns a divided by b, or 0 if b is 0.
@@ -64,4 +68,5 @@ func factor(a, b time.Duration) float64 {
 	return float64(a) / float64(b)
 }
 
+// times formats a factor, rounded down.
 func times(f float64) string { return fmt.Sprintf("%.1f×", math.Floor(f*10)/10) }

@@ -36,6 +36,7 @@ func (r *report) fail(what string, err error) {
 	r.failed = append(r.failed, fmt.Sprintf("%s: %v", what, err))
 }
 
+// write writes the table with its preface and method.
 func (r *report) write(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("# Figures\n\n" + preface)
@@ -65,6 +66,7 @@ func (r *report) write(w io.Writer) error {
 	return err
 }
 
+// yes formats whether a target was reached.
 func yes(ok bool) string {
 	if ok {
 		return "yes"
@@ -72,6 +74,7 @@ func yes(ok bool) string {
 	return "**no**"
 }
 
+// dash returns a dash for an empty text.
 func dash(s string) string {
 	if s == "" {
 		return "–"

@@ -32,6 +32,7 @@ const entrypoint = "/usr/local/lib/orchestrator/entrypoint.sh"
 // gVisor on a busy machine needed longer to kill than a kill waits.
 const atOnce = 3
 
+// TestDrivers runs the suite on every driver, several at a time.
 func TestDrivers(t *testing.T) {
 	type column struct {
 		name string
@@ -131,6 +132,7 @@ func testDocker(t *testing.T, name, mode string) {
 	runtimetest.Run(t, dockerFactory(name, given(t, "DOCKER"), given(t, "GUEST"), mode, image(t)))
 }
 
+// dockerFactory returns the factory of a Docker driver in a mode.
 func dockerFactory(name, engine, guest, mode string, i runtime.Image) runtimetest.Factory {
 	return runtimetest.Factory{
 		Name: name, Image: i, Entrypoint: []string{entrypoint},

@@ -26,6 +26,7 @@ var confirmFiles = map[string]string{
 	"some": `approvals: [{id: some, tool: bash, action: prompt, when: 'input.command.contains("deploy")'}]`,
 }
 
+// TestConfirm tests every line of confirm.txt. The lines say what the tests below check.
 func TestConfirm(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	files := map[string]string{}

@@ -18,6 +18,7 @@ func program(command string, args ...string) fields {
 	return fields{"command": command, "args": args}
 }
 
+// bash returns the tests of the tool bash.
 func (g *gateway) bash() table {
 	bash := func(s *harness.Server, profile string) agent { return operator(s, profile, "bash") }
 	victim := func(t *testing.T, s *harness.Server) (still func()) {

@@ -15,6 +15,7 @@ import (
 // projects is the directory that the example uses as its workspace.
 const projects = "/home/user/projects"
 
+// example returns the tests of the original system's example configuration.
 func (g *gateway) example() table {
 	bash := func(t *testing.T, s *harness.Server) agent { return g.newCaller(t, s, "example", "bash") }
 	caps := func(t *testing.T, s *harness.Server, name string) v1.ToolCaps {
@@ -128,8 +129,8 @@ func (g *gateway) example() table {
 			}
 			// These hosts are allowed, but the name servers of the test do not know them.
 			for _, host := range []string{"api.github.com", "x.docs.solana.com"} {
-				assertError(t, a.get(t, fmt.Sprintf("https://%s:%d/",
-					host, g.site.TLS)), "failed", "NetworkError", host+" has no address")
+				url := fmt.Sprintf("https://%s:%d/", host, g.site.TLS)
+				assertError(t, a.get(t, url), "failed", "NetworkError", host+" has no address")
 			}
 			if got := caps(t, s, "http").TimeoutMS; got != 30000 {
 				t.Errorf("timeout of http is %d ms, want 30000", got)

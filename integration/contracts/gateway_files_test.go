@@ -46,6 +46,7 @@ func eachOperation(t *testing.T, a agent, path string, check func(operation stri
 	}
 }
 
+// files returns the tests of the tool filesystem.
 func (g *gateway) files() table {
 	me := func(s *harness.Server) agent { return operator(s, "gateway", "bash") }
 	return table{

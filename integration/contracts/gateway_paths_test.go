@@ -11,11 +11,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
+// itoa returns a number in decimal.
 func itoa(n int) string { return strconv.Itoa(n) }
 
 // links is a command that creates the workspace's symlinks to places outside again.
 const links = "ln -sfn /etc/passwd link-file; ln -sfn chain-2 chain-1; ln -sfn ~/out/new link-new"
 
+// paths returns the tests of paths that leave the workspace or the allowed directories.
 func (g *gateway) paths() table {
 	me := func(s *harness.Server) agent { return operator(s, "gateway", "bash") }
 	return table{

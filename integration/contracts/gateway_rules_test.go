@@ -30,6 +30,7 @@ func callWithAnswer(t *testing.T, a agent, in fields, answer func(q v1.Approval)
 	return r
 }
 
+// approvals returns the tests of approval rules.
 func (g *gateway) approvals() table {
 	asks := func(s *harness.Server) agent { return operator(s, "asks", "bash") }
 	return table{
@@ -151,6 +152,7 @@ func makeCalls(t *testing.T, a agent, calls int) {
 	}
 }
 
+// budgets returns the tests of budgets.
 func (g *gateway) budgets() table {
 	return table{
 		"budget": func(t *testing.T, s *harness.Server, l line) {
@@ -213,6 +215,7 @@ func awayFromMidnight() {
 	}
 }
 
+// policy returns the tests of disabled tools, rate limits and records.
 func (g *gateway) policy() table {
 	return table{
 		"enabled-tool": func(t *testing.T, s *harness.Server, _ line) {

@@ -71,6 +71,7 @@ func assertThrottled(t *testing.T, a agent) {
 	}
 }
 
+// sandbox returns the tests of sandboxes: their lifecycle, limits and network.
 func (g *gateway) sandbox() table {
 	return table{
 		"life/create": func(t *testing.T, s *harness.Server, _ line) {

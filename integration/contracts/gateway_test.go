@@ -105,6 +105,7 @@ type gateway struct {
 	site   *harness.Website
 }
 
+// TestGateway tests every line of gateway.txt.
 func TestGateway(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	g := &gateway{t: t, config: gatewayConfig(t), slow: make(chan v1.ToolResult, 1), site: harness.NewWebsite(t, "")}
@@ -209,6 +210,7 @@ func assertError(t *testing.T, r v1.ToolResult, ending, kind, part string) {
 	}
 }
 
+// tools returns the tests of the list of tools.
 func (g *gateway) tools() table {
 	known := func(t *testing.T, s *harness.Server, l line) v1.Tool {
 		t.Helper()

@@ -62,6 +62,7 @@ func callContext(t *testing.T) context.Context {
 // fields are a tool's input, or the fields of its output that are checked.
 type fields = map[string]any
 
+// request returns the request of a call with this input.
 func (a agent) request(t *testing.T, in fields) v1.ToolCall {
 	t.Helper()
 	b, err := json.Marshal(in)

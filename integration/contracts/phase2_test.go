@@ -41,6 +41,7 @@ tools:
 // contractTest is the test of a line of a contract.
 type contractTest = func(t *testing.T, s *harness.Server, l line)
 
+// TestPhase2 tests every line of phase2.txt. The lines say what the tests below check.
 func TestPhase2(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	bash := func(test func(t *testing.T, a agent)) contractTest {
@@ -185,6 +186,7 @@ func testPhase2Tools(t *testing.T, s *harness.Server, _ line) {
 	}
 }
 
+// phase2Trust returns a test that a tool needs this trust.
 func phase2Trust(name string, want int) contractTest {
 	return func(t *testing.T, s *harness.Server, _ line) {
 		if got := toolNamed(t, s, "phase2", name).Trust; got != want {
@@ -193,6 +195,7 @@ func phase2Trust(name string, want int) contractTest {
 	}
 }
 
+// phase2Effects returns a test that a tool has these effects.
 func phase2Effects(name string, want ...string) contractTest {
 	return func(t *testing.T, s *harness.Server, _ line) {
 		if got := toolNamed(t, s, "phase2", name).Effects; !slices.Equal(got, want) {

@@ -18,6 +18,7 @@ const phase2Model = `  extract: {kind: openai, url: "http://127.0.0.1:{HTTP}/v1"
 // phase2Web is the part of the contract about the web.
 type phase2Web struct{ *harness.Website }
 
+// tests returns the tests of the web tools.
 func (w *phase2Web) tests() map[string]contractTest {
 	fetch := func(test func(t *testing.T, a agent)) contractTest {
 		return func(t *testing.T, s *harness.Server, _ line) { test(t, operator(s, "phase2", "web.fetch")) }
@@ -166,8 +167,9 @@ func (w *phase2Web) testTimeout(t *testing.T, s *harness.Server, _ line) {
 func (w *phase2Web) testDenied(t *testing.T, s *harness.Server, l line) {
 	a := operator(s, "phase2", "web.fetch")
 	url := map[string]string{
-		"name": w.URL("denied", "/page"), "address": fmt.Sprintf("https://x.other.test:%d/page",
-			w.TLS), "loopback": fmt.Sprintf("https://127.0.0.1:%d/", w.TLS),
+		"name":     w.URL("denied", "/page"),
+		"address":  fmt.Sprintf("https://x.other.test:%d/page", w.TLS),
+		"loopback": fmt.Sprintf("https://127.0.0.1:%d/", w.TLS),
 	}[lastOf(l)]
 	says := map[string]string{"name": "denied.site.test", "address": "x.other.test is at 127.0.0.1",
 		"loopback": "bare address 127.0.0.1"}[lastOf(l)]

@@ -56,6 +56,7 @@ type readonly struct {
 	texts []string // of refusals and failures
 }
 
+// TestReadonly tests every line of readonly.txt.
 func TestReadonly(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	r := &readonly{t: t, slow: make(chan v1.ToolResult, 1), most: make(chan v1.ToolResult, 1),
@@ -141,6 +142,7 @@ func (r *readonly) run(t *testing.T, s *harness.Server, command string) v1.ToolR
 	return got
 }
 
+// storeText stores the text of a refusal or failure.
 func (r *readonly) storeText(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -40,6 +40,7 @@ tools: [{name: run_command, caps: {timeout_ms: 100, max_timeout_ms: 200}}]
 	"researcher": "extends: universal\npolicy: {deny: [curl]}\n",
 }
 
+// TestUniversal tests every line of universal.txt. The lines say what the tests below check.
 func TestUniversal(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	files := map[string]string{}

@@ -22,6 +22,7 @@ type call struct {
 	do           func(context.Context, *service) (outcome, error)
 }
 
+// calls returns the calls of the demonstration in order.
 func calls() []call {
 	return append([]call{
 		{"a shell pipeline", "exited 0", pipeline},
@@ -44,6 +45,7 @@ func outcomeOf(r v1.ExecResult, seen string) outcome {
 	return outcome{ending, seen}
 }
 
+// pipeline runs a pipeline of programs.
 func pipeline(ctx context.Context, s *service) (outcome, error) {
 	r, err := s.client.Run(ctx,
 		v1.Run{Exec: v1.Exec{Command: `printf '%s\n' pear fig pear apple | sort | uniq -c | sort -rn | head -1 | xargs`}})
@@ -53,6 +55,7 @@ func pipeline(ctx context.Context, s *service) (outcome, error) {
 	return outcomeOf(r, strings.TrimSpace(r.Stdout)), err
 }
 
+// python runs Python on a file of a workspace.
 func python(ctx context.Context, s *service) (outcome, error) {
 	if _, err := s.client.CreateWorkspace(ctx, "numbers"); err != nil {
 		return outcome{}, err
@@ -116,6 +119,7 @@ func (s *service) ending(ctx context.Context, id, seen string) (outcome, error) 
 	return outcomeOf(*got.Result, seen), nil
 }
 
+// background follows the output of a background command.
 func background(ctx context.Context, s *service) (outcome, error) {
 	sh, end, err := s.shell(ctx,
 		v1.ShellRequest{Exec: v1.Exec{Command: "for i in 1 2 3 4 5; do echo line $i; sleep 0.1; done"}})
@@ -133,16 +137,19 @@ func background(ctx context.Context, s *service) (outcome, error) {
 	return s.ending(ctx, sh.ID, "5 lines, as they were written")
 }
 
+// network tries to reach an address without egress rules.
 func network(ctx context.Context, s *service) (outcome, error) {
 	r, err := s.client.Run(ctx, v1.Run{Exec: v1.Exec{Command: "curl -sS --max-time 5 http://192.0.2.1/"}})
 	return outcomeOf(r, firstLine(r.Stderr)), err
 }
 
+// memory exceeds the memory limit.
 func memory(ctx context.Context, s *service) (outcome, error) {
 	r, err := s.client.Run(ctx, v1.Run{Exec: v1.Exec{Argv: []string{"python3", "-c", "x = b'x' * (1 << 30)"}}})
 	return outcomeOf(r, fmt.Sprintf("peak %d MiB", r.Usage.MemoryPeakBytes>>20)), err
 }
 
+// bomb exceeds the limit of processes.
 func bomb(ctx context.Context, s *service) (outcome, error) {
 	r, err := s.client.Run(ctx,
 		v1.Run{Exec: v1.Exec{Argv: []string{"python3", "-c", "import os\nwhile True: os.fork()", mark()}}})
@@ -152,6 +159,7 @@ func bomb(ctx context.Context, s *service) (outcome, error) {
 	return outcomeOf(r, fmt.Sprintf("%d processes at the cap, none afterwards", r.Usage.PidsPeak)), err
 }
 
+// timeout exceeds its timeout, with a daemon that must not survive it.
 func timeout(ctx context.Context, s *service) (outcome, error) {
 	word := mark()
 	command := "(setsid env -i bash -c 'exec -a " + word + " sleep 1000' </dev/null >/dev/null 2>&1 &); sleep 1000"
@@ -227,6 +235,7 @@ func (k *killer) Write(p []byte) (int, error) {
 	return len(p), err
 }
 
+// firstLine returns the first line of a text.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
 	return line

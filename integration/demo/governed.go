@@ -40,6 +40,7 @@ func ended(r v1.ToolResult, seen string) outcome {
 	return outcome{ending, seen}
 }
 
+// refused calls a command that the policy denies.
 func refused(ctx context.Context, s *service) (outcome, error) {
 	r, err := tool(ctx, s.client, "system.bash", "phase2", `true && env LANG=C 'su'"do" id`, client.CallOptions{})
 	if err != nil || r.Verdict == nil {
@@ -48,6 +49,7 @@ func refused(ctx context.Context, s *service) (outcome, error) {
 	return ended(r, fmt.Sprintf("%s, at column %d", r.Verdict.Rule, r.Verdict.At.Column)), nil
 }
 
+// noVerdict returns an error if the result has no verdict with a place.
 func noVerdict(r v1.ToolResult) error {
 	if r.Verdict == nil || r.Verdict.At == nil {
 		return fmt.Errorf("verdict %+v has no place", r.Verdict)
@@ -55,6 +57,7 @@ func noVerdict(r v1.ToolResult) error {
 	return nil
 }
 
+// approved calls a command that needs approval, which a listener gives.
 func approved(ctx context.Context, s *service) (outcome, error) {
 	var began time.Time
 	var told time.Duration
@@ -83,6 +86,7 @@ func approved(ctx context.Context, s *service) (outcome, error) {
 	return ended(r, fmt.Sprintf("a listener got the request %s after the call began", round(told))), err
 }
 
+// readonly calls a command that the profile of a token denies.
 func readonly(ctx context.Context, s *service) (outcome, error) {
 	token, err := s.client.CreateToken(ctx, v1.TokenRequest{Caller: "reader", Profile: "readonly", Trust: 3})
 	if err != nil {
@@ -103,6 +107,7 @@ func readonly(ctx context.Context, s *service) (outcome, error) {
 	return ended(r, r.Verdict.Rule), nil
 }
 
+// audited verifies the audit log.
 func audited(ctx context.Context, s *service) (outcome, error) {
 	r, err := s.client.VerifyAudit(ctx, "")
 	if err != nil {

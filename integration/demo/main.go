@@ -34,6 +34,7 @@ func main() {
 	}
 }
 
+// run makes the calls and checks that nothing is left.
 func run(ctx context.Context, bin, image string) (err error) {
 	if bin == "" || image == "" {
 		return errors.New("-bin and -image are needed: run `make demo`")
@@ -104,6 +105,7 @@ func table(ctx context.Context, s *service) (wrong int) {
 	return wrong
 }
 
+// round rounds a duration for the table.
 func round(d time.Duration) time.Duration {
 	if d > time.Second {
 		return d.Round(10 * time.Millisecond)

@@ -42,6 +42,7 @@ type service struct {
 	ended            chan struct{} // closed when the process has exited
 }
 
+// newService prepares a service in a new directory. It starts nothing.
 func newService(bin string) (s *service, err error) {
 	dir, err := os.MkdirTemp("", "demo")
 	if err != nil {
@@ -72,6 +73,7 @@ func (s *service) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// importImage imports the sandbox image.
 func (s *service) importImage(ctx context.Context, archive string) error {
 	if err := s.command(ctx, "image", "import", archive).Run(); err != nil {
 		return fmt.Errorf("import %s: %w%s", archive, err, s.said())

@@ -106,6 +106,7 @@ func (s *Server) leftovers() []string {
 	}
 }
 
+// leftNow returns what the server has left on the machine now.
 func (s *Server) leftNow() []string {
 	var left []string
 	for _, m := range MountsUnder(s.t, s.dir) {
@@ -219,6 +220,7 @@ func (s *Server) force() {
 // logLines is the number of lines of a server's log that a failed test shows.
 const logLines = 80
 
+// showLog prints the end of the server's log if the test has failed, and removes the log.
 func (s *Server) showLog() {
 	if s.t.Failed() {
 		s.t.Logf("the end of the server's log (%s):\n%s", s.Runtime, tail(s.Log(), logLines))

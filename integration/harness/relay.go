@@ -78,6 +78,7 @@ func (r *Relay) Cut() {
 	}
 }
 
+// carry forwards one connection until it ends.
 func (r *Relay) carry(down net.Conn) {
 	defer down.Close()
 	up, err := net.Dial("unix", r.engine)
@@ -103,6 +104,7 @@ func pour(to, from net.Conn) {
 	}
 }
 
+// keep registers connections for Cut, and reports whether the relay is open.
 func (r *Relay) keep(conns ...net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,6 +114,7 @@ func (r *Relay) keep(conns ...net.Conn) bool {
 	return r.listener != nil
 }
 
+// drop removes connections that have ended.
 func (r *Relay) drop(conns ...net.Conn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

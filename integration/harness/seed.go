@@ -36,6 +36,7 @@ func (s *Seed) fill(archives ...string) error {
 	return s.err
 }
 
+// importOnce imports the archives into a new store.
 func (s *Seed) importOnce(archives []string) (err error) {
 	if s.dir, err = os.MkdirTemp("", "seed"); err != nil {
 		return err
@@ -52,6 +53,7 @@ func (s *Seed) importOnce(archives []string) (err error) {
 	return nil
 }
 
+// importOne imports and unpacks one archive.
 func importOne(store *images.Store, archive string) error {
 	f, err := os.Open(archive)
 	if err != nil {
@@ -106,6 +108,7 @@ func (s *Seed) plant(store string) error {
 	return nil
 }
 
+// linkAll creates a directory with hard links to the files of another one.
 func linkAll(from, to string) error {
 	files, err := os.ReadDir(from)
 	if err != nil {

@@ -137,6 +137,7 @@ func Run(tb testing.TB, o Options) *Server {
 	return s
 }
 
+// writeConfig writes the configuration file for the next start.
 func (s *Server) writeConfig(o Options) {
 	if o.Docker == "" && o.Runtime == "docker" {
 		o.Docker = Need(s.t, EnvDocker)

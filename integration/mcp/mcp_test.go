@@ -86,6 +86,7 @@ func overHTTP(t *testing.T, s *harness.Server, decision, query string) *client {
 		HTTPClient: &http.Client{Transport: way}}, decision)
 }
 
+// dial connects a client whose user answers approval requests with decision.
 func dial(t *testing.T, way mcp.Transport, decision string) *client {
 	t.Helper()
 	c := &client{elicited: make(chan *mcp.ElicitParams, 4)}
@@ -141,6 +142,8 @@ func each(t *testing.T, decision string, run func(t *testing.T, c *client)) {
 	})
 }
 
+// TestAgentUsesOneSandbox checks that calls of a session share a sandbox, and that invalid and
+// forbidden ones are refused.
 func TestAgentUsesOneSandbox(t *testing.T) {
 	each(t, "", func(t *testing.T, c *client) {
 		var tools []string
@@ -172,6 +175,8 @@ func TestAgentUsesOneSandbox(t *testing.T) {
 	})
 }
 
+// TestBackgroundCommandOutputAndKill reads the output of a background command in pieces, and kills
+// it.
 func TestBackgroundCommandOutputAndKill(t *testing.T) {
 	each(t, "", func(t *testing.T, c *client) {
 		word := "mcp" + strings.ToLower(rand.Text())
@@ -249,6 +254,7 @@ func (c *client) start(ctx context.Context, t *testing.T, word string) <-chan er
 	return ended
 }
 
+// TestCancelledCallKillsProcesses checks that a cancelled call kills what its command has started.
 func TestCancelledCallKillsProcesses(t *testing.T) {
 	each(t, "", func(t *testing.T, c *client) {
 		word := "mcp" + strings.ToLower(rand.Text())
@@ -269,6 +275,7 @@ func TestCancelledCallKillsProcesses(t *testing.T) {
 	})
 }
 
+// TestKilledClientLeavesNothing kills the program that serves a client, with and without a server.
 func TestKilledClientLeavesNothing(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
@@ -289,6 +296,7 @@ func TestKilledClientLeavesNothing(t *testing.T) { //nolint:tparallel // the sub
 	}
 }
 
+// TestClosedHTTPConnectionKillsCommand checks that a command ends with the connection of its call.
 func TestClosedHTTPConnectionKillsCommand(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
@@ -322,6 +330,7 @@ func TestClosedHTTPConnectionKillsCommand(t *testing.T) {
 	}
 }
 
+// TestSessionEndRemovesSandbox checks that closing a session removes its sandbox.
 func TestSessionEndRemovesSandbox(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
@@ -352,6 +361,7 @@ func TestSessionEndRemovesSandbox(t *testing.T) {
 	}
 }
 
+// TestUserApprovesInClient checks that a command runs after the user has approved it in the client.
 func TestUserApprovesInClient(t *testing.T) {
 	each(t, "approve", func(t *testing.T, c *client) {
 		_, text, isError := c.call(t, "system_bash", map[string]any{"command": "git push origin main"})
@@ -362,6 +372,8 @@ func TestUserApprovesInClient(t *testing.T) {
 	})
 }
 
+// TestUserDeniesInClient checks that a command does not run after the user has denied it in the
+// client.
 func TestUserDeniesInClient(t *testing.T) {
 	each(t, "deny", func(t *testing.T, c *client) {
 		_, text, isError := c.call(t, "system_bash", map[string]any{"command": "git push origin main"})

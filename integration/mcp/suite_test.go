@@ -89,6 +89,8 @@ func conformance(t *testing.T, dir string, args ...string) (string, error) {
 	return string(out), errors.Join(err, ctx.Err())
 }
 
+// TestPublicConformanceSuite runs the scenarios of the public suite that need no fixtures of its
+// own server.
 func TestPublicConformanceSuite(t *testing.T) {
 	harness.Need(t, harness.EnvBin)
 	if os.Getenv("ORCHESTRATOR_TEST_NO_MCP_SUITE") != "" {

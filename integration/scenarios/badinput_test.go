@@ -225,8 +225,8 @@ func TestSecondServerIsRefused(t *testing.T) {
 	got.Is(t, 69, "held by process")
 }
 
-// TestFullDiskRefusesRequests checks that requests are refused while the disk is full, and served when it has
-// space again.
+// TestFullDiskRefusesRequests checks that requests are refused while the disk is full, and served
+// when it has space again.
 func TestFullDiskRefusesRequests(t *testing.T) {
 	t.Parallel()
 	onRuntimes(t, func(t *testing.T, name string) {

@@ -31,6 +31,7 @@ type egressSite struct {
 	stop      chan struct{}
 }
 
+// newEgressSite starts the servers until the end of the test.
 func newEgressSite(t *testing.T) *egressSite {
 	t.Helper()
 	o := &egressSite{stop: make(chan struct{})}
@@ -102,6 +103,7 @@ func (o *egressSite) get(t *testing.T, s *harness.Server, id, host, path string)
 	return strings.ReplaceAll(r.Stdout+r.Stderr, "\r", "")
 }
 
+// TestEgress runs the scenarios of egress rules and secrets on one server for each kernel.
 func TestEgress(t *testing.T) {
 	t.Parallel()
 	onAllKernels(t, func(t *testing.T, k kernel) {
@@ -140,8 +142,8 @@ func testEgressAsked(t *testing.T, s *harness.Server, o *egressSite) {
 	assertContains(t, o.get(t, s, id, "b.site.test", "/x"), "403 ")
 	assertContains(t, o.get(t, s, id, "b.site.test", "/x"), "b.site.test")
 	assertContains(t, o.get(t, s, id, "private.other.test", "/x"), "egress.private")
-	assertContains(t, sh(t, s, id, fmt.Sprintf("curl -sS -k https://tls.site.test:%d/y",
-		o.tls)), "GET /y of tls.site.test")
+	overTLS := fmt.Sprintf("curl -sS -k https://tls.site.test:%d/y", o.tls)
+	assertContains(t, sh(t, s, id, overTLS), "GET /y of tls.site.test")
 	bySOCKS := fmt.Sprintf("curl -sS -x socks5h://127.0.0.1:3128 http://a.site.test:%d/z", o.http)
 	assertContains(t, sh(t, s, id, bySOCKS), "GET /z of a.site.test")
 	if left := sh(t, s, id, interfaces+"; cat /proc/net/route | wc -l"); left != "lo\n1\n" {

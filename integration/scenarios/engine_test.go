@@ -9,8 +9,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// TestLeasesSurviveEngineRestart makes the engine unavailable under the service. Leased sandboxes must continue,
-// new ones must be refused with the reason, and a restart of the service must lose nothing.
+// TestLeasesSurviveEngineRestart makes the engine unavailable under the service. Leased sandboxes
+// must continue, new ones must be refused with the reason, and a restart of the service must lose
+// nothing.
 func TestLeasesSurviveEngineRestart(t *testing.T) {
 	t.Parallel()
 	relay := harness.NewRelay(t)

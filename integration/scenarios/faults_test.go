@@ -69,8 +69,8 @@ func failpointsOf(t *testing.T, runtime string) []string {
 	return points
 }
 
-// TestServerRecoversFromCrashAtEveryPoint kills the server at each step of create, lease and destroy. After the next
-// start everything must be accounted for, and calls must work.
+// TestServerRecoversFromCrashAtEveryPoint kills the server at each step of create, lease and
+// destroy. After the next start everything must be accounted for, and calls must work.
 func TestServerRecoversFromCrashAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	onAllRuntimes(t, func(t *testing.T, name string) {

@@ -19,8 +19,8 @@ const (
 	maxGuestMemory   = 32 << 20
 )
 
-// TestFloodsKeepMemoryBounded runs commands that misuse their streams. Each must end as documented, and the memory
-// of service and guest must stay bounded.
+// TestFloodsKeepMemoryBounded runs commands that misuse their streams. Each must end as documented,
+// and the memory of service and guest must stay bounded.
 func TestFloodsKeepMemoryBounded(t *testing.T) {
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID

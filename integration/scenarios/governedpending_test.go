@@ -126,8 +126,8 @@ const (
 	leastMany    = 1_000
 )
 
-// TestManyApprovalRequestsSurviveRestart kills the service while many approval requests are pending.
-// Afterwards they must still be listed and answered quickly.
+// TestManyApprovalRequestsSurviveRestart kills the service while many approval requests are
+// pending. Afterwards they must still be listed and answered quickly.
 func TestManyApprovalRequestsSurviveRestart(t *testing.T) {
 	const config = onDemand + "profiles: {default: phase2}\n" +
 		"callers: {max_pending: 20000}\napprovals: {max_pending: 20000, expiry: 1h}\n"

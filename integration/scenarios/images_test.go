@@ -25,6 +25,8 @@ type throttledProxy struct {
 	unlimited atomic.Bool
 }
 
+// newThrottledProxy forwards to an address at a speed in bytes per second, until the end of the
+// test.
 func newThrottledProxy(t *testing.T, to string, perSecond int64) *throttledProxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -94,8 +94,8 @@ func assertClean(t *testing.T, s *harness.Server) {
 	})
 }
 
-// TestKilledStartIsRecovered kills the server at each step of a start. The next start must succeed with the
-// previous state and leave nothing of the killed one.
+// TestKilledStartIsRecovered kills the server at each step of a start. The next start must succeed
+// with the previous state and leave nothing of the killed one.
 func TestKilledStartIsRecovered(t *testing.T) {
 	t.Parallel()
 	onRuntimes(t, func(t *testing.T, name string) {

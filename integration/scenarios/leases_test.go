@@ -50,8 +50,8 @@ func TestLeaseDeadlines(t *testing.T) {
 	})
 }
 
-// TestEmptyPoolRefusesCreatesOrQueues checks that a call on an empty pool is refused with a retry time, created cold, or
-// queued, and that the queue is bounded.
+// TestEmptyPoolRefusesCreatesOrQueues checks that a call on an empty pool is refused with a retry
+// time, created cold, or queued, and that the queue is bounded.
 func TestEmptyPoolRefusesCreatesOrQueues(t *testing.T) {
 	t.Parallel()
 	const small = `
@@ -144,8 +144,8 @@ func TestFiftyConcurrentCalls(t *testing.T) {
 	})
 }
 
-// TestChangedTemplateReplacesWarmSandboxes checks that warm sandboxes of a changed template are replaced at the next
-// start and that leases are kept.
+// TestChangedTemplateReplacesWarmSandboxes checks that warm sandboxes of a changed template are
+// replaced at the next start and that leases are kept.
 func TestChangedTemplateReplacesWarmSandboxes(t *testing.T) {
 	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {

@@ -174,8 +174,9 @@ func stateLosses() []stateLoss {
 	}
 }
 
-// TestLostStateIsRefusedOrAdopted loses state.db in several ways. The start must be refused while sandboxes are
-// alive. With the database restored, they continue; when abandoned, only the workspaces remain.
+// TestLostStateIsRefusedOrAdopted loses state.db in several ways. The start must be refused while
+// sandboxes are alive. With the database restored, they continue; when abandoned, only the
+// workspaces remain.
 func TestLostStateIsRefusedOrAdopted(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
@@ -253,6 +254,7 @@ func testAdoptOlder(t *testing.T, s *harness.Server, workspace string) {
 	assertUsable(t, s, workspace)
 }
 
+// truncateFile shortens a file to a size.
 func truncateFile(t *testing.T, path string, size int64) {
 	t.Helper()
 	if err := os.Truncate(path, size); err != nil {

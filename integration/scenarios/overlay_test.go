@@ -40,8 +40,8 @@ func paths(d v1.Diff) []string {
 	return out
 }
 
-// TestConflictingOverlayCommitIsRefused leases three overlays of one workspace at once and commits them
-// one after the other. The third commit must be refused, with the paths that the others have
+// TestConflictingOverlayCommitIsRefused leases three overlays of one workspace at once and commits
+// them one after the other. The third commit must be refused, with the paths that the others have
 // changed.
 func TestConflictingOverlayCommitIsRefused(t *testing.T) {
 	t.Parallel()

@@ -97,6 +97,8 @@ func startPortServers(t *testing.T, s *harness.Server, id string) {
 	}
 }
 
+// TestPorts reaches servers in a sandbox through the service: over HTTP, WebSockets and as a stream
+// of bytes.
 func TestPorts(t *testing.T) {
 	t.Parallel()
 	onAllKernels(t, func(t *testing.T, k kernel) {

@@ -104,6 +104,7 @@ for i in range(1000000):
 	})
 }
 
+// deleteWorkspace deletes a workspace.
 func deleteWorkspace(t *testing.T, s *harness.Server, name string) {
 	t.Helper()
 	if err := s.Client.DeleteWorkspace(within(t), name); err != nil {

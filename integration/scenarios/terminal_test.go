@@ -82,7 +82,6 @@ type screen struct {
 }
 
 // newScreen reads from the terminal until its end or the test's. err is the error of opening it.
-
 func newScreen(t *testing.T, term *client.Terminal, err error) *screen {
 	t.Helper()
 	if err != nil {

@@ -348,8 +348,8 @@ func testMcpSessionsAreSeparate(t *testing.T, ann, bob caller) {
 	}
 }
 
-// TestFloodOfOneCallerDoesNotBlockOthers floods the service with one caller's calls, approval requests, output and
-// sandboxes. Another caller's requests must be answered in time.
+// TestFloodOfOneCallerDoesNotBlockOthers floods the service with one caller's calls, approval
+// requests, output and sandboxes. Another caller's requests must be answered in time.
 func TestFloodOfOneCallerDoesNotBlockOthers(t *testing.T) {
 	const config = `
 templates:

@@ -15,7 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// put writes a file, get reads one.
+// put writes a file.
 func put(t *testing.T, f client.Files, path, content string) {
 	t.Helper()
 	if _, err := f.Write(within(t), path, strings.NewReader(content), client.WriteOptions{}); err != nil {
@@ -23,6 +23,7 @@ func put(t *testing.T, f client.Files, path, content string) {
 	}
 }
 
+// get reads a file.
 func get(t *testing.T, f client.Files, path string) string {
 	t.Helper()
 	body, err := f.Read(within(t), path, client.Range{})

@@ -41,6 +41,7 @@ const listens = "00010000"
 var kinds = []string{"processes", "zombies", "mounts", "cgroups", "network namespaces", "unix sockets", "loop devices",
 	"files in the state directory", "objects of the engine"}
 
+// kind returns the counted objects of a kind by name.
 func (c counts) kind(name string) map[string]string {
 	return map[string]map[string]string{
 		"processes":                    c.processes,

@@ -161,6 +161,7 @@ func sum(word string) (total int64) {
 	return total
 }
 
+// pidIn reads a PID file.
 func pidIn(t *testing.T, path string) int {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -188,6 +189,7 @@ func run(t *testing.T, env []string, name string, args ...string) string {
 	return string(out)
 }
 
+// removeAll removes a directory, unless something is mounted below it.
 func removeAll(t *testing.T, dir string) {
 	t.Helper()
 	if left := harness.MountsUnder(t, dir); len(left) > 0 {

@@ -101,6 +101,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// TestSoak runs the load on every driver and compares what exists before and after it.
 func TestSoak(t *testing.T) {
 	for _, name := range harness.AllRuntimes() {
 		t.Run(name, func(t *testing.T) {
@@ -123,6 +124,7 @@ type outcome struct {
 	came          map[string]int
 }
 
+// soak runs the load on one server and returns the counts.
 func soak(t *testing.T, s *harness.Server, e engine) outcome {
 	t.Helper()
 	l := &load{client: s.Client, base: "base", came: map[string]int{}}
@@ -167,6 +169,7 @@ func (l *load) disturb(t *testing.T, at int64, do func()) {
 	l.calm.Add(1)
 }
 
+// check fails the test if a part of the load had an unexpected outcome.
 func check(t *testing.T, l *load) {
 	t.Helper()
 	l.mu.Lock()
@@ -275,6 +278,7 @@ func page(all []outcome) string {
 	return b.String()
 }
 
+// mib formats bytes in MiB.
 func mib(n int64) string {
 	if n == 0 {
 		return "–"

@@ -25,6 +25,7 @@ func (l *load) talk(ctx context.Context, id string, n int64) error {
 	return l.terminal(ctx, id, n)
 }
 
+// session uses a shell session, and ends it in every other call.
 func (l *load) session(ctx context.Context, id string, n int64) error {
 	s, _, err := l.client.StartSession(ctx, id, v1.ShellSessionRequest{})
 	if err != nil {
@@ -49,6 +50,7 @@ func (l *load) session(ctx context.Context, id string, n int64) error {
 	return err
 }
 
+// terminal uses a terminal, and ends it in every other call.
 func (l *load) terminal(ctx context.Context, id string, n int64) error {
 	t, err := l.client.OpenTerminal(ctx, id, v1.TerminalRequest{Argv: []string{"bash", "--norc"}, Cols: 100, Rows: 30},
 		client.TerminalOptions{})
