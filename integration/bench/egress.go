@@ -153,8 +153,11 @@ func (b *bench) egress(ctx context.Context) error {
 	for _, m := range []struct {
 		what string
 		do   func(context.Context, *outside, string) error
-	}{{"requests through the gateway", b.requests}, {"bytes through the gateway", b.carried}, {"tunnels at once",
-		b.held}} {
+	}{
+		{"requests through the gateway", b.requests},
+		{"bytes through the gateway", b.carried},
+		{"tunnels at once", b.held},
+	} {
 		b.say("  " + m.what)
 		if err := m.do(ctx, o, s.ID); err != nil {
 			b.fail(m.what, err)
@@ -234,8 +237,8 @@ func (b *bench) held(ctx context.Context, o *outside, id string) error {
 	if err != nil {
 		return err
 	}
-	sh, err := b.srv.client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"./inside", "hold",
-		fmt.Sprint(tunnels), o.quiet.Addr().String(), proxy}}, KeepOpen: true})
+	hold := v1.Exec{Argv: []string{"./inside", "hold", fmt.Sprint(tunnels), o.quiet.Addr().String(), proxy}}
+	sh, err := b.srv.client.StartShell(ctx, id, v1.ShellRequest{Exec: hold, KeepOpen: true})
 	if err != nil {
 		return err
 	}

@@ -92,7 +92,9 @@ func (e *engine) exec(ctx context.Context, container string, argv ...string) err
 func (e *engine) createStart(ctx context.Context, image string) (id string, err error) {
 	var made struct{ Id string } //nolint:revive,staticcheck // the engine's name
 	err = e.ask(ctx, http.MethodPost, "/containers/create", object{
-		"Image": image, "Entrypoint": []string{"/bin/sleep"}, "Cmd": []string{"600"},
+		"Image":      image,
+		"Entrypoint": []string{"/bin/sleep"},
+		"Cmd":        []string{"600"},
 		"Labels":     object{"orchestrator.bench": "control"},
 		"HostConfig": object{"NetworkMode": "none", "LogConfig": object{"Type": "none"}},
 	}, &made)

@@ -122,8 +122,15 @@ func (b *bench) auditThroughput(ctx context.Context, l *audit.Log, input json.Ra
 	code := 0
 	began := time.Now()
 	_, err := together(writers, calls, func(i int) error {
-		e, err := l.Begin(ctx, audit.Record{Call: fmt.Sprint("call-", i), Caller: "bench", Profile: "phase2", Trust: 3,
-			Via: "http", Action: "system.bash", Input: input})
+		e, err := l.Begin(ctx, audit.Record{
+			Call:    fmt.Sprint("call-", i),
+			Caller:  "bench",
+			Profile: "phase2",
+			Trust:   3,
+			Via:     "http",
+			Action:  "system.bash",
+			Input:   input,
+		})
 		if err != nil {
 			return err
 		}

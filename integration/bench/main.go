@@ -93,8 +93,12 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return errors.New("must be root: it makes containers, mounts and cgroups")
 	}
 	host, socket := "", ""
-	for name, v := range map[string]*string{"BIN": &b.bin, "IMAGE_ARCHIVE": &b.archive, "DOCKER": &host,
-		"CONTAINERD": &socket} {
+	for name, v := range map[string]*string{
+		"BIN":           &b.bin,
+		"IMAGE_ARCHIVE": &b.archive,
+		"DOCKER":        &host,
+		"CONTAINERD":    &socket,
+	} {
 		if *v = os.Getenv("ORCHESTRATOR_TEST_" + name); *v == "" {
 			return fmt.Errorf("ORCHESTRATOR_TEST_%s is not set: use `make bench`, "+
 				"or the environment that integration/scripts/test.sh env prints", name)
@@ -169,8 +173,10 @@ func (b *bench) measure(ctx context.Context) error {
 	b.noise = append(b.noise, after...)
 	ticks2, stolen2 := cpuTicks()
 	b.report.host = append(b.report.host,
-		[2]string{"processor time taken by other machines meanwhile",
-			fmt.Sprintf("%.1f %%", 100*float64(stolen2-stolen)/float64(max(1, ticks2-ticks)))},
+		[2]string{
+			"processor time taken by other machines meanwhile",
+			fmt.Sprintf("%.1f %%", 100*float64(stolen2-stolen)/float64(max(1, ticks2-ticks))),
+		},
 		[2]string{"the whole run took", time.Since(b.began).Round(time.Second).String()},
 		[2]string{"on", b.began.UTC().Format("2006-01-02")})
 	return nil

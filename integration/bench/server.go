@@ -37,8 +37,13 @@ type server struct {
 
 // newServer prepares a server with its state below root. It starts nothing.
 func newServer(bin, root, containerd string) (*server, error) {
-	s := &server{bin: bin, root: root, containerd: containerd, config: filepath.Join(root, "config.yaml"),
-		socket: filepath.Join(root, "o.sock")}
+	s := &server{
+		bin:        bin,
+		root:       root,
+		containerd: containerd,
+		config:     filepath.Join(root, "config.yaml"),
+		socket:     filepath.Join(root, "o.sock"),
+	}
 	var err error
 	if s.client, err = client.New(client.Options{Address: "unix:" + s.socket}); err != nil {
 		return nil, err

@@ -118,8 +118,9 @@ func testConfirmLabel(t *testing.T, s *harness.Server, _ line) {
 
 func testConfirmDescription(t *testing.T, s *harness.Server, _ line) {
 	got := toolNamed(t, s, "confirm", "bash").Description
-	for _, part := range []string{"bash command", "stdout/stderr", "running scripts", "installing packages",
-		"system state"} {
+	for _, part := range []string{
+		"bash command", "stdout/stderr", "running scripts", "installing packages", "system state",
+	} {
 		if !strings.Contains(got, part) {
 			t.Errorf("description %[2]q does not mention %[1]s", part, got)
 		}
@@ -153,14 +154,21 @@ func testConfirmBash(t *testing.T, a agent) {
 }
 
 // confirmPatterns are the denied patterns of the original system, by their ids.
-var confirmPatterns = map[string]string{"rm-rf-root": "rm -rf /", "rm-rf-root-files": "rm -rf /*", "mkfs": "mkfs",
-	"dd": "dd if=", "fork-bomb": ":(){:|:&};:"}
+var confirmPatterns = map[string]string{
+	"rm-rf-root":       "rm -rf /",
+	"rm-rf-root-files": "rm -rf /*",
+	"mkfs":             "mkfs",
+	"dd":               "dd if=",
+	"fork-bomb":        ":(){:|:&};:",
+}
 
 // confirmDenies are commands that match each pattern, and similar ones that do not.
 var confirmDenies = map[string]commandSet{
 	"rm-rf-root": {
-		denied: []string{"rm -rf /", "rm -fr /", "rm -r -f /", "rm --recursive --force -- /", "rm -Rf //", `"rm" -rf '/'`,
-			"/bin/rm -rf /", "env rm -rf /", "sh -c 'rm -rf /'", "ls && rm -rf /", "X=/; rm -rf $X"},
+		denied: []string{
+			"rm -rf /", "rm -fr /", "rm -r -f /", "rm --recursive --force -- /", "rm -Rf //", `"rm" -rf '/'`, "/bin/rm -rf /",
+			"env rm -rf /", "sh -c 'rm -rf /'", "ls && rm -rf /", "X=/; rm -rf $X",
+		},
 		runs: []string{"rm -rf /tmp/nothing-here", "rm -rf nothing-here", "echo rm -rf /"},
 	},
 	"rm-rf-root-files": {
@@ -168,18 +176,24 @@ var confirmDenies = map[string]commandSet{
 		runs:   []string{"rm -rf /tmp/nothing-here*", "echo '/*'", "ls -d /*"},
 	},
 	"mkfs": {
-		denied: []string{"mkfs /dev/sda", "mkfs.ext4 /dev/sda", "/sbin/mkfs.xfs x", `mk"fs" x`, "env mkfs x",
-			"bash -c 'mkfs x'", "true | mkfs x", "xargs mkfs"},
+		denied: []string{
+			"mkfs /dev/sda", "mkfs.ext4 /dev/sda", "/sbin/mkfs.xfs x", `mk"fs" x`, "env mkfs x", "bash -c 'mkfs x'",
+			"true | mkfs x", "xargs mkfs",
+		},
 		runs: []string{"echo mkfs", "ls mkfs; true", "man mkfs; true"},
 	},
 	"dd": {
-		denied: []string{"dd if=/dev/zero of=x count=1", "dd of=x if=/dev/zero bs=1 count=1", "/bin/dd if=x", `d"d" if=x`,
-			"nohup dd if=x", "sh -c 'dd if=x'", "dd 'if=x'"},
+		denied: []string{
+			"dd if=/dev/zero of=x count=1", "dd of=x if=/dev/zero bs=1 count=1", "/bin/dd if=x", `d"d" if=x`, "nohup dd if=x",
+			"sh -c 'dd if=x'", "dd 'if=x'",
+		},
 		runs: []string{"echo 'dd if=x'", "echo x | dd of=copy", "dd --version"},
 	},
 	"fork-bomb": {
-		denied: []string{":(){:|:&};:", ":(){ :|:& };:", ":() { : | : & }; :", "b(){ b|b& };b",
-			"bomb() {\n bomb | bomb &\n}\nbomb", "bash -c ':(){ :|:& };:'"},
+		denied: []string{
+			":(){:|:&};:", ":(){ :|:& };:", ":() { : | : & }; :", "b(){ b|b& };b", "bomb() {\n bomb | bomb &\n}\nbomb",
+			"bash -c ':(){ :|:& };:'",
+		},
 		runs: []string{"echo ':(){:|:&};:'", "f() { echo x; }; f", "f() { :; }; f | f"},
 	},
 }
@@ -243,10 +257,16 @@ func testConfirmLiteral(t *testing.T, a agent, what string) {
 	if what == "rm-rf-root-files" { // the shorter pattern matches first
 		says = confirmPatterns["rm-rf-root"]
 	}
-	through := map[string]string{"rm-rf-root": "rm -r -f /nothing-here", "rm-rf-root-files": "rm -r -f /nothing*",
-		"mkfs": "mk''fs x", "dd": "dd of=copy if=/dev/null", "fork-bomb": "echo ':(){ :|:& };:'"}[what]
-	commandSet{denied: []string{pattern, "echo '" + pattern + "'", "# " + pattern + " x"},
-		runs: []string{through}}.assertDecided(t, a.as("confirm-literal"), blocksPattern(says))
+	through := map[string]string{
+		"rm-rf-root":       "rm -r -f /nothing-here",
+		"rm-rf-root-files": "rm -r -f /nothing*",
+		"mkfs":             "mk''fs x",
+		"dd":               "dd of=copy if=/dev/null",
+		"fork-bomb":        "echo ':(){ :|:& };:'",
+	}[what]
+	commandSet{
+		denied: []string{pattern, "echo '" + pattern + "'", "# " + pattern + " x"}, runs: []string{through},
+	}.assertDecided(t, a.as("confirm-literal"), blocksPattern(says))
 }
 
 func testConfirmNone(t *testing.T, a agent) {

@@ -39,8 +39,12 @@ func (g *gateway) bash() table {
 		},
 		"bash-input": func(t *testing.T, s *harness.Server, l line) {
 			field := map[string]string{"command": "command", "empty": "command", "args": "args", "unknown": "shell"}[lastOf(l)]
-			in := map[string]fields{"command": {"args": []string{"x"}}, "empty": {"command": ""},
-				"args": {"command": "ls", "args": "x y"}, "unknown": {"command": "ls", "shell": true}}[lastOf(l)]
+			in := map[string]fields{
+				"command": {"args": []string{"x"}},
+				"empty":   {"command": ""},
+				"args":    {"command": "ls", "args": "x y"},
+				"unknown": {"command": "ls", "shell": true},
+			}[lastOf(l)]
 			assertInvalid(t, bash(s, "gateway"), in, field)
 		},
 		"bash-args": func(t *testing.T, s *harness.Server, _ line) {
@@ -54,15 +58,20 @@ func (g *gateway) bash() table {
 			shell(t, bash(s, "gateway"), "test ! -e hit && test -e in/file && test -e /etc/passwd")
 		},
 		"injection-args": func(t *testing.T, s *harness.Server, _ line) {
-			for _, arg := range []string{"; touch hit", "&& touch hit", "| touch hit", "$(touch hit)", "`touch hit`", "> hit",
-				"\ntouch hit"} {
+			for _, arg := range []string{
+				"; touch hit", "&& touch hit", "| touch hit", "$(touch hit)", "`touch hit`", "> hit", "\ntouch hit",
+			} {
 				assertFields(t, bash(s, "gateway").call(t, program("echo", "-n", arg)), fields{"stdout": arg})
 			}
 			shell(t, bash(s, "gateway"), "test ! -e hit")
 		},
 		"allow": func(t *testing.T, s *harness.Server, l line) {
-			args := map[string][]string{"ls": {"in"}, "cat": {"in/file"}, "grep": {"inside", "in/file"},
-				"git": {"--version"}}[lastOf(l)]
+			args := map[string][]string{
+				"ls":   {"in"},
+				"cat":  {"in/file"},
+				"grep": {"inside", "in/file"},
+				"git":  {"--version"},
+			}[lastOf(l)]
 			says := map[string]string{"ls": "file\n", "cat": "inside\n", "grep": "inside\n", "git": "git version "}[lastOf(l)]
 			r := bash(s, "lists").call(t, program(lastOf(l), args...))
 			if got := outputOf(t, r); got["exitCode"] != float64(0) || !strings.Contains(got["stdout"].(string), says) {
@@ -84,8 +93,10 @@ func (g *gateway) bash() table {
 			}
 		},
 		"allow-through": func(t *testing.T, s *harness.Server, _ line) {
-			for _, args := range [][]string{{"-c", "alias.x=!touch hit", "x"}, {"-c", "core.pager=touch hit", "-p", "log"},
-				{"-c", "core.sshCommand=touch hit", "ls-remote", "ssh://x/y"}} {
+			for _, args := range [][]string{
+				{"-c", "alias.x=!touch hit", "x"}, {"-c", "core.pager=touch hit", "-p", "log"},
+				{"-c", "core.sshCommand=touch hit", "ls-remote", "ssh://x/y"},
+			} {
 				if r := bash(s, "lists").call(t, program("git", args...)); r.Ending != "policy_denied" {
 					t.Errorf("git %v: ending %s, want policy_denied", args, r.Ending)
 				}
@@ -109,9 +120,12 @@ func (g *gateway) bash() table {
 		"deny-through": func(t *testing.T, s *harness.Server, l line) {
 			still := victim(t, s)
 			argv := map[string][]string{
-				"env": {"rm", "victim"}, "nice": {"-n", "5", "rm", "victim"}, "timeout": {"5", "rm",
-					"victim"}, "xargs": {"rm"}, "sh": {"-c", "rm victim"},
-				"find": {".", "-name", "victim", "-exec", "rm", "{}", ";"},
+				"env":     {"rm", "victim"},
+				"nice":    {"-n", "5", "rm", "victim"},
+				"timeout": {"5", "rm", "victim"},
+				"xargs":   {"rm"},
+				"sh":      {"-c", "rm victim"},
+				"find":    {".", "-name", "victim", "-exec", "rm", "{}", ";"},
 			}[lastOf(l)]
 			assertError(t, bash(s, "denies").call(t, program(lastOf(l), argv...)), "policy_denied", "PolicyDenied",
 				"Command denied: 'rm'")
@@ -123,8 +137,12 @@ func (g *gateway) bash() table {
 				"Command denied: 'rm'")
 		},
 		"cwd-in": func(t *testing.T, s *harness.Server, _ line) {
-			for cwd, want := range map[string]string{"/workspace": "/workspace\n", "in": "/workspace/in\n",
-				"/workspace/in/sub": "/workspace/in/sub\n", "in/../other": "/workspace/other\n"} {
+			for cwd, want := range map[string]string{
+				"/workspace":        "/workspace\n",
+				"in":                "/workspace/in\n",
+				"/workspace/in/sub": "/workspace/in/sub\n",
+				"in/../other":       "/workspace/other\n",
+			} {
 				assertFields(t, bash(s, "lists").call(t, fields{"command": "pwd", "cwd": cwd}),
 					fields{"exitCode": 0, "stdout": want})
 			}
@@ -139,8 +157,9 @@ func (g *gateway) bash() table {
 			assertError(t, r, "failed", "AccessDenied", "is not allowed: use one below /workspace")
 		},
 		"cwd-link": func(t *testing.T, s *harness.Server, _ line) {
-			for _, c := range []struct{ profile, cwd string }{{"lists", "/workspace/link-folder"}, {"lists", "link-dots"},
-				{"dirs", "/workspace/in/link-other"}} {
+			for _, c := range []struct{ profile, cwd string }{
+				{"lists", "/workspace/link-folder"}, {"lists", "link-dots"}, {"dirs", "/workspace/in/link-other"},
+			} {
 				assertError(t, bash(s, c.profile).call(t, fields{"command": "ls", "cwd": c.cwd}), "failed", "AccessDenied", "")
 			}
 			assertFields(t, bash(s, "lists").call(t, fields{"command": "cat", "args": []string{"file"}, "cwd": "link-dir"}),

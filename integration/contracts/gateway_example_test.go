@@ -142,8 +142,10 @@ func (g *gateway) example() table {
 			show := s.CLI(t, "profile", "show", "example", "-o", "json")
 			show.Is(t, 0, "")
 			for text, in := range map[string]string{
-				"tools.sandbox.enabled: is false, but every call": ls.Stdout, `"example"`: ls.Stdout,
-				`"/home/user/projects": "/workspace"`: show.Stdout, `"limit": 100`: show.Stdout,
+				"tools.sandbox.enabled: is false, but every call": ls.Stdout,
+				`"example"`:                           ls.Stdout,
+				`"/home/user/projects": "/workspace"`: show.Stdout,
+				`"limit": 100`:                        show.Stdout,
 			} {
 				if !strings.Contains(in, text) {
 					t.Errorf("%s not found in %.3000s", text, in)

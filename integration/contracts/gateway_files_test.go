@@ -106,7 +106,12 @@ func (g *gateway) files() table {
 		"stat-file": func(t *testing.T, s *harness.Server, _ line) {
 			shell(t, me(s), "chmod 640 in/file; touch -d 2020-01-02T03:04:05Z in/file")
 			assertFields(t, file(t, me(s), "stat", "in/file"), fields{
-				"type": "file", "size": 7, "mode": "0640", "modified": "2020-01-02T03:04:05Z", "isFile": true, "isDirectory": false,
+				"type":           "file",
+				"size":           7,
+				"mode":           "0640",
+				"modified":       "2020-01-02T03:04:05Z",
+				"isFile":         true,
+				"isDirectory":    false,
 				"isSymbolicLink": false,
 			})
 		},
@@ -131,13 +136,19 @@ func (g *gateway) files() table {
 			assertError(t, file(t, me(s), "delete", "/workspace"), "failed", "ToolError", "")
 		},
 		"fs-input": func(t *testing.T, s *harness.Server, l line) {
-			field := map[string]string{"operation": "operation", "path": "path", "empty": "path", "encoding": "encoding",
-				"unknown": "recursive"}[lastOf(l)]
+			field := map[string]string{
+				"operation": "operation",
+				"path":      "path",
+				"empty":     "path",
+				"encoding":  "encoding",
+				"unknown":   "recursive",
+			}[lastOf(l)]
 			in := map[string]fields{
-				"operation": {"operation": "chmod", "path": "in"}, "path": {"operation": "read"}, "empty": {"operation": "read",
-					"path": ""},
-				"encoding": {"operation": "read", "path": "in/file", "encoding": "rot13"}, "unknown": {"operation": "delete",
-					"path": "in", "recursive": true},
+				"operation": {"operation": "chmod", "path": "in"},
+				"path":      {"operation": "read"},
+				"empty":     {"operation": "read", "path": ""},
+				"encoding":  {"operation": "read", "path": "in/file", "encoding": "rot13"},
+				"unknown":   {"operation": "delete", "path": "in", "recursive": true},
 			}[lastOf(l)]
 			assertInvalid(t, me(s).with("filesystem"), in, field)
 		},

@@ -58,8 +58,13 @@ func (g *gateway) http() table {
 		},
 		"http-result": func(t *testing.T, s *harness.Server, _ line) {
 			r := plain(s).get(t, w.URL("a", "/missing"))
-			assertFields(t, r, fields{"status": 404, "body": "<p>nothing here</p>", "encoding": "utf-8",
-				"url": w.URL("a", "/missing"), "truncated": false})
+			assertFields(t, r, fields{
+				"status":    404,
+				"body":      "<p>nothing here</p>",
+				"encoding":  "utf-8",
+				"url":       w.URL("a", "/missing"),
+				"truncated": false,
+			})
 			if out := outputOf(t, r); len(out) != 6 || out["headers"].(fields)["content-type"] != "text/html; charset=utf-8" {
 				t.Errorf("output %v, want six fields with the header", out)
 			}
@@ -80,8 +85,9 @@ func (g *gateway) http() table {
 			"no rule allows a.example"),
 		"http-domains/like": blocked(map[string]string{"like": fmt.Sprintf("http://evilsite.test:%d/", w.HTTP)},
 			"no rule allows evilsite.test"),
-		"http-blocked": blocked(map[string]string{"exact": w.Plain("blocked", "/page"),
-			"below": w.Plain("x.blocked", "/page")}, "is denied"),
+		"http-blocked": blocked(map[string]string{
+			"exact": w.Plain("blocked", "/page"), "below": w.Plain("x.blocked", "/page"),
+		}, "is denied"),
 		"http-private": g.testHTTPPrivate,
 		"http-resolved": blocked(map[string]string{"http-resolved": fmt.Sprintf("http://x.other.test:%d/page", w.HTTP)},
 			"x.other.test is at 127.0.0.1"),

@@ -87,8 +87,9 @@ func (g *gateway) paths() table {
 			}
 		},
 		"dirs-only": func(t *testing.T, s *harness.Server, _ line) {
-			for _, path := range []string{"other/file", "/workspace", "/workspace/in/../other/file", "in2", "/tmpx",
-				"/etc/passwd"} {
+			for _, path := range []string{
+				"other/file", "/workspace", "/workspace/in/../other/file", "in2", "/tmpx", "/etc/passwd",
+			} {
 				eachOperation(t, me(s).as("dirs"), path, func(operation string, r v1.ToolResult) {
 					assertError(t, r, "failed", "AccessDenied", "is not allowed: use one below /workspace/in, /tmp")
 				})

@@ -135,8 +135,9 @@ func (g *gateway) approvals() table {
 func assertBudgetUsed(t *testing.T, r v1.ToolResult, period string) {
 	t.Helper()
 	assertError(t, r, "approval_denied", "ApprovalDenied", "the "+period+" budget of filesystem is used up")
-	most := map[string]time.Duration{"daily": 24 * time.Hour, "weekly": 7 * 24 * time.Hour,
-		"monthly": 31 * 24 * time.Hour}[period]
+	most := map[string]time.Duration{
+		"daily": 24 * time.Hour, "weekly": 7 * 24 * time.Hour, "monthly": 31 * 24 * time.Hour,
+	}[period]
 	if r.Error != nil && (r.Error.RetryAfterMS <= 0 || r.Error.RetryAfterMS > most.Milliseconds()) {
 		t.Errorf("retry after %d ms, want up to %s", r.Error.RetryAfterMS, most)
 	}
@@ -181,8 +182,9 @@ func (g *gateway) budgets() table {
 			for _, c := range []struct {
 				amount string
 				ok     bool
-			}{{"4", true}, {"4.5", true}, {"2", false}, {"1.5", true}, {"0.1", false}, {"0", true}, {"-1", false}, {"much",
-				false}} {
+			}{{"4", true}, {"4.5", true}, {"2", false}, {"1.5", true}, {"0.1", false}, {"0", true}, {"-1", false}, {
+				"much", false,
+			}} {
 				if r := file(t, a, "write", "amount", "content", c.amount); (r.Ending == "ok") != c.ok ||
 					!c.ok && r.Ending != "approval_denied" {
 					t.Errorf("write with amount %s: ending %s, error %+v; want allowed %v", c.amount, r.Ending, r.Error, c.ok)
@@ -250,9 +252,11 @@ func (g *gateway) policy() table {
 		},
 		"logged": func(t *testing.T, s *harness.Server, l line) {
 			want := map[string][2]string{ // ending, rule
-				"allowed": {"exited", ""}, "policy": {"policy_denied", "denylist:rm"}, "approval": {"approval_denied",
-					"approval-2"},
-				"rate": {"policy_denied", "rate:bash"}, "disabled": {"policy_denied", "disabled:bash"},
+				"allowed":  {"exited", ""},
+				"policy":   {"policy_denied", "denylist:rm"},
+				"approval": {"approval_denied", "approval-2"},
+				"rate":     {"policy_denied", "rate:bash"},
+				"disabled": {"policy_denied", "disabled:bash"},
 			}[lastOf(l)]
 			var r v1.ToolResult
 			switch lastOf(l) {

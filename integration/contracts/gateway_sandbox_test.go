@@ -187,8 +187,10 @@ func (g *gateway) sandbox() table {
 				}
 				return
 			}
-			for _, call := range []string{"create_connection(('192.0.2.1', 80), 5)",
-				"create_connection(('169.254.169.254', 80), 5)", "getaddrinfo('example.com', 443)"} {
+			for _, call := range []string{
+				"create_connection(('192.0.2.1', 80), 5)", "create_connection(('169.254.169.254', 80), 5)",
+				"getaddrinfo('example.com', 443)",
+			} {
 				r := me.call(t, program("python3", "-c", "import socket; socket."+call+"; print('reached')"))
 				if out := outputOf(t, r); out["exitCode"] != float64(1) || out["stdout"] != "" {
 					t.Errorf("%s: %s, want no connection", call, r.Output)
@@ -231,8 +233,9 @@ func (g *gateway) sandbox() table {
 		"bridge": func(t *testing.T, s *harness.Server, _ line) {
 			a := g.newCaller(t, s, "boxed", "bash")
 			assertFields(t, a.call(t, program("ls", "/sys/class/net")), fields{"stdout": "lo\n"})
-			for host, says := range map[string]string{"nowhere.example": "nowhere.example has no address",
-				"x.other.test": "egress.private"} {
+			for host, says := range map[string]string{
+				"nowhere.example": "nowhere.example has no address", "x.other.test": "egress.private",
+			} {
 				if out := outputOf(t, a.call(t,
 					program("curl", "-sS", "-m", "20", "http://"+host+"/"))); !strings.Contains(fmt.Sprint(out["stdout"]), says) {
 					t.Errorf("request to %[1]s: %[2]v, want %[3]q", host, out, says)

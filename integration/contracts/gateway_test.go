@@ -111,8 +111,9 @@ func TestGateway(t *testing.T) { //nolint:tparallel // the subtests share a serv
 	g := &gateway{t: t, config: gatewayConfig(t), slow: make(chan v1.ToolResult, 1), site: harness.NewWebsite(t, "")}
 	g.config += g.site.Config
 	tests := table{}
-	for _, part := range []table{g.tools(), g.http(), g.bash(), g.files(), g.paths(), g.sandbox(), g.approvals(),
-		g.budgets(), g.policy(), g.example()} {
+	for _, part := range []table{
+		g.tools(), g.http(), g.bash(), g.files(), g.paths(), g.sandbox(), g.approvals(), g.budgets(), g.policy(), g.example(),
+	} {
 		maps.Copy(tests, part)
 	}
 	for id, run := range tests {

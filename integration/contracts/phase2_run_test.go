@@ -13,8 +13,14 @@ import (
 
 func testPhase2Result(t *testing.T, a agent) {
 	out := outputOf(t, a.run(t, "echo out; exit 3"))
-	want := fields{"command": "echo out; exit 3", "stdout": "out\n", "stderr": "", "exit_code": 3.0, "truncated": false,
-		"background_task_id": nil}
+	want := fields{
+		"command":            "echo out; exit 3",
+		"stdout":             "out\n",
+		"stderr":             "",
+		"exit_code":          3.0,
+		"truncated":          false,
+		"background_task_id": nil,
+	}
 	for name, v := range want {
 		if got, ok := out[name]; !ok || got != v {
 			t.Errorf("%s is %v, want %v", name, got, v)
@@ -46,8 +52,12 @@ func testPhase2ExitCode(t *testing.T, a agent) {
 
 func testPhase2Directory(t *testing.T, a agent) {
 	a.run(t, "mkdir -p sub/dir")
-	for dir, want := range map[string]string{"/tmp": "/tmp", "sub": "/workspace/sub", "sub/dir/..": "/workspace/sub",
-		"/workspace/sub/dir": "/workspace/sub/dir"} {
+	for dir, want := range map[string]string{
+		"/tmp":               "/tmp",
+		"sub":                "/workspace/sub",
+		"sub/dir/..":         "/workspace/sub",
+		"/workspace/sub/dir": "/workspace/sub/dir",
+	} {
 		assertFields(t, a.call(t, fields{"command": "pwd", "working_directory": dir}), fields{"stdout": want + "\n"})
 	}
 	assertFields(t, a.call(t, fields{"command": "pwd", "working_directory": nil}), fields{"stdout": "/workspace\n"})

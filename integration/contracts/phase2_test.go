@@ -178,8 +178,9 @@ func testPhase2Tools(t *testing.T, s *harness.Server, _ line) {
 			t.Errorf("tool %s is disabled, want it enabled", tool.Name)
 		}
 	}
-	for _, want := range []string{"system.bash", "system.kill", "system.output", "system.shells", "web.fetch",
-		"web.search"} {
+	for _, want := range []string{
+		"system.bash", "system.kill", "system.output", "system.shells", "web.fetch", "web.search",
+	} {
 		if !slices.Contains(names, want) {
 			t.Errorf("tool %s not found in %v", want, names)
 		}
@@ -292,8 +293,10 @@ func testPhase2Confirm(t *testing.T, s *harness.Server, l line) {
 
 func testPhase2NeverFirst(t *testing.T, a agent) {
 	mark := "/tmp/" + uniqueWord()
-	for _, command := range []string{"; sudo ls", " && sudo ls", " | sudo cat", " & sudo ls",
-		"; if false; then sudo ls; fi", "; f() { sudo ls; }; f", "\nsudo ls"} {
+	for _, command := range []string{
+		"; sudo ls", " && sudo ls", " | sudo cat", " & sudo ls", "; if false; then sudo ls; fi", "; f() { sudo ls; }; f",
+		"\nsudo ls",
+	} {
 		assertNeverRuns(t, command, a.run(t, "touch "+mark+command))
 	}
 	assertFields(t, a.run(t, "ls "+mark), fields{"stdout": "", "exit_code": 2})
@@ -337,8 +340,9 @@ func testPhase2NeverModified(t *testing.T, a agent) {
 }
 
 func testPhase2NeverText(t *testing.T, a agent) {
-	for _, text := range []string{"rm -rf /", "git push --force", "sudo ls", "> /etc/passwd", "chmod 777 x", "curl x | sh",
-		"eval x"} {
+	for _, text := range []string{
+		"rm -rf /", "git push --force", "sudo ls", "> /etc/passwd", "chmod 777 x", "curl x | sh", "eval x",
+	} {
 		assertFields(t, a.run(t, `echo "`+text+`"`), fields{"stdout": text + "\n", "exit_code": 0})
 	}
 	assertFields(t, a.run(t, `echo '$(id)'`), fields{"stdout": "$(id)\n"})

@@ -82,8 +82,15 @@ func (w *phase2Web) testCacheable(t *testing.T, s *harness.Server, _ line) {
 
 func (w *phase2Web) testResult(t *testing.T, a agent) {
 	r := a.fetch(t, w.URL("result", "/page"))
-	assertFields(t, r, fields{"url": w.URL("result", "/page"), "cached": false, "redirect_url": nil, "truncated": false,
-		"extraction": "none", "status": 200, "note": nil})
+	assertFields(t, r, fields{
+		"url":          w.URL("result", "/page"),
+		"cached":       false,
+		"redirect_url": nil,
+		"truncated":    false,
+		"extraction":   "none",
+		"status":       200,
+		"note":         nil,
+	})
 	if out := outputOf(t, r); len(out) != 8 || out["content"] == "" {
 		t.Errorf("output %v, want 8 fields with content", out)
 	}
@@ -96,8 +103,9 @@ func (w *phase2Web) testHTTPS(t *testing.T, a agent) {
 
 func (w *phase2Web) testMarkdown(t *testing.T, a agent) {
 	r := a.fetch(t, w.URL("markdown", "/page"))
-	for _, part := range []string{"# Prices\n", "## History\n", "[more](" + w.URL("markdown", "/more") + ")", "| A |",
-		"| B |"} {
+	for _, part := range []string{
+		"# Prices\n", "## History\n", "[more](" + w.URL("markdown", "/more") + ")", "| A |", "| B |",
+	} {
 		assertFieldContains(t, r, "content", part)
 	}
 	if text := fmt.Sprint(outputOf(t, r)["content"]); strings.Contains(text, "alert") || strings.Contains(text, "p{}") ||
@@ -171,8 +179,11 @@ func (w *phase2Web) testDenied(t *testing.T, s *harness.Server, l line) {
 		"address":  fmt.Sprintf("https://x.other.test:%d/page", w.TLS),
 		"loopback": fmt.Sprintf("https://127.0.0.1:%d/", w.TLS),
 	}[lastOf(l)]
-	says := map[string]string{"name": "denied.site.test", "address": "x.other.test is at 127.0.0.1",
-		"loopback": "bare address 127.0.0.1"}[lastOf(l)]
+	says := map[string]string{
+		"name":     "denied.site.test",
+		"address":  "x.other.test is at 127.0.0.1",
+		"loopback": "bare address 127.0.0.1",
+	}[lastOf(l)]
 	assertError(t, a.fetch(t, url), "failed", "SafetyViolation", says)
 }
 

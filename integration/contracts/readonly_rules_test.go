@@ -51,8 +51,9 @@ func (r *readonly) refusals() table {
 			assertFields(t, got, fields{"stderr": "Security: Empty command"})
 		},
 		"security": func(t *testing.T, s *harness.Server, _ line) {
-			for _, command := range []string{"rm notes", "ls;", "", "ls '", "sort -o made notes", "cat /etc/passwd",
-				"cat link-file"} {
+			for _, command := range []string{
+				"rm notes", "ls;", "", "ls '", "sort -o made notes", "cat /etc/passwd", "cat link-file",
+			} {
 				r.assertRefused(t, r.run(t, s, command), "", "Security: ")
 			}
 		},
@@ -135,8 +136,9 @@ func (r *readonly) around() table {
 				return
 			}
 			c := map[string]struct{ command, verdict, rule string }{
-				"allowed": {"cat 'notes'", "allow", ""}, "refused": {"rm -rf notes", "deny",
-					"allowlist:rm"}, "guest": {"cat link-file", "deny", "sandbox:argv"},
+				"allowed": {"cat 'notes'", "allow", ""},
+				"refused": {"rm -rf notes", "deny", "allowlist:rm"},
+				"guest":   {"cat link-file", "deny", "sandbox:argv"},
 			}[lastOf(l)]
 			got := r.run(t, s, c.command)
 			record := closingRecord(t, s, got)
@@ -149,8 +151,9 @@ func (r *readonly) around() table {
 			}
 		},
 		"leaks": func(t *testing.T, s *harness.Server, _ line) {
-			for _, command := range []string{"cat nowhere", "ls sub/none", "find nowhere", "diff notes nowhere", "file nowhere",
-				"sort nowhere", "stat nowhere"} {
+			for _, command := range []string{
+				"cat nowhere", "ls sub/none", "find nowhere", "diff notes nowhere", "file nowhere", "sort nowhere", "stat nowhere",
+			} {
 				r.run(t, s, command)
 			}
 			for _, text := range r.texts {
@@ -213,9 +216,11 @@ func (r *readonly) shell() table {
 			c := map[string][2]string{
 				"command": {"rm -rf notes", "Command not allowed: Command 'rm' not in whitelist. Allowed: " +
 					whitelist}, "meta": {"ls; ls", "Blocked: ';' not allowed"},
-				"syntax": {"ls '", "Invalid command syntax: No closing quotation"}, "empty": {" ",
-					"Command not allowed: Empty command"}, "trick": {"sort -o made notes", "-o"},
-				"outside": {"cat /etc/passwd", "outside"}, "link": {"cat link-file", "outside"},
+				"syntax":  {"ls '", "Invalid command syntax: No closing quotation"},
+				"empty":   {" ", "Command not allowed: Empty command"},
+				"trick":   {"sort -o made notes", "-o"},
+				"outside": {"cat /etc/passwd", "outside"},
+				"link":    {"cat link-file", "outside"},
 			}[lastOf(l)]
 			a := r.post(t, s, request(c[0], "/srv/old"), false, c[1])
 			if *a.ReturnCode != -1 || *a.Stdout != "" {
@@ -229,18 +234,25 @@ func (r *readonly) shell() table {
 			}
 		},
 		"shell-workspace": func(t *testing.T, s *harness.Server, l line) {
-			path := map[string]string{"unknown": "/srv/new", "host": "/etc", "prefix": "/srv/old/sub",
-				"gone": "/srv/gone"}[lastOf(l)]
+			path := map[string]string{
+				"unknown": "/srv/new",
+				"host":    "/etc",
+				"prefix":  "/srv/old/sub",
+				"gone":    "/srv/gone",
+			}[lastOf(l)]
 			if a := r.post(t, s, request("ls", path), false, ""); *a.Stderr != "Workspace not found" {
 				t.Errorf("unknown workspace: stderr %q, want Workspace not found", *a.Stderr)
 			}
 		},
 		"shell-bad": func(t *testing.T, s *harness.Server, l line) {
 			body := map[string]string{
-				"json": `{"command":`, "list": `["ls"]`, "command": `{"workspace":"/srv/old"}`, "workspace": `{"command":"ls"}`,
-				"type":    `{"command":7,"workspace":"/srv/old"}`,
-				"timeout": `{"command":"ls","workspace":"/srv/old","timeout":-1}`,
-				"unknown": `{"command":"ls","workspace":"/srv/old","user":"root"}`,
+				"json":      `{"command":`,
+				"list":      `["ls"]`,
+				"command":   `{"workspace":"/srv/old"}`,
+				"workspace": `{"command":"ls"}`,
+				"type":      `{"command":7,"workspace":"/srv/old"}`,
+				"timeout":   `{"command":"ls","workspace":"/srv/old","timeout":-1}`,
+				"unknown":   `{"command":"ls","workspace":"/srv/old","user":"root"}`,
 			}[lastOf(l)]
 			if a := r.post(t, s, body, false, ""); *a.Stderr == "" || *a.ReturnCode != -1 {
 				t.Errorf("bad request: stderr %q, return code %d; want a message and -1", *a.Stderr, *a.ReturnCode)
@@ -249,8 +261,9 @@ func (r *readonly) shell() table {
 		"shell-no-token": func(t *testing.T, _ *harness.Server, _ line) {
 			file := harness.TempDir(t) + "/token"
 			harness.WriteFile(t, file, "contract-of-the-readonly-shell-0123456789")
-			s := harness.Run(t, harness.Options{Runtime: harness.Runtimes()[0], Seed: &seed,
-				Config: fmt.Sprintf("token_file: '%s'\n", file) + readonlyConfig})
+			s := harness.Run(t, harness.Options{
+				Runtime: harness.Runtimes()[0], Seed: &seed, Config: fmt.Sprintf("token_file: '%s'\n", file) + readonlyConfig,
+			})
 			s.Ask(t, "GET", "/v1/sandboxes", "").Problem(t, 401, "unauthenticated", "")
 			if a := r.post(t, s, request("ls", "/srv/none"), false, ""); *a.Stderr != "Workspace not found" {
 				t.Errorf("unknown workspace: stderr %q, want Workspace not found", *a.Stderr)

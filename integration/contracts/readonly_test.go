@@ -59,8 +59,12 @@ type readonly struct {
 // TestReadonly tests every line of readonly.txt.
 func TestReadonly(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
-	r := &readonly{t: t, slow: make(chan v1.ToolResult, 1), most: make(chan v1.ToolResult, 1),
-		shellSlow: make(chan v1.ToolResult, 1)}
+	r := &readonly{
+		t:         t,
+		slow:      make(chan v1.ToolResult, 1),
+		most:      make(chan v1.ToolResult, 1),
+		shellSlow: make(chan v1.ToolResult, 1),
+	}
 	tests := table{}
 	for _, part := range []table{r.commands(), r.refusals(), r.around(), r.shell()} {
 		maps.Copy(tests, part)
@@ -215,11 +219,27 @@ func (r *readonly) commands() table {
 				t.Fatalf("line %s is about %s", l.id, command)
 			}
 			says := map[string]string{
-				"ls": "notes\n", "cat": "two\n", "head": "TODO one\n", "tail": "two\n", "less": "two\n", "file": "notes: ",
-				"stat": "notes", "find": "./notes\n", "grep": "notes:TODO one\n",
-				"rg": "TODO one", "awk": "1\n", "sed": "TODO one\n", "wc": "2 notes\n", "sort": "two\n", "uniq": "two\n",
-				"cut": "TODO\n", "pwd": "/workspace\n", "which": "/bin/ls\n",
-				"whoami": "\n", "date": "UTC", "env": "PATH=",
+				"ls":     "notes\n",
+				"cat":    "two\n",
+				"head":   "TODO one\n",
+				"tail":   "two\n",
+				"less":   "two\n",
+				"file":   "notes: ",
+				"stat":   "notes",
+				"find":   "./notes\n",
+				"grep":   "notes:TODO one\n",
+				"rg":     "TODO one",
+				"awk":    "1\n",
+				"sed":    "TODO one\n",
+				"wc":     "2 notes\n",
+				"sort":   "two\n",
+				"uniq":   "two\n",
+				"cut":    "TODO\n",
+				"pwd":    "/workspace\n",
+				"which":  "/bin/ls\n",
+				"whoami": "\n",
+				"date":   "UTC",
+				"env":    "PATH=",
 			}[lastOf(l)]
 			got := r.run(t, s, command)
 			assertFields(t, got, fields{"success": true, "returncode": 0})
@@ -242,8 +262,12 @@ func (r *readonly) commands() table {
 			assertFields(t, r.run(t, s, "cat link-in"), fields{"success": true, "stdout": "TODO one\ntwo\n"})
 		},
 		"words": func(t *testing.T, s *harness.Server, _ line) {
-			for command, want := range map[string]string{`grep -c 'TODO one' notes`: "1\n", `grep -c "TODO one" notes`: "1\n",
-				`grep -c TODO\ one notes`: "1\n", "cat \t no'te's": "TODO one\ntwo\n"} {
+			for command, want := range map[string]string{
+				`grep -c 'TODO one' notes`: "1\n",
+				`grep -c "TODO one" notes`: "1\n",
+				`grep -c TODO\ one notes`:  "1\n",
+				"cat \t no'te's":           "TODO one\ntwo\n",
+			} {
 				assertFields(t, r.run(t, s, command), fields{"success": true, "stdout": want})
 			}
 		},
@@ -267,8 +291,10 @@ func hostWords(t *testing.T, s *harness.Server) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	words := []string{s.Dir(), s.Socket(), "/var/", "/run/", "/tmp/", "/sys/", "orchestrator", "runc", "cgroup",
-		"goroutine", ".go:", "root:"}
+	words := []string{
+		s.Dir(), s.Socket(), "/var/", "/run/", "/tmp/", "/sys/", "orchestrator", "runc", "cgroup", "goroutine", ".go:",
+		"root:",
+	}
 	if strings.ContainsAny(name, "0123456789-.") { // not a common word
 		words = append(words, name)
 	}

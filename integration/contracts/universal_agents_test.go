@@ -12,8 +12,9 @@ const writersPrograms = "biber, cat, find, grep, head, latexmk, ls, pandoc, pdfl
 
 func testUniversalAllow(t *testing.T, a agent, name string) {
 	a = a.as("writer")
-	for _, command := range []string{name + " --version", "/usr/bin/" + name + " --version",
-		"ls | " + name + " --version"} {
+	for _, command := range []string{
+		name + " --version", "/usr/bin/" + name + " --version", "ls | " + name + " --version",
+	} {
 		assertEnding(t, a.run(t, command), "exited", "", "")
 	}
 }
@@ -33,8 +34,14 @@ func testUniversalMessage(t *testing.T, a agent) {
 func testUniversalWithin(t *testing.T, a agent) {
 	a = a.as("writer")
 	for command, program := range map[string]string{
-		"ls | tee x": "tee", "ls; git log": "git", "ls && rm x": "rm", "find . -exec rm {} +": "rm", "ls | xargs rm": "rm",
-		"cat <(git log)": "git", "ls $(git log)": "git", "env git log": "git",
+		"ls | tee x":           "tee",
+		"ls; git log":          "git",
+		"ls && rm x":           "rm",
+		"find . -exec rm {} +": "rm",
+		"ls | xargs rm":        "rm",
+		"cat <(git log)":       "git",
+		"ls $(git log)":        "git",
+		"env git log":          "git",
 	} {
 		if r := a.run(t, command); r.Ending != "policy_denied" || r.Error.Type != "CommandNotAllowed" {
 			t.Errorf("%s runs %s: %+v, want CommandNotAllowed", command, program, r)
@@ -110,8 +117,9 @@ func testUniversalLimit(t *testing.T, a agent, what string) {
 
 func testUniversalTrace(t *testing.T, s *harness.Server, _ line) {
 	a := universal(s)
-	for command, ending := range map[string]string{"echo hello": "exited", "exit 3": "exited",
-		"sudo ls": "policy_denied"} {
+	for command, ending := range map[string]string{
+		"echo hello": "exited", "exit 3": "exited", "sudo ls": "policy_denied",
+	} {
 		if got := closingRecord(t, s, a.run(t, command)); got.Ending != ending {
 			t.Errorf("%s: closing record %+v, want ending %s", command, got, ending)
 		}

@@ -56,8 +56,9 @@ func testUniversalNoJob(t *testing.T, a agent) {
 }
 
 func testUniversalUUID(t *testing.T, a agent) {
-	for _, job := range []string{"x", "../x", "job_" + universalJob, universalJob + "/..",
-		strings.ToUpper(universalJob) + "0"} {
+	for _, job := range []string{
+		"x", "../x", "job_" + universalJob, universalJob + "/..", strings.ToUpper(universalJob) + "0",
+	} {
 		a.job = job
 		if _, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": "ls"}),
 			client.CallOptions{}); err == nil || !strings.Contains(err.Error(), "job") {

@@ -82,8 +82,11 @@ func testUniversalTail(t *testing.T, a agent) {
 
 func testUniversalStreams(t *testing.T, a agent) {
 	r := a.run(t, "head -c 50000 /dev/zero | tr '\\0' x; (printf head; head -c 50000 /dev/zero | tr '\\0' y) >&2")
-	assertFields(t, r, fields{"stdout": strings.Repeat("x", 50_000),
-		"stderr": "... (4 of 50004 characters truncated)\n" + strings.Repeat("y", 50_000), "truncated": true})
+	assertFields(t, r, fields{
+		"stdout":    strings.Repeat("x", 50_000),
+		"stderr":    "... (4 of 50004 characters truncated)\n" + strings.Repeat("y", 50_000),
+		"truncated": true,
+	})
 }
 
 func testUniversalCharacters(t *testing.T, a agent) {

@@ -191,8 +191,14 @@ func testUniversalInput(t *testing.T, s *harness.Server, _ line) {
 
 func testUniversalResult(t *testing.T, a agent) {
 	r := a.run(t, "echo out; echo err >&2; exit 3")
-	assertFields(t, r, fields{"command": "echo out; echo err >&2; exit 3", "exit_code": 3, "stdout": "out\n",
-		"stderr": "err\n", "truncated": false, "timed_out": false})
+	assertFields(t, r, fields{
+		"command":   "echo out; echo err >&2; exit 3",
+		"exit_code": 3,
+		"stdout":    "out\n",
+		"stderr":    "err\n",
+		"truncated": false,
+		"timed_out": false,
+	})
 	out := outputOf(t, r)
 	if ms, ok := out["duration_ms"].(float64); !ok || ms < 0 || len(out) != 7 {
 		t.Errorf("output %v, want 7 fields with a duration", out)
@@ -230,8 +236,14 @@ func testUniversalEmpty(t *testing.T, a agent) {
 
 // testUniversalUses runs a program. Only those of the sandbox image must exist.
 func testUniversalUses(t *testing.T, a agent, what string) {
-	commands := map[string]string{"ls-wc": "ls | wc -l", "du": "du -sh .", "wc": "wc -w /etc/passwd",
-		"file": "file /etc/passwd", "jq": "echo 3 | jq .", "python3": "python3 -c 'print(3)'"}
+	commands := map[string]string{
+		"ls-wc":   "ls | wc -l",
+		"du":      "du -sh .",
+		"wc":      "wc -w /etc/passwd",
+		"file":    "file /etc/passwd",
+		"jq":      "echo 3 | jq .",
+		"python3": "python3 -c 'print(3)'",
+	}
 	command, ours := commands[what]
 	if !ours {
 		command = what + " --version"

@@ -44,8 +44,9 @@ func nameAnswer(question []byte) []byte {
 	if err != nil {
 		return nil
 	}
-	m := dnsmessage.Message{Header: dnsmessage.Header{ID: head.ID, Response: true, Authoritative: true},
-		Questions: []dnsmessage.Question{q}}
+	m := dnsmessage.Message{
+		Header: dnsmessage.Header{ID: head.ID, Response: true, Authoritative: true}, Questions: []dnsmessage.Question{q},
+	}
 	const domain = ".test."
 	name := q.Name.String()
 	switch {

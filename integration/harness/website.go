@@ -107,8 +107,13 @@ func (w *Website) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Content-Type", "application/json")
 		rw.Header().Add("X-Twice", "1")
 		rw.Header().Add("X-Twice", "2")
-		_ = json.NewEncoder(rw).Encode(map[string]any{"method": r.Method, "x": r.Header.Get("X-Mine"), "host": r.Host,
-			"body": string(body), "all": r.Header})
+		_ = json.NewEncoder(rw).Encode(map[string]any{
+			"method": r.Method,
+			"x":      r.Header.Get("X-Mine"),
+			"host":   r.Host,
+			"body":   string(body),
+			"all":    r.Header,
+		})
 	case "/bytes":
 		rw.Header().Set("Content-Type", "application/octet-stream")
 		_, _ = rw.Write([]byte{0xff, 0x00, 0xfe})

@@ -82,8 +82,9 @@ func overHTTP(t *testing.T, s *harness.Server, decision, query string) *client {
 		return dialer.DialContext(ctx, "unix", s.Socket())
 	}}
 	t.Cleanup(way.CloseIdleConnections)
-	return dial(t, &mcp.StreamableClientTransport{Endpoint: "http://orchestrator/mcp" + query,
-		HTTPClient: &http.Client{Transport: way}}, decision)
+	return dial(t, &mcp.StreamableClientTransport{
+		Endpoint: "http://orchestrator/mcp" + query, HTTPClient: &http.Client{Transport: way},
+	}, decision)
 }
 
 // dial connects a client whose user answers approval requests with decision.
@@ -181,7 +182,8 @@ func TestBackgroundCommandOutputAndKill(t *testing.T) {
 	each(t, "", func(t *testing.T, c *client) {
 		word := "mcp" + strings.ToLower(rand.Text())
 		out, text, isError := c.call(t, "system_bash", map[string]any{
-			"command": "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.05; done # " + word, "run_in_background": true,
+			"command":           "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.05; done # " + word,
+			"run_in_background": true,
 		})
 		id, _ := out["background_task_id"].(string)
 		if isError || id == "" {
@@ -234,8 +236,9 @@ func (c *client) start(ctx context.Context, t *testing.T, word string) <-chan er
 	t.Helper()
 	ended := make(chan error, 1)
 	go func() {
-		p := &mcp.CallToolParams{Name: "system_bash",
-			Arguments: map[string]any{"command": "echo begun; sleep 1000 & sleep 1001; echo " + word}}
+		p := &mcp.CallToolParams{
+			Name: "system_bash", Arguments: map[string]any{"command": "echo begun; sleep 1000 & sleep 1001; echo " + word},
+		}
 		p.SetProgressToken(word)
 		r, err := c.CallTool(ctx, p)
 		if err == nil {
@@ -314,8 +317,9 @@ func TestClosedHTTPConnectionKillsCommand(t *testing.T) {
 		conns = append(conns, c)
 		return c, err
 	}}
-	c := dial(t, &mcp.StreamableClientTransport{Endpoint: "http://orchestrator/mcp",
-		HTTPClient: &http.Client{Transport: way}, MaxRetries: -1}, "")
+	c := dial(t, &mcp.StreamableClientTransport{
+		Endpoint: "http://orchestrator/mcp", HTTPClient: &http.Client{Transport: way}, MaxRetries: -1,
+	}, "")
 	word := "mcp" + strings.ToLower(rand.Text())
 	ended := c.start(t.Context(), t, word)
 	mu.Lock()

@@ -170,8 +170,9 @@ func testBrowserShows(t *testing.T, s *harness.Server, site string) {
 	if !bytes.HasPrefix(p.PDF, []byte("%PDF-")) {
 		t.Errorf("PDF begins with %.20q, want %%PDF-", p.PDF)
 	}
-	for _, part := range []string{"class container", "without a network interface", "seccomp", "uid 1000",
-		"Chromium's own sandbox is off"} {
+	for _, part := range []string{
+		"class container", "without a network interface", "seccomp", "uid 1000", "Chromium's own sandbox is off",
+	} {
 		assertContains(t, p.Isolation, part)
 	}
 	p, _ = openPage(t, s, map[string]any{"url": site + "/tall", "screenshot": "full", "width": 640, "height": 480})

@@ -73,8 +73,12 @@ templates:
 egress: {resolver: ["%s"], private: [{hosts: ["*.site.test"], ranges: ["127.0.0.0/8"]}]}
 `, harness.Names(t))})
 	l := lease(t, s, v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{
-		{Host: "a.site.test", Ports: []int{https}}, {Host: "a.site.test", Ports: []int{http}, Protocol: "http",
-			Methods: []string{"GET", "HEAD"}},
+		{Host: "a.site.test", Ports: []int{https}}, {
+			Host:     "a.site.test",
+			Ports:    []int{http},
+			Protocol: "http",
+			Methods:  []string{"GET", "HEAD"},
+		},
 	}}})
 	fetch := func(t *testing.T, host, command string) v1.ExecResult {
 		t.Helper()

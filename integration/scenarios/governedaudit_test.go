@@ -30,8 +30,9 @@ const (
 	urlSecret    = "url-3b70-hunter2"
 )
 
-var secrets = []string{leaseSecret, execSecret, envSecret, wordSecret, bearerSecret, askedSecret, wrongSecret,
-	urlSecret}
+var secrets = []string{
+	leaseSecret, execSecret, envSecret, wordSecret, bearerSecret, askedSecret, wrongSecret, urlSecret,
+}
 
 // TestSecretsAreNotStored checks that secrets that callers send appear in no record, log, answer or
 // file of the service, and not in the environment of the sandbox's first process.

@@ -25,8 +25,9 @@ func testRawOutput(t *testing.T, s *harness.Server) {
 	for i := range all {
 		all[i] = byte(i)
 	}
-	program := v1.Exec{Argv: []string{"python3", "-c",
-		"import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096); sys.stderr.write('on the side')"}}
+	program := v1.Exec{Argv: []string{
+		"python3", "-c", "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096); sys.stderr.write('on the side')",
+	}}
 	want := bytes.Repeat(all[:], 4096)
 	var out, errOut bytes.Buffer
 	r, err := s.Client.ExecStream(within(t), id, program, client.Streams{Stdout: &out, Stderr: &errOut})

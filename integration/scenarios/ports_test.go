@@ -325,8 +325,9 @@ func testPortForward(t *testing.T, s *harness.Server, id string) {
 func testPortsAreHidden(t *testing.T, s *harness.Server, id string) {
 	bob := newCaller(t, s, `{"caller":"bob","trust":3}`)
 	tools := newCaller(t, s, `{"caller":"eve","trust":3,"profile":"readonly"}`)
-	for _, path := range []string{"/v1/sandboxes/ID/ports/8080/x", "/v1/sandboxes/ID/ports/9000",
-		"/v1/sandboxes/ID/egress"} {
+	for _, path := range []string{
+		"/v1/sandboxes/ID/ports/8080/x", "/v1/sandboxes/ID/ports/9000", "/v1/sandboxes/ID/egress",
+	} {
 		header := append([]string{"Connection", "Upgrade", "Upgrade", "tcp"}, bob.header...)
 		request := func(sandbox string) harness.Answer {
 			return s.Ask(t, "GET", strings.Replace(path, "ID", sandbox, 1), "", header...)

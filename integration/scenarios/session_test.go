@@ -151,8 +151,9 @@ func testSessionCareless(t *testing.T, s *harness.Server, sandbox string) {
 
 // testSessionEnds ends sessions by their commands. They must say so, and be renewed on request.
 func testSessionEnds(t *testing.T, s *harness.Server, sandbox string) {
-	for command, code := range map[string]int{"exit 3": 3, "exec sh -c 'exit 4'": 4,
-		"set -e; (exit 6); echo not reached": 6} {
+	for command, code := range map[string]int{
+		"exit 3": 3, "exec sh -c 'exit 4'": 4, "set -e; (exit 6); echo not reached": 6,
+	} {
 		se := newSession(t, s, sandbox)
 		r := sessionRun(t, se, command, 0)
 		if r.ExitCode != code || r.Session != v1.SessionEnded || r.Stdout != "" {

@@ -28,8 +28,10 @@ func apart() (code int, outside bool) {
 		return 0, false
 	}
 	// The first process has to reap what daemons leave, which bash does.
-	flags := []string{"--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc", "--", "bash", "-c",
-		`"$@" & wait $!`, "bash", os.Args[0]}
+	flags := []string{
+		"--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc", "--", "bash", "-c", `"$@" & wait $!`,
+		"bash", os.Args[0],
+	}
 	cmd := exec.Command("unshare", slices.Concat(flags, os.Args[1:])...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), apartVar+"=1")

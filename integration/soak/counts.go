@@ -38,8 +38,10 @@ type counts struct {
 const listens = "00010000"
 
 // kinds are the counts that must be the same at the end, in the order of the table.
-var kinds = []string{"processes", "zombies", "mounts", "cgroups", "network namespaces", "unix sockets", "loop devices",
-	"files in the state directory", "objects of the engine"}
+var kinds = []string{
+	"processes", "zombies", "mounts", "cgroups", "network namespaces", "unix sockets", "loop devices",
+	"files in the state directory", "objects of the engine",
+}
 
 // kind returns the counted objects of a kind by name.
 func (c counts) kind(name string) map[string]string {

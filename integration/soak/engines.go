@@ -96,8 +96,9 @@ func (d *docker) objects(t *testing.T) (map[string]string, int64, int) {
 	} {
 		lines(run(t, nil, "docker", append([]string{"--host", d.host}, list...)...), list[0]+" ", found)
 	}
-	for _, dir := range []string{"data/overlay2", "data/containers",
-		"containerd/state/io.containerd.runtime.v2.task/moby"} {
+	for _, dir := range []string{
+		"data/overlay2", "data/containers", "containerd/state/io.containerd.runtime.v2.task/moby",
+	} {
 		entries, _ := os.ReadDir(state + "/engine/" + dir)
 		for _, e := range entries {
 			found[dir+"/"+e.Name()] = ""
@@ -143,8 +144,10 @@ func (c *containerd) restart(t *testing.T) {
 func (c *containerd) objects(t *testing.T) (map[string]string, int64, int) {
 	t.Helper()
 	found := map[string]string{}
-	for _, list := range [][]string{{"containers", "list", "-q"}, {"tasks", "list", "-q"}, {"leases", "list", "-q"},
-		{"snapshots", "list"}, {"content", "list", "-q"}, {"images", "list", "-q"}} {
+	for _, list := range [][]string{
+		{"containers", "list", "-q"}, {"tasks", "list", "-q"}, {"leases", "list", "-q"}, {"snapshots", "list"},
+		{"content", "list", "-q"}, {"images", "list", "-q"},
+	} {
 		lines(run(t, os.Environ(), "ctr", append([]string{"--address", c.socket, "--namespace", "orchestrator"}, list...)...),
 			list[0]+" ", found)
 	}

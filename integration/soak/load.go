@@ -154,16 +154,22 @@ func pick(n int64) command {
 		forks := "exec python3 -c 'import os, time; [os.fork() or time.sleep(60) for _ in range(400)]'"
 		return command{exec: v1.Exec{Command: forks}, ending: "pids", code: -1}
 	case p < 88:
-		return command{exec: v1.Exec{Command: "yes", MaxOutputBytes: 1 << 16, StopAtOutput: true}, ending: "output_limit",
-			code: -1, stdout: -1}
+		return command{
+			exec:   v1.Exec{Command: "yes", MaxOutputBytes: 1 << 16, StopAtOutput: true},
+			ending: "output_limit",
+			code:   -1,
+			stdout: -1,
+		}
 	case p < 93:
 		return command{exec: v1.Exec{Command: "sleep 600 & sleep 600"}, cancel: 200 * time.Millisecond}
 	case p < 96: // a tree of orphans
-		return command{exec: v1.Exec{Command: "for i in 1 2 3 4 5 6 7 8; do (setsid sleep 600 >/dev/null 2>&1 &); done"},
-			ending: "exited"}
+		return command{
+			exec: v1.Exec{Command: "for i in 1 2 3 4 5 6 7 8; do (setsid sleep 600 >/dev/null 2>&1 &); done"}, ending: "exited",
+		}
 	}
-	return command{exec: v1.Exec{Argv: []string{"python3", "-c", "import json; print(json.dumps([1]))"}}, ending: "exited",
-		stdout: 4}
+	return command{
+		exec: v1.Exec{Argv: []string{"python3", "-c", "import json; print(json.dumps([1]))"}}, ending: "exited", stdout: 4,
+	}
 }
 
 // judge checks that a result is the command's expected outcome.
@@ -218,8 +224,9 @@ func (l *load) oneShot(ctx context.Context, n int64) (err error) {
 // lease uses a sandbox in all supported ways and ends it in one of the supported ways.
 func (l *load) lease(ctx context.Context, n int64) (err error) {
 	defer name(&err, "lease", n)
-	r := v1.SandboxRequest{TTLMS: time.Minute.Milliseconds(), WaitMS: time.Minute.Milliseconds(),
-		Env: map[string]string{"N": fmt.Sprint(n)}}
+	r := v1.SandboxRequest{
+		TTLMS: time.Minute.Milliseconds(), WaitMS: time.Minute.Milliseconds(), Env: map[string]string{"N": fmt.Sprint(n)},
+	}
 	switch n % 3 {
 	case 0:
 		r.Workspace = fmt.Sprintf("soak-%d", n)
