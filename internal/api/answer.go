@@ -5,36 +5,35 @@ import (
 	"time"
 )
 
-// pieceSize is how much of an answer a client has to take within its time.
+// pieceSize is how many bytes of an answer a client must accept within the stall time.
 const pieceSize = 64 << 10
 
-// answer remembers whether anything was sent, and gives up a client that takes
-// nothing for a set time: what is sent would wait for it with all that it
-// holds, a lease or a sandbox of its own. A slow client that takes pieces is
-// fine.
+// answer is a ResponseWriter that records whether an answer has begun, and fails writes to a client
+// that accepts nothing for a set time. Without that limit, the writer would wait and keep its lease
+// or sandbox. A slow client that accepts pieces is served.
 type answer struct {
 	http.ResponseWriter
 	ctl    *http.ResponseController
 	stall  time.Duration
 	status int
-	// seen is what the caller may see of an error.
+	// seen returns the part of an error that the caller may see.
 	seen func(error) error
 }
 
 func newAnswer(w http.ResponseWriter, stall time.Duration) *answer {
 	a := &answer{ResponseWriter: w, ctl: http.NewResponseController(w), stall: stall}
-	a.disarm() // what the last answer on this connection left
+	a.disarm() // clears the deadline of the previous answer on this connection
 	return a
 }
 
-func (a *answer) arm()    { _ = a.ctl.SetWriteDeadline(time.Now().Add(a.stall)) } // any connection can
+func (a *answer) arm()    { _ = a.ctl.SetWriteDeadline(time.Now().Add(a.stall)) } // every connection supports it
 func (a *answer) disarm() { _ = a.ctl.SetWriteDeadline(time.Time{}) }
 
-// last bounds what net/http sends when the handler is through.
+// last bounds the time in which net/http sends the rest after the handler returned.
 func (a *answer) last() { a.arm() }
 
-// WriteHeader notes the status. What only informs is not sent: servers in
-// sandboxes would put foreign fields in it.
+// WriteHeader records the status. It drops informational responses except 101: a server in a
+// sandbox could put untrusted fields into them.
 func (a *answer) WriteHeader(status int) {
 	if status < http.StatusOK && status != http.StatusSwitchingProtocols {
 		return
@@ -45,7 +44,7 @@ func (a *answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-// Write notes an implicit 200.
+// Write sends p in pieces, each with its own deadline. It records an implicit status of 200.
 func (a *answer) Write(p []byte) (n int, err error) {
 	if a.status == 0 {
 		a.status = http.StatusOK
@@ -60,12 +59,12 @@ func (a *answer) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// FlushError is for http.ResponseController, which would go round us.
+// FlushError implements flushing for http.ResponseController, with the deadline of Write.
 func (a *answer) FlushError() error {
 	a.arm()
 	defer a.disarm()
 	return a.ctl.Flush()
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped ResponseWriter, for http.ResponseController.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }

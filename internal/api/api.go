@@ -1,10 +1,10 @@
-// Package api serves HTTP /v1: it decodes requests, calls the engine, and
-// encodes what comes back. It holds no rule of its own.
+// Package api serves the HTTP interface below /v1. Handlers decode a request, call the engine and
+// encode its result. Rules belong to the engine.
 //
-// A handler returns an error; one wrapper answers it as application/problem+json
-// (RFC 9457), logs and counts. Serve owns the goroutines of net/http and waits
-// for them. Requests are bounded in header time, header size and body size, and
-// connections in number.
+// A handler writes an answer or returns an error. One wrapper answers errors as
+// application/problem+json (RFC 9457), logs requests and counts them. Serve starts the goroutines
+// of net/http and waits for them. The package bounds the time and size of headers, the size of
+// bodies, the memory of all bodies, and the number of connections.
 package api
 
 import (
@@ -30,71 +30,71 @@ import (
 )
 
 const (
-	mcpPath = "/mcp" // where the Model Context Protocol is spoken
+	mcpPath = "/mcp" // path of the Model Context Protocol
 	mcpCall = "tools/call"
 )
 
-// Bounds of requests.
+// Limits of requests, in bytes and as durations.
 const (
-	maxDrop       = 4 * maxExecBody // of a body that was refused, read and dropped
-	maxUnasked    = 64 << 10        // of a body that nobody reads
+	maxDrop       = 4 * maxExecBody // of a refused body, read and dropped after the answer
+	maxUnasked    = 64 << 10        // of a body that the route does not read
 	maxHeader     = 256 << 10
 	headerTime    = 10 * time.Second
-	bodyTime      = 2 * time.Minute // for a body that is held in memory
-	refusedTime   = 5 * time.Second // for the body of a caller without the token, and to take a piece
+	bodyTime      = 2 * time.Minute // to receive a body that is held in memory
+	refusedTime   = 5 * time.Second // to receive the body of a refused request, and to send a piece of its answer
 	idleTime      = 2 * time.Minute
 	heartbeatTime = 15 * time.Second
-	takeTime      = 5 * time.Minute // for a client to take a piece of an answer
-	leaveTime     = 5 * time.Second // for clients at terminals to be told of a hand-over
+	takeTime      = 5 * time.Minute // for a client to accept a piece of an answer
+	leaveTime     = 5 * time.Second // to tell clients at terminals that the service restarts
 )
 
-// Options of a Server; Engine is needed.
+// Options configure a Server. Engine is required.
 type Options struct {
 	Engine *engine.Engine
-	// Token, if set, has to come with every request but /healthz.
+	// Token, if set, is required in every request except those to open routes, such as /healthz.
 	Token string
-	// ShellCaller, if set, switches the readonly system's POST /shell on, which takes
-	// no token. It is the caller whose commands these are.
+	// ShellCaller, if set, enables POST /shell of the readonly system, which needs no token. Its
+	// commands run as this caller.
 	ShellCaller string
-	// MCP answers what comes to /mcp, for the caller; nil: there is no such path.
+	// MCP serves /mcp. If nil, the path does not exist.
 	MCP interface {
 		Serve(w http.ResponseWriter, r *http.Request, p engine.Principal)
 		// Refuse records the tool calls of a request that is refused before Serve.
 		Refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, cause error) error
 	}
-	// Bodies bounds the memory that bodies of requests take.
+	// Bodies bounds the memory of request bodies.
 	Bodies BodyBudget
-	// MaxRequests and MaxStreams are how many requests a caller other than an operator
-	// has at once, and how many of them last: events, terminals, tunnels. Zero
-	// means a share of the connections.
+	// MaxRequests and MaxStreams bound the concurrent requests of one caller that is not an
+	// operator. Streams are requests that last: events, terminals, tunnels. Zero means a share of
+	// the connections.
 	MaxRequests, MaxStreams int
 	// Refusals delays answers to refused requests. If it is nil, the server makes its own.
 	Refusals *RefusalPacer
-	// Down is called once to take everything down after POST /v1/down.
+	// Down is called once after POST /v1/down, to destroy everything and stop the service.
 	Down func()
 	Log  *slog.Logger
 }
 
-// Server answers requests.
+// Server serves HTTP requests. Its methods may be called concurrently.
 type Server struct {
 	opts Options
 	log  *slog.Logger
 	mux  *http.ServeMux
-	// stall is takeTime and beat heartbeatTime but in tests.
+	// stall is takeTime and beat is heartbeatTime, except in tests.
 	stall, beat time.Duration
 	conns       *connLimiter
-	// bodies is what bodies hold, pace how fast they have to come.
+	// bodies counts the memory of bodies. pace is the minimum speed at which they must arrive.
 	bodies *budget
 	pace   pace
-	// terminals are the connections that net/http does not wait for.
+	// terminals counts hijacked connections, for which net/http does not wait.
 	terminals sync.WaitGroup
-	// soon ends when a hand-over begins: who only waits for output is let go
-	// at once, and asks the next process.
+	// soon ends when a hand-over begins. Requests that only wait for output then end at once, and
+	// their clients ask the next process.
 	soon    context.Context
 	handing context.CancelCauseFunc
 }
 
-// New returns a server that listens nowhere yet.
+// New returns a server that does not listen yet.
 func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -102,34 +102,40 @@ func New(o Options) *Server {
 	if o.Refusals == nil {
 		o.Refusals = NewRefusalPacer()
 	}
-	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime, bodies: newBudget(o.Bodies), pace: defaultPace()}
+	s := &Server{
+		opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime,
+		bodies: newBudget(o.Bodies), pace: defaultPace(),
+	}
 	s.conns = newConnLimiter(boundsOf(openFiles(), o.MaxRequests, o.MaxStreams), o.Log)
 	s.soon, s.handing = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
 	if o.MCP != nil {
-		s.mux.Handle(mcpPath, s.wrap(route{path: mcpPath, handle: s.talk, takes: bodyHeld, limit: maxMCPBody, twice: true, refused: o.MCP.Refuse}))
+		s.mux.Handle(mcpPath, s.wrap(route{
+			path: mcpPath, handle: s.talk, takes: bodyHeld, limit: maxMCPBody, twice: true, refused: o.MCP.Refuse,
+		}))
 	}
 	s.mux.Handle("/", s.wrap(route{handle: s.unknown}))
 	return s
 }
 
-// Handler is the server without a listener.
+// Handler returns the server's handler, for use without Serve.
 func (s *Server) Handler() http.Handler { return s.mux }
 
-// Serve answers on l until ctx ends, then waits up to grace for requests under
-// way and cuts the rest: their contexts end, and their commands are killed.
+// Serve serves l until ctx ends. It then waits up to grace for running requests and cancels the
+// rest: their contexts end, and their commands are killed.
 func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration) error {
 	base, cut := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cut(nil)
 	h := &http.Server{
 		Handler: s.mux, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
-		BaseContext: func(net.Listener) context.Context { return base }, ConnContext: s.conns.context, ConnState: s.conns.state,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		BaseContext: func(net.Listener) context.Context { return base }, ConnContext: s.conns.context,
+		ConnState: s.conns.state,
+		ErrorLog:  slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)
-	go func() { served <- h.Serve(limitedListener{l, s.conns}) }() // waited for below
+	go func() { served <- h.Serve(limitedListener{l, s.conns}) }() // received below
 	select {
 	case err := <-served:
 		return err
@@ -153,11 +159,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 	return nil
 }
 
-// leaveTerminals waits until clients at terminals were told to come back, or
-// do not listen.
+// leaveTerminals waits until clients at terminals were told to attach again, at most leaveTime.
 func (s *Server) leaveTerminals() {
 	told := make(chan struct{})
-	go func() { // it ends with the last of them
+	go func() { // ends with the last terminal
 		defer close(told)
 		s.terminals.Wait()
 	}()
@@ -169,7 +174,7 @@ func (s *Server) leaveTerminals() {
 
 var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping")
 
-// untilStop is for requests that only wait: their context ends as soon as a
+// untilStop returns a context for a request that only waits: it ends when the request ends or a
 // hand-over begins.
 func (s *Server) untilStop(r *http.Request) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -177,41 +182,42 @@ func (s *Server) untilStop(r *http.Request) (context.Context, context.CancelFunc
 	return ctx, func() { stop(); cancel(context.Canceled) }
 }
 
-// handler is a route's code: it writes an answer or returns an error, not both.
+// handler serves a route. It writes an answer or returns an error, never both.
 type handler func(w http.ResponseWriter, r *http.Request, p engine.Principal) error
 
 type route struct {
-	method, path string // no method: every one
+	method, path string // method "": all methods
 	handle       handler
-	// open routes need no token, and have no caller; operator routes are not for
-	// callers who are no operators.
+	// open routes need no token and have no caller. operator routes are for operators only.
 	open, operator bool
-	// direct routes run or write without a tool: see engine.Direct.
+	// direct routes run commands or write files without a tool: see engine.Direct.
 	direct bool
-	// takes is what the route does with a body, unless body says it. limit bounds a body that is held
-	// in memory; 0 is maxBody. A body is charged twice where carrying it out copies it.
+	// takes says how the route reads a body; if it is bodyNone, body decides. limit bounds a body
+	// that is held in memory (0: maxBody). twice charges a body twice, because the route copies it.
 	takes bodyKind
 	limit int64
 	twice bool
-	// refused records that a tool call was not handed to handle; nil: it is none.
+	// refused records a tool call that did not reach handle. It is nil for routes that are not tool
+	// calls.
 	refused func(w http.ResponseWriter, r *http.Request, p engine.Principal, err error) error
-	// summary, body and answer are for /openapi.json.
+	// summary, query, body and answer describe the route in /openapi.json.
 	summary      string
 	query        []string
 	body, answer any
 }
 
-// wrap checks the token, calls the handler and answers its error.
+// wrap returns the handler of a route. It identifies the caller, checks the limits, calls the
+// route's handler and answers its error.
 func (s *Server) wrap(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
 		out := newAnswer(w, s.stall)
 		defer out.last()
 		p, err := s.identify(r)
-		if err != nil { // for nobody in particular little is waited
+		if err != nil { // do not wait long for an unknown client
 			out.stall = min(out.stall, refusedTime)
 		}
-		if rt.open && errors.Is(err, errUnauthenticated) { // credentials that are no good are refused here too
+		if rt.open && errors.Is(err, errUnauthenticated) { // invalid credentials are refused here too
 			p, err = engine.Principal{}, nil
 		}
 		end, full := s.conns.begin(r, s.holder(rt, r, p))
@@ -221,7 +227,7 @@ func (s *Server) wrap(rt route) http.Handler {
 		}
 		out.seen = func(err error) error {
 			if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-				err = fmt.Errorf("%w: %w", context.Canceled, err) // nobody is there to be told
+				err = fmt.Errorf("%w: %w", context.Canceled, err) // the client is gone and gets no answer
 			}
 			return seen(p, s.log, err)
 		}
@@ -237,18 +243,19 @@ func (s *Server) wrap(rt route) http.Handler {
 		if err == nil {
 			s.serve(out, r, rt, p)
 		} else {
-			// net/http takes what is left of the body off him before it answers.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
+			// Bound how long net/http waits for the rest of the body before it answers.
+			// every connection supports it
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime))
 			w.Header().Set("Connection", "close")
 			s.paceRefusal(p, err, 1)
 			s.fail(out, r, err)
 		}
-		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.status, "took", time.Since(began))
+		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.status,
+			"took", time.Since(began))
 	})
 }
 
-// serve calls a route's handler and answers its error. What the body took of the budget is given
-// back.
+// serve calls a route's handler, answers its error, and returns the body's memory to the budget.
 func (s *Server) serve(out *answer, r *http.Request, rt route, p engine.Principal) {
 	r, in := s.receive(out, r, rt, p)
 	defer in.leave()
@@ -270,8 +277,8 @@ func (s *Server) paceRefusal(p engine.Principal, err error, n int) {
 	}
 }
 
-// holder is whom a request counts for. Commands of clients without a token count
-// for the caller they run as, whatever else their sender may do.
+// holder returns the caller that a request counts for. A command without a token counts for the
+// caller that it runs as, even if its sender has more rights.
 func (s *Server) holder(rt route, r *http.Request, p engine.Principal) engine.Principal {
 	if rt.path == shellCompatRoute && p.Token == "" && fromHere(r) == nil {
 		return engine.Principal{Caller: s.opts.ShellCaller}
@@ -279,8 +286,8 @@ func (s *Server) holder(rt route, r *http.Request, p engine.Principal) engine.Pr
 	return p
 }
 
-// refuse records the refusal of a tool call that its handler does not see, and
-// returns the reason.
+// refuse records the refusal of a tool call that does not reach its handler, and returns the error
+// to answer.
 func (rt route) refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, err error) error {
 	if rt.refused == nil {
 		return err
@@ -288,25 +295,25 @@ func (rt route) refuse(w http.ResponseWriter, r *http.Request, p engine.Principa
 	return rt.refused(w, r, p, err)
 }
 
-// dropBody takes a body off a client that none is wanted from. Otherwise
-// net/http would do that before the answer, and wait for as long as it likes.
+// dropBody reads and drops the body of a request to a route that takes none. Otherwise net/http
+// would read it before the answer, without a deadline.
 func dropBody(w http.ResponseWriter, r *http.Request) error {
 	ctl := http.NewResponseController(w)
-	_ = ctl.SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
+	_ = ctl.SetReadDeadline(time.Now().Add(refusedTime)) // every connection supports it
 	if _, err := io.CopyN(io.Discard, r.Body, maxUnasked); !errors.Is(err, io.EOF) {
-		return &strictjson.FieldError{Field: "body", Message: fmt.Sprintf("of %s is not read, and is too long or did not come: send none", r.Method)}
+		return &strictjson.FieldError{Field: "body",
+			Message: fmt.Sprintf("of a %s request is not used, and is too long or incomplete: send no body", r.Method)}
 	}
-	_ = ctl.SetReadDeadline(time.Time{}) // it would end the request's context
+	_ = ctl.SetReadDeadline(time.Time{}) // a deadline that passes would end the request's context
 	return nil
 }
 
-// handle calls a handler. A panic in it is an error as others are: it is
-// logged and answered.
+// handle calls a handler and returns a panic in it as an error, which is logged and answered.
 func handle(w http.ResponseWriter, r *http.Request, h handler, principal engine.Principal) (err error) {
 	defer func() {
 		switch p := recover(); p {
 		case nil:
-		case http.ErrAbortHandler: // how an answer that has begun is cut
+		case http.ErrAbortHandler: // aborts an answer that has begun
 			panic(p)
 		default:
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
@@ -315,10 +322,9 @@ func handle(w http.ResponseWriter, r *http.Request, h handler, principal engine.
 	return h(w, r, principal)
 }
 
-// identify finds out who calls. A token that the service made stands for its
-// caller wherever it comes in. Without an Authorization header the caller is the
-// local operator where the service has no token of its own. With it, only the
-// service's own token makes one an operator.
+// identify returns the caller of a request. A token that the service issued identifies its caller
+// on every listener. A request without an Authorization header is the local operator, if the
+// service has no token of its own. If it has one, only that token identifies the operator.
 func (s *Server) identify(r *http.Request) (engine.Principal, error) {
 	got, given, err := bearerToken(r.Header)
 	p := engine.Local("")
@@ -340,8 +346,8 @@ func (s *Server) identify(r *http.Request) (engine.Principal, error) {
 	return p, nil
 }
 
-// talk forwards a request of the Model Context Protocol, which has its own form for errors. A body
-// that is not taken may be a tool call, and is recorded as one.
+// talk forwards a request of the Model Context Protocol, which answers errors in its own form. A
+// body that is refused may be a tool call, so it is recorded as one.
 func (s *Server) talk(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if in, ok := r.Body.(*callBody); ok {
 		raw, err := in.hold()
@@ -358,7 +364,7 @@ func (s *Server) talk(w http.ResponseWriter, r *http.Request, p engine.Principal
 	return nil
 }
 
-// unknown answers what is no route.
+// unknown answers requests that match no route.
 func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ engine.Principal) error {
-	return usererror.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
+	return usererror.Errorf(errdefs.ErrNotFound, "route %s %s not found: see /openapi.json", r.Method, r.URL.Path)
 }

@@ -11,10 +11,25 @@ import (
 
 func (s *Server) approvalRoutes() []route {
 	return []route{
-		{method: "GET", path: "/v1/approvals", handle: s.listApprovals, summary: "List questions about calls, the newest first", query: []string{"state"}, answer: v1.List[v1.Approval]{}},
-		{method: "GET", path: "/v1/approvals/events", handle: s.watchApprovals, summary: "Server-sent events: \"listening\", what is pending as \"asked\", then what happens", answer: v1.ApprovalEvent{}},
-		{method: "GET", path: "/v1/approvals/{id}", handle: s.getApproval, summary: "Describe a question", answer: v1.Approval{}},
-		{method: "POST", path: "/v1/approvals/{id}/answer", handle: s.answerApproval, operator: true, limit: maxToolBody, summary: "Approve, deny, modify or escalate", body: v1.ApprovalAnswer{}, answer: v1.Approval{}},
+		{
+			method: "GET", path: "/v1/approvals", handle: s.listApprovals,
+			summary: "List approval requests, newest first",
+			query:   []string{"state"}, answer: v1.List[v1.Approval]{},
+		},
+		{
+			method: "GET", path: "/v1/approvals/events", handle: s.watchApprovals,
+			summary: "Stream approval requests: \"listening\", pending ones as \"asked\", then each change",
+			answer:  v1.ApprovalEvent{},
+		},
+		{
+			method: "GET", path: "/v1/approvals/{id}", handle: s.getApproval,
+			summary: "Describe an approval request", answer: v1.Approval{},
+		},
+		{
+			method: "POST", path: "/v1/approvals/{id}/answer", handle: s.answerApproval, operator: true,
+			limit:   maxToolBody,
+			summary: "Approve, deny, modify or escalate", body: v1.ApprovalAnswer{}, answer: v1.Approval{},
+		},
 	}
 }
 
@@ -47,9 +62,9 @@ func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p engine
 	return reply(w, http.StatusOK, got)
 }
 
-// watchApprovals tells all that is pending and then what happens, until the
-// client leaves or a hand-over begins. Who is too slow is ended, and is told all
-// that is pending when they come back.
+// watchApprovals sends the pending approval requests and then every change, until the client leaves
+// or a hand-over begins. A client that is too slow is disconnected. It gets all pending requests
+// again when it reconnects.
 func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if q := queryOf(r); q.err != nil {
 		return q.err
@@ -74,7 +89,7 @@ func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, p engine
 	out := newSSE(w)
 	beat := time.NewTicker(heartbeatTime)
 	defer beat.Stop()
-	// The client knows at once that somebody listens, however quiet it is.
+	// This event confirms the subscription, even if nothing happens.
 	for err := out.send("listening", v1.ApprovalEvent{Type: "listening"}); ; {
 		if err != nil {
 			cancel()

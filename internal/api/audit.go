@@ -9,26 +9,38 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// formLines is JSON documents, one on each line.
+// formLines is the media type of JSON documents, one per line.
 const formLines = "application/x-ndjson"
 
 func auditFilters() []string {
-	return []string{"caller", "action", "verdict", "ending", "call", "sandbox", "since", "until", "after", "limit", "newest"}
+	return []string{"caller", "action", "verdict", "ending", "call", "sandbox", "since", "until", "after", "limit",
+		"newest"}
 }
 
 func (s *Server) auditRoutes() []route {
 	return []route{
-		{method: "GET", path: "/v1/audit", handle: s.listAudit, summary: "List audit records", query: auditFilters(), answer: v1.List[v1.AuditRecord]{}},
-		{method: "GET", path: "/v1/audit/export", handle: s.exportAudit, summary: "Stream audit records as JSON lines", query: auditFilters()},
-		{method: "GET", path: "/v1/audit/verify", handle: s.verifyAudit, summary: "Check the chain of all audit records", query: []string{"head"}, answer: v1.AuditReport{}},
+		{
+			method: "GET", path: "/v1/audit", handle: s.listAudit,
+			summary: "List audit records", query: auditFilters(), answer: v1.List[v1.AuditRecord]{},
+		},
+		{
+			method: "GET", path: "/v1/audit/export", handle: s.exportAudit,
+			summary: "Stream audit records as JSON lines", query: auditFilters(),
+		},
+		{
+			method: "GET", path: "/v1/audit/verify", handle: s.verifyAudit,
+			summary: "Check the chain of all audit records", query: []string{"head"}, answer: v1.AuditReport{},
+		},
 	}
 }
 
 func auditFilter(r *http.Request) (engine.AuditFilter, error) {
 	q := queryOf(r, auditFilters()...)
 	f := engine.AuditFilter{
-		Caller: q.text("caller"), Action: q.text("action"), Verdict: q.text("verdict"), Ending: q.text("ending"), Call: q.text("call"), Sandbox: q.text("sandbox"),
-		Since: q.time("since"), Until: q.time("until"), After: q.number("after"), Limit: int(min(q.number("limit"), 1<<31-1)), Newest: q.yes("newest"),
+		Caller: q.text("caller"), Action: q.text("action"), Verdict: q.text("verdict"), Ending: q.text("ending"),
+		Call: q.text("call"), Sandbox: q.text("sandbox"),
+		Since: q.time("since"), Until: q.time("until"), After: q.number("after"),
+		Limit: int(min(q.number("limit"), 1<<31-1)), Newest: q.yes("newest"),
 	}
 	return f, q.err
 }
@@ -54,8 +66,8 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p engine.Prin
 	return list(w, items, err)
 }
 
-// exportAudit streams. An error in the middle cuts the answer, which so cannot
-// be taken for whole.
+// exportAudit streams records. An error in the middle aborts the answer, so that the client cannot
+// take it for complete.
 func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	f, err := auditFilter(r)
 	if err != nil {

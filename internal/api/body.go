@@ -18,36 +18,36 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Limits of bodies that are held in memory, in bytes. A route has maxBody unless it says otherwise.
+// Limits of bodies that are held in memory, in bytes. A route without a limit has maxBody.
 const (
 	maxBody     = 1 << 20
-	maxToolBody = 24 << 20 // an input of the greatest size fits, and one over it gets its own error
-	maxMCPBody  = 17 << 20 // likewise an input
-	maxExecBody = 32 << 20 // stdin of the greatest size in base64 fits
+	maxToolBody = 24 << 20 // the largest input fits, and an input that is one byte larger gets its own error
+	maxMCPBody  = 17 << 20 // the largest input fits
+	maxExecBody = 32 << 20 // the largest stdin fits in base64
 )
 
 const (
-	// maxValues bounds the values of a JSON body. Each is charged valueCost bytes: a decoded value
-	// takes more memory than its text.
+	// maxValues bounds the values of a JSON body. Each is charged valueCost bytes, because a
+	// decoded value takes more memory than its text.
 	maxValues = 128 << 10
 	valueCost = 128
 
-	// A body is read in pieces that double from firstPiece to lastPiece. When that much has come of
-	// one whose length is declared, the rest is allocated at once, so that nothing is copied twice.
+	// A body is read in pieces that double from firstPiece to lastPiece. After lastPiece bytes of a
+	// body with a declared length, the rest is allocated at once, so that nothing is copied twice.
 	firstPiece = 4 << 10
 	lastPiece  = 1 << 20
 	// The rest of a refused body is dropped in pieces of dropPiece, at the pace of refusals.
 	dropPiece = 1 << 20
 )
 
-// bodyKind says what a route does with a body.
+// bodyKind says how a route reads a body.
 type bodyKind int
 
 const (
-	bodyNone   bodyKind = iota // it is not read
-	bodyHeld                   // it is held in memory, within its limit and the budget
-	bodyUpload                 // it is streamed, and has to go on coming
-	bodyStream                 // it is streamed, and may be silent: input of commands, other servers' requests
+	bodyNone   bodyKind = iota // not read
+	bodyHeld                   // held in memory, within the route's limit and the budget
+	bodyUpload                 // streamed; fails if nothing arrives for the stall time
+	bodyStream                 // streamed without a deadline: stdin of commands, requests to servers in sandboxes
 )
 
 func (rt route) kind() bodyKind {
@@ -60,11 +60,11 @@ func (rt route) kind() bodyKind {
 	return bodyNone
 }
 
-// bodyError says why a body was not taken. read and sum are the size and the SHA-256, in hex, of
-// what had come.
+// bodyError reports why a body was refused. read and sum are the size and the SHA-256, in hex, of
+// the bytes that arrived.
 type bodyError struct {
 	said   *usererror.Error
-	status int // 0: that of the class
+	status int // 0: the status of the error's class
 	retry  time.Duration
 	read   int
 	sum    string
@@ -77,10 +77,10 @@ func bodyProblem(class error, format string, args ...any) *bodyError {
 // Error implements error.
 func (e *bodyError) Error() string { return e.said.Message }
 
-// Unwrap returns the error for callers, which has the class.
+// Unwrap returns the error for callers, with its class.
 func (e *bodyError) Unwrap() error { return e.said }
 
-// callBody is the body of one request. Reading it streams it; hold takes it into memory.
+// callBody is the body of one request. Read streams it; hold reads it into memory.
 type callBody struct {
 	src       io.ReadCloser
 	w         http.ResponseWriter
@@ -89,26 +89,27 @@ type callBody struct {
 	budget    *budget
 	refusals  *RefusalPacer
 	pace      pace
-	stall     time.Duration // for an upload
+	stall     time.Duration // the longest pause in an upload
 	kind      bodyKind
 	limit     int64
 	twice     bool
-	declared  int64 // -1: not known
+	declared  int64 // -1: unknown
 	charged   int64
 	taken     int // bytes of a held body that were read
-	// What commands read as input may still be read when the handler is through.
-	ended  atomic.Bool // all of it was read
-	broken atomic.Bool // reading it failed
-	waits  atomic.Bool // the client sends nothing before it is asked to, and it was not
+	// The flags are atomic because a command's stdin may still be read after the handler returned.
+	ended  atomic.Bool // the whole body was read
+	broken atomic.Bool // a read failed
+	waits  atomic.Bool // the client waits for "100 Continue", which was not sent
 }
 
-// receive puts a callBody in place of a request's body, if it has one, and returns it. r is copied:
-// net/http looks at the body of its own request.
+// receive replaces the body of a request, if it has one, by a callBody and returns both. It returns
+// a copy of r, because net/http inspects the body of the original request.
 func (s *Server) receive(
 	w http.ResponseWriter, r *http.Request, rt route, p engine.Principal,
 ) (*http.Request, *callBody) {
 	b := &callBody{
-		src: r.Body, w: w, ctl: http.NewResponseController(w), principal: p, budget: s.bodies, refusals: s.opts.Refusals, pace: s.pace, stall: s.stall,
+		src: r.Body, w: w, ctl: http.NewResponseController(w), principal: p, budget: s.bodies, refusals: s.opts.Refusals,
+		pace: s.pace, stall: s.stall,
 		kind: rt.kind(), limit: rt.limit, twice: rt.twice, declared: r.ContentLength,
 	}
 	if b.limit == 0 {
@@ -124,24 +125,24 @@ func (s *Server) receive(
 	return r, b
 }
 
-// Read streams the body.
+// Read implements io.Reader.
 func (b *callBody) Read(p []byte) (int, error) {
 	if b.kind == bodyUpload {
-		_ = b.ctl.SetReadDeadline(time.Now().Add(b.stall)) // any connection can
+		_ = b.ctl.SetReadDeadline(time.Now().Add(b.stall)) // every connection supports it
 	}
 	b.waits.Store(false)
 	n, err := b.src.Read(p)
 	b.note(err)
 	if b.kind == bodyUpload {
-		_ = b.ctl.SetReadDeadline(time.Time{}) // it would end the request's context
+		_ = b.ctl.SetReadDeadline(time.Time{}) // a deadline that passes would end the request's context
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = tooSlow("nothing of the body came for %s", b.stall)
+			err = tooSlow("no part of the body arrived for %s", b.stall)
 		}
 	}
 	return n, err
 }
 
-// note remembers how a read ended.
+// note records how a read ended.
 func (b *callBody) note(err error) {
 	switch {
 	case errors.Is(err, io.EOF):
@@ -160,7 +161,7 @@ func tooSlow(format string, args ...any) error {
 // Close implements io.Closer.
 func (b *callBody) Close() error { return b.src.Close() }
 
-// release gives the budget back. The body's memory is not used any more.
+// release returns the body's memory to the budget. The body must not be used afterwards.
 func (b *callBody) release() {
 	b.budget.give(b.principal, b.charged)
 	b.charged = 0
@@ -174,17 +175,18 @@ func (b *callBody) take(n int64) error {
 	return nil
 }
 
-// refuse prepares an answer to a client that may still be sending: it gets the answer first.
+// refuse prepares an error answer to a client that may still be sending, so that the answer is sent
+// before the body ends.
 func (b *callBody) refuse() {
 	if b.ended.Load() {
 		return
 	}
-	_ = b.ctl.EnableFullDuplex() // every connection of HTTP/1 can
+	_ = b.ctl.EnableFullDuplex() // every HTTP/1 connection supports it
 	b.w.Header().Set("Connection", "close")
 }
 
-// drop takes what a client still sends after the answer, for a bounded time: a client that finds
-// its connection reset may not get to read the answer. Nothing of it is kept.
+// drop reads and drops what a client still sends after the answer, for a bounded time. A client
+// whose connection is reset may fail to read the answer.
 func (b *callBody) drop() {
 	if b.ended.Load() || b.broken.Load() || b.waits.Load() {
 		return
@@ -199,20 +201,21 @@ func (b *callBody) drop() {
 	}
 }
 
-// leave bounds how long net/http waits for what nobody has read.
+// leave bounds how long net/http waits for the unread rest of the body.
 func (b *callBody) leave() {
 	if !b.ended.Load() && !b.broken.Load() {
-		_ = b.ctl.SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
+		_ = b.ctl.SetReadDeadline(time.Now().Add(refusedTime)) // every connection supports it
 	}
 }
 
-// hold reads all of the body into memory. With an error nothing of it is kept, nor charged.
+// hold reads the whole body into memory and charges it to the budget. After an error, no memory
+// stays charged.
 func (b *callBody) hold() ([]byte, error) {
 	h := heldBody{}
 	err := b.fill(&h)
 	b.taken = h.size
 	if err == nil {
-		_ = b.ctl.SetReadDeadline(time.Time{}) // it would end the request's context
+		_ = b.ctl.SetReadDeadline(time.Time{}) // a deadline that passes would end the request's context
 		raw := h.whole()
 		if err = b.weigh(raw); err == nil {
 			return raw, nil
@@ -241,16 +244,17 @@ func (b *callBody) fill(h *heldBody) error {
 		if err := b.grow(h); err != nil {
 			return err
 		}
-		_ = b.ctl.SetReadDeadline(b.pace.deadline(began, h.size)) // any connection can
+		_ = b.ctl.SetReadDeadline(b.pace.deadline(began, h.size)) // every connection supports it
 		err := h.read(b.src)
 		b.note(err)
 		switch {
 		case b.ended.Load():
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return tooSlow("body came too slowly: send it within %s, and at least %d bytes a second", b.pace.most, b.pace.rate)
+			return tooSlow("body arrived too slowly: send it within %s, and at least %d bytes a second", b.pace.most,
+				b.pace.rate)
 		case err != nil:
 			return bodyProblem(errdefs.ErrInvalidArgument,
-				"body did not come whole: the connection ended, or its framing is not that of HTTP/1.1")
+				"body is incomplete: the connection ended, or its framing is not valid HTTP/1.1")
 		}
 	}
 	return nil
@@ -262,9 +266,9 @@ func (b *callBody) tooLong() error {
 	return e
 }
 
-// grow charges and allocates memory for more, if there is none left.
+// grow charges and allocates memory for the next piece, if the current one is full.
 func (b *callBody) grow(h *heldBody) error {
-	all := b.limit + 1 // one byte more tells a body that is too long
+	all := b.limit + 1 // one more byte detects a body that is too long
 	have := int64(h.room)
 	switch {
 	case h.size < h.room:
@@ -294,7 +298,7 @@ func (b *callBody) grow(h *heldBody) error {
 	return nil
 }
 
-// weigh bounds the values of a JSON body, and charges what decoding it takes.
+// weigh bounds the values of a JSON body and charges the memory of its decoded form.
 func (b *callBody) weigh(raw []byte) error {
 	n := strictjson.Values(raw)
 	if n > maxValues {
@@ -307,11 +311,11 @@ func (b *callBody) weigh(raw []byte) error {
 	return b.take(cost)
 }
 
-// heldBody is a body in memory, or the beginning of one.
+// heldBody is a body in memory, or its first part.
 type heldBody struct {
 	pieces [][]byte
-	size   int // of all that has come
-	room   int // of all pieces
+	size   int // bytes received
+	room   int // bytes allocated in all pieces
 }
 
 func (h *heldBody) add(n int) {
@@ -319,7 +323,7 @@ func (h *heldBody) add(n int) {
 	h.room += n
 }
 
-// join puts all that has come into one piece with room for n bytes.
+// join copies all pieces into one with room for n bytes.
 func (h *heldBody) join(n int) {
 	one := make([]byte, 0, n)
 	for i, p := range h.pieces {
@@ -332,7 +336,7 @@ func (h *heldBody) join(n int) {
 func (h *heldBody) read(r io.Reader) error {
 	last := &h.pieces[len(h.pieces)-1]
 	free := (*last)[len(*last):cap(*last)]
-	if len(free) == 0 { // nothing but the end should come
+	if len(free) == 0 { // only the end may follow
 		n, err := r.Read(make([]byte, 1))
 		if n > 0 {
 			err = io.ErrShortBuffer
@@ -345,7 +349,7 @@ func (h *heldBody) read(r io.Reader) error {
 	return err
 }
 
-// whole is all of it in one piece.
+// whole returns the body in one piece.
 func (h *heldBody) whole() []byte {
 	if len(h.pieces) == 0 {
 		return nil
@@ -356,7 +360,7 @@ func (h *heldBody) whole() []byte {
 	return h.pieces[0]
 }
 
-// sum is the SHA-256 of what has come, in hex.
+// sum returns the SHA-256 of the received bytes, in hex.
 func (h *heldBody) sum() string {
 	sum := sha256.New()
 	for _, p := range h.pieces {

@@ -9,35 +9,35 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// Defaults of BodyBudget, and the least that lets every route take its largest body.
+// Defaults of BodyBudget. They are the smallest values that let every route receive its largest
+// body.
 const (
 	DefaultBodies       = 192 << 20
 	DefaultCallerBodies = 64 << 20
 )
 
 const (
-	// operatorShare and smallShare are the fractions of the budget that are kept for operators, and
-	// for bodies of at most smallHeld bytes.
+	// operatorShare and smallShare are the fractions of the budget (1/n) that are reserved for
+	// operators, and for bodies of at most smallHeld bytes.
 	operatorShare = 4
 	smallShare    = 8
 	smallHeld     = 64 << 10
 )
 
-// BodyBudget bounds the memory that bodies of requests take, in bytes. A zero field takes the
-// default.
+// BodyBudget bounds the memory of request bodies, in bytes. A zero field means the default.
 type BodyBudget struct {
-	// Total is for all callers, Caller for each of them.
+	// Total is the bound for all callers together, Caller for each of them.
 	Total, Caller int64
 }
 
-// budget counts the bytes that bodies hold. A body is charged before memory for it is allocated,
-// and until its handler has returned. Its methods may be called concurrently.
+// budget counts the bytes that bodies hold. A body is charged before its memory is allocated, and
+// until its handler returns. All methods may be called concurrently.
 type budget struct {
 	total, caller int64
 
 	mu   sync.Mutex
 	held int64
-	of   map[string]int64 // by caller; without those that hold nothing
+	of   map[string]int64 // by caller; callers that hold nothing have no entry
 	peak int64            // for tests
 }
 
@@ -52,7 +52,8 @@ func newBudget(o BodyBudget) *budget {
 	return b
 }
 
-// check says whether n more bytes fit for a body that holds have. b.mu is held.
+// check returns an error unless a body that holds have bytes may take n more. The caller holds
+// b.mu.
 func (b *budget) check(p engine.Principal, have, n int64) error {
 	if b.of[p.Caller]+n > b.caller {
 		return overBudget("your requests", "requests.caller_bodies", b.caller)
@@ -77,14 +78,14 @@ func overBudget(whose, key string, limit int64) error {
 	return e
 }
 
-// room says whether a body of n bytes would fit now. Nothing is reserved.
+// room returns an error unless a body of n bytes would fit now. It reserves nothing.
 func (b *budget) room(p engine.Principal, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.check(p, 0, n)
 }
 
-// take charges n more bytes to a body that holds have.
+// take charges n more bytes to a body that holds have bytes.
 func (b *budget) take(p engine.Principal, have, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -97,7 +98,7 @@ func (b *budget) take(p engine.Principal, have, n int64) error {
 	return nil
 }
 
-// give gives n bytes back.
+// give returns n bytes to the budget.
 func (b *budget) give(p engine.Principal, n int64) {
 	if n == 0 {
 		return
@@ -110,10 +111,10 @@ func (b *budget) give(p engine.Principal, n int64) {
 	}
 }
 
-// pace is how fast a body that is held in memory has to come.
+// pace is the minimum speed of a body that is held in memory.
 type pace struct {
-	// stall is how long nothing may come, most how long all of it may take. After grace, rate bytes
-	// have to have come for each second since the beginning.
+	// stall is the longest pause, and most the longest time for the whole body. After grace, rate
+	// bytes must have arrived for each second since the beginning.
 	stall, grace, most time.Duration
 	rate               int64
 }
@@ -122,7 +123,8 @@ func defaultPace() pace {
 	return pace{stall: 10 * time.Second, grace: 10 * time.Second, most: bodyTime, rate: 64 << 10}
 }
 
-// deadline is until when more has to come of a body of which got bytes have come since began.
+// deadline returns when the next bytes must have arrived, for a body that began at began and of
+// which got bytes have arrived.
 func (p pace) deadline(began time.Time, got int) time.Time {
 	earned := time.Duration(float64(got) / float64(p.rate) * float64(time.Second))
 	at := began.Add(min(p.most, p.grace+earned))

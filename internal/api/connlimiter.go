@@ -15,16 +15,16 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// Shares of the descriptors that this process may open.
+// Shares of the file descriptors that this process may open.
 const (
-	// filesPerConn: one is the connection, and what is served on it holds up to
-	// two towards a sandbox. The rest is for the service.
+	// filesPerConn is the number of descriptors per connection: one for the connection, up to two
+	// towards a sandbox, and the rest for the service.
 	filesPerConn = 4
-	// reservedShare of the connections is for those that named no caller yet, and
-	// as many for operators alone.
+	// reservedShare is the fraction (1/n) of the connections that is reserved for anonymous ones.
+	// As many are reserved for operators.
 	reservedShare = 8
-	// requestShare and streamShare of the other connections are the most that
-	// one caller has requests and streams.
+	// requestShare and streamShare are the fractions (1/n) of the other connections that bound the
+	// requests and streams of one caller.
 	requestShare = 2
 	streamShare  = 4
 	// warnTime is the shortest time between two log lines about eviction.
@@ -33,15 +33,15 @@ const (
 
 // connBounds are the bounds of a connLimiter.
 type connBounds struct {
-	total     int // connections
-	anonymous int // of them without a caller
-	callers   int // of them of callers that are not operators
-	requests  int // of one such caller at once
-	streams   int // of those requests: events, output that is followed, terminals, tunnels
+	total     int // all connections
+	anonymous int // connections without a caller
+	callers   int // connections of callers that are not operators
+	requests  int // concurrent requests of one such caller
+	streams   int // of these: events, followed output, terminals, tunnels
 }
 
-// boundsOf divides the connections that a number of descriptors allows. requests
-// and streams are configured; zero means a caller's share.
+// boundsOf divides the connections that a number of descriptors allows. requests and streams are
+// configured limits; zero means a caller's share.
 func boundsOf(files, requests, streams int) connBounds {
 	total := max(files/filesPerConn, reservedShare)
 	reserved := total / reservedShare
@@ -57,15 +57,15 @@ func boundsOf(files, requests, streams int) connBounds {
 	return b
 }
 
-// connLimiter shares the service's connections among those that use them.
+// connLimiter shares the service's connections among their holders.
 //
-// A connection is anonymous until a request on it names a caller, and then that
-// caller's. Callers and operators never fill the share of anonymous ones, and
-// callers never fill the share of operators. When all are taken, a newcomer
-// evicts: an anonymous one the anonymous one that waits longest, a caller's one
-// of the caller that holds most, idle ones first, then the newest. Operators
-// evict callers, and lose idle connections to other operators only. A caller with
-// too many requests or streams gets a *engine.QuotaError.
+// A connection is anonymous until a request on it identifies a caller; then it belongs to that
+// caller. Callers and operators cannot use the share of anonymous connections, and callers cannot
+// use the share of operators. When a share is full, a new connection evicts another one. An
+// anonymous connection evicts the anonymous one that waits longest. A caller's connection evicts
+// one of the caller with the most connections: idle ones first, then the newest. Operators evict
+// callers, and lose only idle connections to other operators. A caller with too many requests or
+// streams gets a *engine.QuotaError.
 type connLimiter struct {
 	bounds connBounds
 	log    *slog.Logger
@@ -74,12 +74,12 @@ type connLimiter struct {
 	anonymous *connHolder
 	operators *connHolder
 	callers   map[string]*connHolder
-	ofCallers int // connections of callers
+	ofCallers int // connections of all callers that are not operators
 	warned    time.Time
 }
 
-// connHolder is who holds connections: a caller, all operators, or nobody in
-// particular.
+// connHolder holds connections. It is a caller, all operators together, or all anonymous clients
+// together.
 type connHolder struct {
 	name              string
 	idle, busy        chain.List // of *limitedConn, the oldest first
@@ -88,26 +88,27 @@ type connHolder struct {
 
 func (h *connHolder) conns() int { return h.idle.Len() + h.busy.Len() }
 
-// limitedConn is a connection that a connLimiter counts until Close. net/http
-// and whoever hijacks it use it as the connection.
+// limitedConn is a connection that a connLimiter counts until Close. net/http and the code that
+// hijacks it use it as the connection.
 type limitedConn struct {
 	net.Conn
 	l *connLimiter
 
-	// Guarded by l.mu.
+	// The fields below are guarded by l.mu.
 	holder *connHolder // nil: closed
 	token  string      // ID of the token of the last request
-	active bool        // in a request
+	active bool        // serving a request
 	place  *chain.Element
 }
 
 type connKey struct{}
 
 func newConnLimiter(b connBounds, log *slog.Logger) *connLimiter {
-	return &connLimiter{bounds: b, log: log, anonymous: &connHolder{}, operators: &connHolder{}, callers: map[string]*connHolder{}}
+	return &connLimiter{bounds: b, log: log, anonymous: &connHolder{}, operators: &connHolder{},
+		callers: map[string]*connHolder{}}
 }
 
-// openFiles is how many files this process may open.
+// openFiles returns how many files this process may open.
 func openFiles() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -116,13 +117,13 @@ func openFiles() int {
 	return int(min(limit.Cur, 1<<20))
 }
 
-// limitedListener counts what it accepts.
+// limitedListener counts the connections that it accepts.
 type limitedListener struct {
 	net.Listener
 	l *connLimiter
 }
 
-// Accept implements net.Listener. Where descriptors have run out it gives up a
+// Accept implements net.Listener. If the process has no descriptor left, Accept closes a
 // connection, and net/http tries again.
 func (a limitedListener) Accept() (net.Conn, error) {
 	nc, err := a.Listener.Accept()
@@ -136,7 +137,7 @@ func (a limitedListener) Accept() (net.Conn, error) {
 	a.l.mu.Lock()
 	defer a.l.mu.Unlock()
 	a.l.put(c, a.l.anonymous)
-	// The others have shares, so that there are anonymous ones beyond theirs.
+	// The other shares are fixed, so the connections over the total are anonymous.
 	if a.l.anonymous.conns()+a.l.operators.conns()+a.l.ofCallers > a.l.bounds.total {
 		a.l.evict(a.l.anonymous, c)
 	}
@@ -151,7 +152,7 @@ func (c *limitedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite ends one direction, where the connection can end one alone.
+// CloseWrite closes the write direction, if the connection supports it.
 func (c *limitedConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -159,7 +160,7 @@ func (c *limitedConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// state is for http.Server.ConnState. Close counts what ends.
+// state implements http.Server.ConnState. Close removes closed connections.
 func (l *connLimiter) state(conn net.Conn, now http.ConnState) {
 	c, ok := conn.(*limitedConn)
 	if !ok || now != http.StateActive && now != http.StateIdle {
@@ -170,18 +171,18 @@ func (l *connLimiter) state(conn net.Conn, now http.ConnState) {
 	if h := c.holder; h != nil {
 		c.active = now == http.StateActive
 		if h == l.anonymous && c.active {
-			return // bytes came: that alone makes nobody's connection newer
+			return // received bytes alone do not make an anonymous connection newer
 		}
 		l.put(c, h)
 	}
 }
 
-// context is for http.Server.ConnContext.
+// context implements http.Server.ConnContext.
 func (l *connLimiter) context(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// put makes a connection its holder's newest. The lock is held.
+// put makes c the newest connection of h. The caller holds the lock.
 func (l *connLimiter) put(c *limitedConn, h *connHolder) {
 	l.take(c)
 	c.holder = h
@@ -196,13 +197,13 @@ func (l *connLimiter) put(c *limitedConn, h *connHolder) {
 	}
 }
 
-// take removes a connection from its holder. The lock is held.
+// take removes a connection from its holder. The caller holds the lock.
 func (l *connLimiter) take(c *limitedConn) {
 	h := c.holder
 	if h == nil {
 		return
 	}
-	h.idle.Remove(c.place) // one of the two has it
+	h.idle.Remove(c.place) // one of the two lists has it
 	h.busy.Remove(c.place)
 	c.holder, c.place = nil, nil
 	if l.ofCaller(h) {
@@ -213,14 +214,14 @@ func (l *connLimiter) take(c *limitedConn) {
 
 func (l *connLimiter) ofCaller(h *connHolder) bool { return h != l.anonymous && h != l.operators }
 
-// forget drops a caller that holds nothing. The lock is held.
+// forget drops a caller that holds nothing. The caller holds the lock.
 func (l *connLimiter) forget(h *connHolder) {
 	if h.conns() == 0 && h.requests == 0 && l.callers[h.name] == h {
 		delete(l.callers, h.name)
 	}
 }
 
-// holder is who holds the connections of a call. The lock is held.
+// holder returns the holder for the connections of a call. The caller holds the lock.
 func (l *connLimiter) holder(p engine.Principal) *connHolder {
 	switch {
 	case p.Operator:
@@ -236,9 +237,8 @@ func (l *connLimiter) holder(p engine.Principal) *connHolder {
 	return h
 }
 
-// begin counts a request of the call's caller until end is called, and makes its
-// connection that caller's. Operators and anonymous requests have no bound but
-// that of connections.
+// begin counts a request of the call's caller until end is called, and assigns its connection to
+// that caller. Operators and anonymous requests are bounded only by their connections.
 func (l *connLimiter) begin(r *http.Request, p engine.Principal) (end func(), err error) {
 	none := func() {}
 	l.mu.Lock()
@@ -287,8 +287,8 @@ func tooMany(quota string, used, limit int, unit string) error {
 	return &engine.QuotaError{Quota: quota, Limit: int64(limit), Used: int64(used), Unit: unit, RetryAfter: retryTime}
 }
 
-// assign makes a connection in a request the holder's, and makes room for it.
-// The lock is held.
+// assign gives a connection that serves a request to h, and evicts another one if needed. The
+// caller holds the lock.
 func (l *connLimiter) assign(c *limitedConn, h *connHolder) error {
 	c.active = true
 	l.put(c, h)
@@ -308,7 +308,7 @@ func (l *connLimiter) assign(c *limitedConn, h *connHolder) error {
 	}
 	victim := l.largest()
 	switch {
-	case victim == nil: // operators have all
+	case victim == nil: // operators hold all of them
 		victim = l.operators
 	case l.ofCaller(h) && victim.conns() <= h.conns():
 		victim = h
@@ -320,8 +320,8 @@ func (l *connLimiter) assign(c *limitedConn, h *connHolder) error {
 	return nil
 }
 
-// largest is the caller that holds most connections; nil: none holds any. The
-// lock is held.
+// largest returns the caller with the most connections, or nil if no caller has any. The caller
+// holds the lock.
 func (l *connLimiter) largest() (most *connHolder) {
 	for _, h := range l.callers {
 		if h.conns() > 0 && (most == nil || h.conns() > most.conns()) {
@@ -331,8 +331,8 @@ func (l *connLimiter) largest() (most *connHolder) {
 	return most
 }
 
-// evict closes a holder's connection other than c: the one that has been idle
-// longest, or else the newest. The lock is held.
+// evict closes a connection of h other than c: the one that is idle longest, or else the newest.
+// The caller holds the lock.
 func (l *connLimiter) evict(h *connHolder, c *limitedConn) {
 	at := h.idle.Front()
 	if at == nil {
@@ -349,7 +349,8 @@ func (l *connLimiter) evict(h *connHolder, c *limitedConn) {
 	old.Conn.Close() //nolint:errcheck // the client finds out by that
 	if time.Since(l.warned) > warnTime {
 		l.warned = time.Now()
-		l.log.Warn("too many connections: evicting", "caller", h.name, "operator", h == l.operators, "anonymous", h == l.anonymous, "max", l.bounds.total)
+		l.log.Warn("too many connections: evicting", "caller", h.name, "operator", h == l.operators,
+			"anonymous", h == l.anonymous, "max", l.bounds.total)
 	}
 }
 
@@ -379,8 +380,7 @@ func (l *connLimiter) closeTokenOf(h *connHolder, own *limitedConn, token string
 	}
 }
 
-// relieve closes one connection: of the caller that holds most, or else of
-// nobody in particular.
+// relieve closes one connection: of the caller with the most, or else an anonymous one.
 func (l *connLimiter) relieve() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -391,13 +391,13 @@ func (l *connLimiter) relieve() {
 	l.evict(l.anonymous, nil)
 }
 
-// isStream reports whether a request is one that lasts: it upgrades, follows, or
-// is answered piece by piece while something runs.
+// isStream reports whether a request lasts: it upgrades the connection, follows output, or is
+// answered in pieces while something runs.
 func isStream(r *http.Request) bool {
 	switch {
 	case r.Header.Get("Upgrade") != "", r.Header.Get(headerExec) != "", r.URL.Query().Get("follow") == "true":
 		return true
-	case r.URL.Path == mcpPath && r.Method == http.MethodPost: // which always accepts both forms
+	case r.URL.Path == mcpPath && r.Method == http.MethodPost: // its clients always accept both forms
 		return false
 	}
 	accept := strings.Join(r.Header.Values("Accept"), ",")

@@ -21,7 +21,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
-// The forms of an answer.
+// Media types of answers.
 const (
 	formJSON   = "application/json"
 	formEvents = "text/event-stream"
@@ -29,17 +29,17 @@ const (
 	formFrames = "application/vnd.orchestrator.frames"
 )
 
-// headerExec carries the request of an exec whose body is stdin.
+// headerExec is the header with the request of an exec whose body is stdin.
 const headerExec = "Orchestrator-Exec"
 
-// maxParameters bounds the parameters of a URL, maxWord what an error repeats of a header's or a
-// parameter's text, in bytes.
+// maxParameters bounds the number of URL parameters. maxWord bounds, in bytes, how much of a header
+// or parameter an error message repeats.
 const (
 	maxParameters = 64
 	maxWord       = 256
 )
 
-// body decodes a JSON body; an empty one is an empty object.
+// body decodes a JSON body into v. An empty body is an empty object.
 func body(r *http.Request, v any) error {
 	b, err := readJSON(r)
 	if err != nil {
@@ -55,18 +55,18 @@ func decodeJSON(b []byte, v any) error {
 	return strictjson.Decode(b, v)
 }
 
-// readJSON reads a JSON body within its limit and the budget. An error about the body is a
-// *bodyError.
+// readJSON reads a JSON body within its limit and the budget. Errors about the body are *bodyError.
 func readJSON(r *http.Request) ([]byte, error) {
 	if t := r.Header.Get("Content-Type"); t != "" {
 		if m, _, err := mime.ParseMediaType(t); err != nil || m != formJSON {
-			return nil, &strictjson.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", clip(t, maxWord), formJSON)}
+			return nil, &strictjson.FieldError{Field: "Content-Type",
+				Message: fmt.Sprintf("is %q and must be %s", clip(t, maxWord), formJSON)}
 		}
 	}
 	return held(r)
 }
 
-// held is the body of a request in memory; a request without one has an empty one.
+// held reads the body of a request into memory. A request without a body returns nil.
 func held(r *http.Request) ([]byte, error) {
 	if in, ok := r.Body.(*callBody); ok {
 		return in.hold()
@@ -74,8 +74,8 @@ func held(r *http.Request) ([]byte, error) {
 	return nil, nil
 }
 
-// execBody decodes the request of an exec: a JSON body, or the header with the
-// body as stdin.
+// execBody decodes the request of an exec into v. The request is the JSON body, or the header
+// headerExec; then the body is returned as stdin.
 func execBody(w http.ResponseWriter, r *http.Request, v any) (stdin io.Reader, err error) {
 	h := r.Header.Get(headerExec)
 	if h == "" {
@@ -88,14 +88,14 @@ func execBody(w http.ResponseWriter, r *http.Request, v any) (stdin io.Reader, e
 	if err := strictjson.Decode(b, v); err != nil {
 		return nil, err
 	}
-	// Input comes while output goes.
+	// The client sends input while it receives output.
 	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 		return nil, fmt.Errorf("stream stdin: %w: %w", err, errdefs.ErrNotImplemented)
 	}
 	return r.Body, nil
 }
 
-// form chooses the form of an answer from Accept.
+// form chooses the media type of an answer from the Accept header. known[0] is the default.
 func form(r *http.Request, known ...string) (string, error) {
 	accept := r.Header.Get("Accept")
 	if accept == "" {
@@ -115,10 +115,11 @@ func form(r *http.Request, known ...string) (string, error) {
 			}
 		}
 	}
-	return "", &strictjson.FieldError{Field: "Accept", Message: fmt.Sprintf("is %q and must be one of %s", clip(accept, maxWord), strings.Join(known, ", "))}
+	return "", &strictjson.FieldError{Field: "Accept",
+		Message: fmt.Sprintf("is %q and must be one of %s", clip(accept, maxWord), strings.Join(known, ", "))}
 }
 
-// query reads the parameters of a URL and refuses those that are not known.
+// query reads URL parameters. It keeps the first error, also for unknown and repeated parameters.
 type query struct {
 	values map[string][]string
 	err    error
@@ -126,11 +127,12 @@ type query struct {
 
 func queryOf(r *http.Request, known ...string) *query {
 	if strings.Count(r.URL.RawQuery, "&") >= maxParameters {
-		return &query{err: &strictjson.FieldError{Field: "query", Message: fmt.Sprintf("has over %d parameters, which is the limit", maxParameters)}}
+		return &query{err: &strictjson.FieldError{Field: "query",
+			Message: fmt.Sprintf("has over %d parameters, which is the limit", maxParameters)}}
 	}
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	q := &query{values: values}
-	if err != nil { // what was dropped may be what mattered
+	if err != nil { // the dropped part may be important
 		q.fail("query", "cannot be read: "+err.Error())
 	}
 	for name, v := range q.values {
@@ -204,7 +206,7 @@ func (q *query) mode(name string) uint32 {
 	return uint32(n)
 }
 
-// file is the request for a file by its parameters.
+// file returns the file request that the parameters describe.
 func (q *query) file() wire.FileRequest {
 	return wire.FileRequest{
 		Path: q.text("path"), To: q.text("to"), Offset: q.number("offset"), Limit: q.number("limit"),

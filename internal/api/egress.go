@@ -9,9 +9,18 @@ import (
 
 func (s *Server) egressRoutes() []route {
 	return []route{
-		{method: "GET", path: "/v1/sandboxes/{id}/egress", handle: s.getEgress, summary: "Tell what a sandbox may reach, and its last connections", answer: v1.EgressState{}},
-		{method: "PUT", path: "/v1/sandboxes/{id}/egress", handle: s.putEgress, summary: "Change what a sandbox may reach, at once", body: v1.Egress{}, answer: v1.EgressState{}},
-		{method: "DELETE", path: "/v1/sandboxes/{id}/egress", handle: s.deleteEgress, summary: "Let a sandbox reach nothing"},
+		{
+			method: "GET", path: "/v1/sandboxes/{id}/egress", handle: s.getEgress,
+			summary: "Describe a sandbox's egress rules and its last connections", answer: v1.EgressState{},
+		},
+		{
+			method: "PUT", path: "/v1/sandboxes/{id}/egress", handle: s.putEgress,
+			summary: "Replace a sandbox's egress rules at once", body: v1.Egress{}, answer: v1.EgressState{},
+		},
+		{
+			method: "DELETE", path: "/v1/sandboxes/{id}/egress", handle: s.deleteEgress,
+			summary: "Remove a sandbox's egress rules, so that it reaches nothing",
+		},
 	}
 }
 

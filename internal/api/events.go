@@ -9,7 +9,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// sse writes server-sent events from one goroutine.
+// sse writes server-sent events. It is used by one goroutine.
 type sse struct {
 	w     http.ResponseWriter
 	ctl   *http.ResponseController
@@ -40,19 +40,19 @@ func (e *sse) write(s string) error {
 	return e.ctl.Flush()
 }
 
-// problem ends a stream that had begun with an error.
+// problem ends a stream that has begun with an error event.
 func (e *sse) problem(err error) error { return e.send("problem", told(e.w, err)) }
 
-// beat keeps what is between from taking silence for the end.
+// beat sends a comment, so that proxies keep the connection open.
 func (e *sse) beat() error {
 	if !e.began {
-		return nil // an error would lose its status
+		return nil // a later error needs its own status
 	}
 	return e.write(": still here\n\n")
 }
 
-// toolEventer sends the events of a tool call. Characters that a piece of
-// output ends in the middle of wait for the next one.
+// toolEventer sends the events of a tool call. If a piece of output ends inside a character, the
+// partial character waits for the next piece.
 type toolEventer struct {
 	sse
 	rest map[string][]byte
@@ -85,7 +85,7 @@ func (e *toolEventer) queued(q queued) error {
 	return e.event(v)
 }
 
-// flush sends parts of characters that nothing followed.
+// flush sends partial characters that were not completed.
 func (e *toolEventer) flush() error {
 	for _, kind := range []string{"stdout", "stderr"} {
 		if err := e.flushStream(kind); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// How long a client's input is still taken after the answer; and at a hand-over.
+// How long a client's input is still read after the answer, and during a hand-over.
 const (
 	drainTime     = 5 * time.Second
 	drainHandOver = time.Second
@@ -45,23 +45,22 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request, p engine.Principal)
 	})
 }
 
-// drain takes what a client still sends of its input after the answer, until it
-// has read that and closes. Were the connection closed under its writes, it
-// would find them broken and might not get to read the answer that is waiting
-// for it.
+// drain reads and drops the rest of a client's input after the answer, until the client closes. If
+// the connection were closed while the client writes, its writes would fail, and it might not read
+// the answer.
 func (s *Server) drain(w http.ResponseWriter, stdin io.Reader) {
 	ctl := http.NewResponseController(w)
 	if ctl.Flush() != nil {
 		return
 	}
-	_ = ctl.SetReadDeadline(time.Now().Add(drainTime)) // any connection can
+	_ = ctl.SetReadDeadline(time.Now().Add(drainTime)) // every connection supports it
 	stop := context.AfterFunc(s.soon, func() { _ = ctl.SetReadDeadline(time.Now().Add(drainHandOver)) })
 	defer stop()
-	_, _ = io.Copy(io.Discard, stdin) // its end, whichever, is what is waited for
+	_, _ = io.Copy(io.Discard, stdin) // only the end matters, with or without an error
 }
 
-// stream runs a command and answers in the form that was asked for. Nothing is
-// sent before the command runs, so that an error still gets its status.
+// stream runs a command and answers in the requested form. It sends nothing before the command
+// runs, so that an error still gets its status.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader, do doer) error {
 	f, err := form(r, formJSON, formEvents, formRaw, formFrames)
 	if err != nil {
@@ -71,7 +70,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader,
 	case formEvents:
 		err = events(w, stdin, do)
 	case formRaw:
-		return raw(w, stdin, do) // its result comes when the handler is through
+		return raw(w, stdin, do) // its result is sent in the trailer, when the handler returns
 	case formFrames:
 		err = frames(w, stdin, do)
 	default:
@@ -83,7 +82,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader,
 	return err
 }
 
-// whole answers with the result and all that is kept of the output.
+// whole answers with the result and the kept part of the output.
 func whole(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	res, err := do(engine.Stream{Stdin: stdin})
 	if err != nil {
@@ -107,8 +106,8 @@ func raw(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	if err != nil {
 		return err
 	}
-	// The header, where there was no output, and that of an earlier request
-	// with the same key.
+	// This sends the header if there was no output, and the output of an earlier request with the
+	// same key.
 	if _, err := io.WriteString(w, kept); err != nil {
 		return err
 	}
@@ -116,7 +115,7 @@ func raw(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	return nil
 }
 
-// flushing sends small writes at once; big ones fill the buffer by themselves.
+// flushing flushes small writes at once. Large writes fill the buffer and need no flush.
 type flushing struct {
 	io.Writer
 	ctl *http.ResponseController
@@ -130,8 +129,8 @@ func (f flushing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// framer sends frames from several goroutines: one kind byte, four bytes of
-// length, the payload.
+// framer sends frames: one byte for the kind, four bytes for the length, the payload. Its methods
+// may be called concurrently.
 type framer struct {
 	mu  sync.Mutex
 	w   io.Writer
@@ -164,7 +163,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// frames sends both streams and the result, each byte as it is.
+// frames sends both streams and the result as frames.
 func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	w.Header().Set("Content-Type", formFrames)
 	f := &framer{w: w, ctl: http.NewResponseController(w)}
@@ -172,7 +171,7 @@ func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	res, err := do(engine.Stream{Stdin: stdin, Stdout: f.writer('1'), Stderr: f.writer('2'), Started: func(id string) {
 		began = true
 		b, _ := json.Marshal(map[string]string{"id": id}) //nolint:errchkjson // a map of strings
-		_ = f.send('S', b)                                // output tells if the client is gone
+		_ = f.send('S', b)                                // an output frame will report a client that is gone
 	}})
 	if err != nil && !began {
 		return err
@@ -201,8 +200,8 @@ func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	return f.send('E', b)
 }
 
-// events sends server-sent events, and a comment now and then so that what is
-// between does not take silence for the end.
+// events sends the output and the result as server-sent events. It sends comments regularly, so
+// that proxies keep the connection open.
 func events(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	h := w.Header()
 	h.Set("Content-Type", formEvents)
@@ -214,9 +213,9 @@ func events(w http.ResponseWriter, stdin io.Reader, do doer) error {
 		Stdin: stdin, Stdout: out, Stderr: errOut,
 		Started: func(id string) {
 			e.started = true
-			_ = e.send(v1.Event{Type: "started", ID: id}) // output tells if the client is gone
+			_ = e.send(v1.Event{Type: "started", ID: id}) // an output event will report a client that is gone
 			e.beating.Add(1)
-			go e.beat() // e.beating: close waits
+			go e.beat() // close waits for it
 		},
 	})
 	e.close()
@@ -259,7 +258,7 @@ func (e *eventer) send(v v1.Event) error {
 	return e.write("event: " + v.Type + "\ndata: " + string(b) + "\n\n")
 }
 
-// problem ends a stream that had begun with an error.
+// problem ends a stream that has begun with an error event.
 func (e *eventer) problem(err error) error {
 	b, mErr := json.Marshal(told(e.w, err))
 	if mErr != nil {

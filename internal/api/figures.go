@@ -9,7 +9,11 @@ import (
 
 func (s *Server) figureRoutes() []route {
 	return []route{
-		{method: "GET", path: "/v1/figures", handle: s.figures, summary: "Tell what leased sandboxes use now; for operators, those of all callers", answer: v1.List[v1.Figures]{}},
+		{
+			method: "GET", path: "/v1/figures", handle: s.figures,
+			summary: "Report what leased sandboxes use now; for operators, those of all callers",
+			answer:  v1.List[v1.Figures]{},
+		},
 	}
 }
 

@@ -12,13 +12,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// Listing answers a folder's entries; truncated if there are more.
+// Listing is the answer with the entries of a directory. Truncated is set if there are more.
 type Listing struct {
 	Items     []v1.File `json:"items"`
 	Truncated bool      `json:"truncated"`
 }
 
-// filer is where files are: in a sandbox, or in a workspace at rest.
+// filer has the operations on files in a sandbox, or in a workspace at rest.
 type filer struct {
 	read func(context.Context, engine.Principal, string, wire.FileRequest) (io.ReadCloser, v1.File, error)
 	stat func(context.Context, engine.Principal, string, wire.FileRequest) (v1.File, error)
@@ -67,8 +67,8 @@ func (f filer) get(w http.ResponseWriter, r *http.Request, p engine.Principal, o
 	w.Header().Set("Orchestrator-Size", strconv.FormatInt(info.Size, 10))
 	w.Header().Set("Orchestrator-Mode", info.Mode)
 	w.WriteHeader(http.StatusOK)
-	// A file can change while it is read, so no length is promised: what is
-	// cut short ends without the last chunk, and the client sees that.
+	// A file can change while it is read, so no length is declared. A shortened answer ends without
+	// the last chunk, which the client detects.
 	_, err = io.Copy(w, body)
 	return err
 }
@@ -79,7 +79,7 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request, p engine.Princi
 	if q.err != nil {
 		return q.err
 	}
-	req.Size, req.Recursive = max(0, r.ContentLength), true // folders above are made, as at rest
+	req.Size, req.Recursive = max(0, r.ContentLength), true // creates parent directories, as in a workspace at rest
 	id := r.PathValue("id")
 	var info v1.File
 	var err error

@@ -14,24 +14,24 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// general says of each code what everybody may know.
+// general maps each code to a message that every caller may see.
 var general = map[string]string{
-	"invalid_argument":    "the request cannot be used",
-	"unauthenticated":     "a good bearer token is needed",
+	"invalid_argument":    "the request is invalid",
+	"unauthenticated":     "a valid bearer token is required",
 	"permission_denied":   "this is not allowed",
-	"not_found":           "there is no such thing, or it is not yours",
-	"already_exists":      "it is there already",
-	"failed_precondition": "this cannot be done as things are",
-	"resource_exhausted":  "there is no room for this now: try again later",
-	"not_implemented":     "this service cannot do this",
+	"not_found":           "not found, or owned by another caller",
+	"already_exists":      "it already exists",
+	"failed_precondition": "this is not possible in the present state",
+	"resource_exhausted":  "no capacity for this now: try again later",
+	"not_implemented":     "this service does not support this",
 	"unavailable":         "the service cannot do this now: try again later",
 	"deadline_exceeded":   "this took too long",
 	"internal":            "the service could not do this",
 }
 
-// seen is an error as its caller may see it. Operators see all of it. Others see
-// what was said to them, or a general sentence with a reference under which the
-// log has the rest.
+// seen returns the error that the caller may see. Operators see the whole error. Others see the
+// part that was written for callers, or else a general message with a reference; the log has the
+// error under that reference.
 func seen(principal engine.Principal, log *slog.Logger, err error) error {
 	if err == nil || principal.Operator {
 		return err
@@ -45,7 +45,8 @@ func seen(principal engine.Principal, log *slog.Logger, err error) error {
 	if errors.Is(err, context.Canceled) {
 		level = slog.LevelDebug // the client went away
 	}
-	log.Log(context.Background(), level, "error not shown to its caller", "reference", ref, "caller", principal.Caller, "code", p.Code, "error", err)
+	log.Log(context.Background(), level, "error hidden from caller", "reference", ref, "caller", principal.Caller,
+		"code", p.Code, "error", err)
 	var class error = errdefs.ErrInternal
 	for _, c := range classes {
 		if c.code == p.Code && c.is(err) {
@@ -55,7 +56,7 @@ func seen(principal engine.Principal, log *slog.Logger, err error) error {
 	return usererror.Errorf(class, "%s; the service's log has the reason under %s", general[p.Code], ref)
 }
 
-// told is the problem that stands for an error in an answer that has begun.
+// told returns the problem for an error that occurs after the answer has begun.
 func told(w any, err error) *v1.Problem {
 	if a, ok := w.(*answer); ok && a.seen != nil {
 		err = a.seen(err)

@@ -12,13 +12,36 @@ import (
 func (s *Server) imageRoutes() []route {
 	return []route{
 		{method: "GET", path: "/v1/images", handle: s.listImages, summary: "List images", answer: v1.List[v1.Image]{}},
-		{method: "POST", path: "/v1/images", handle: s.importImage, takes: bodyUpload, operator: true, summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
-		{method: "DELETE", path: "/v1/images", handle: s.removeImage, operator: true, summary: "Remove an image", query: []string{"ref"}},
-		{method: "POST", path: "/v1/images/pull", handle: s.pullImage, operator: true, summary: "Bring an image from its registry", body: v1.PullRequest{}, answer: v1.List[v1.Image]{}},
-		{method: "POST", path: "/v1/images/build", handle: s.buildImage, takes: bodyUpload, operator: true, summary: "Build from a Dockerfile in the context in the body, a tar", query: []string{"ref", "file", "target", "network", "args", "keep"}, answer: v1.List[v1.Image]{}},
-		{method: "POST", path: "/v1/images/gc", handle: s.collectImages, operator: true, summary: "Remove images that nothing needs, or tell which (dry_run)", query: []string{"dry_run"}, answer: v1.ImageCollection{}},
-		{method: "PUT", path: "/v1/images/pin", handle: s.pinImage, operator: true, summary: "Keep an image from being collected", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
-		{method: "DELETE", path: "/v1/images/pin", handle: s.pinImage, operator: true, summary: "Let a pinned image be collected again", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
+		{
+			method: "POST", path: "/v1/images", handle: s.importImage, takes: bodyUpload, operator: true,
+			summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{},
+		},
+		{
+			method: "DELETE", path: "/v1/images", handle: s.removeImage, operator: true,
+			summary: "Remove an image", query: []string{"ref"},
+		},
+		{
+			method: "POST", path: "/v1/images/pull", handle: s.pullImage, operator: true,
+			summary: "Pull an image from its registry", body: v1.PullRequest{}, answer: v1.List[v1.Image]{},
+		},
+		{
+			method: "POST", path: "/v1/images/build", handle: s.buildImage, takes: bodyUpload, operator: true,
+			summary: "Build an image from the context in the body, a tar archive with a Dockerfile",
+			query:   []string{"ref", "file", "target", "network", "args", "keep"}, answer: v1.List[v1.Image]{},
+		},
+		{
+			method: "POST", path: "/v1/images/gc", handle: s.collectImages, operator: true,
+			summary: "Remove unused images, or only list them (dry_run)",
+			query:   []string{"dry_run"}, answer: v1.ImageCollection{},
+		},
+		{
+			method: "PUT", path: "/v1/images/pin", handle: s.pinImage, operator: true,
+			summary: "Pin an image, so that it is never collected", query: []string{"ref"}, answer: v1.List[v1.Image]{},
+		},
+		{
+			method: "DELETE", path: "/v1/images/pin", handle: s.pinImage, operator: true,
+			summary: "Unpin an image", query: []string{"ref"}, answer: v1.List[v1.Image]{},
+		},
 	}
 }
 
@@ -51,8 +74,8 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return nil
 }
 
-// pullImage answers when the image is there, or tells on its way how far it
-// is. A client that goes away takes the pull with it, unless others wait for it.
+// pullImage answers when the image is stored, or reports progress as events. If the client goes
+// away, the pull is canceled unless others wait for it.
 func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.PullRequest
 	if err := body(r, &req); err != nil {
@@ -80,13 +103,14 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p engine.Prin
 	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: got})
 }
 
-// buildImage takes all of the context before it answers.
+// buildImage reads the whole context before it answers.
 func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "ref", "file", "target", "network", "args", "keep")
-	req := v1.BuildRequest{Ref: q.text("ref"), File: q.text("file"), Target: q.text("target"), Network: q.text("network"), Keep: q.yes("keep")}
+	req := v1.BuildRequest{Ref: q.text("ref"), File: q.text("file"), Target: q.text("target"),
+		Network: q.text("network"), Keep: q.yes("keep")}
 	if raw := q.text("args"); raw != "" {
 		if err := json.Unmarshal([]byte(raw), &req.Args); err != nil {
-			q.fail("args", "is no JSON object of texts")
+			q.fail("args", "must be a JSON object of strings")
 		}
 	}
 	if q.err != nil {

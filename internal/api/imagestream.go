@@ -10,9 +10,11 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// imageEvents sends what do tells as server-sent events. Each waits until it is
-// sent, so that nothing has to be kept for a client that is slow.
-func (s *Server) imageEvents(ctx context.Context, w http.ResponseWriter, do func(ctx context.Context, tell func(v1.PullEvent)) error) error {
+// imageEvents runs do and sends the events that it reports as server-sent events. Each report waits
+// until its event is sent, so nothing is queued for a slow client.
+func (s *Server) imageEvents(
+	ctx context.Context, w http.ResponseWriter, do func(ctx context.Context, tell func(v1.PullEvent)) error,
+) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(context.Canceled)
 	events := make(chan v1.PullEvent)

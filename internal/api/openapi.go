@@ -16,8 +16,8 @@ type object = map[string]any
 
 var pathParameter = regexp.MustCompile(`\{(\w+)(\.\.\.)?\}`)
 
-// openapi describes the interface, made from the routes and the types
-// themselves so that it cannot say anything else.
+// openapi answers with the description of the interface. It is generated from the routes and the
+// types, so that it cannot differ from them.
 func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 	schemas := object{}
 	paths := map[string]object{}
@@ -46,13 +46,14 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Princi
 	})
 }
 
-// allMethods are those that a description can have.
+// allMethods are the methods that a description can have.
 var allMethods = []string{"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 
 func operation(r route, schemas object) object {
 	params := []object{}
 	for _, m := range pathParameter.FindAllStringSubmatch(r.path, -1) {
-		params = append(params, object{"name": m[1], "in": "path", "required": true, "schema": object{"type": "string"}})
+		params = append(params, object{"name": m[1], "in": "path", "required": true,
+			"schema": object{"type": "string"}})
 	}
 	for _, q := range r.query {
 		params = append(params, object{"name": q, "in": "query", "schema": object{"type": "string"}})
@@ -61,11 +62,14 @@ func operation(r route, schemas object) object {
 	if r.answer != nil {
 		ok["content"] = object{formJSON: object{"schema": ref(reflect.TypeOf(r.answer), schemas)}}
 	}
+	problem := object{"schema": object{"$ref": "#/components/schemas/Problem"}}
 	op := object{
 		"summary": r.summary, "parameters": params,
 		"responses": object{
-			"2XX":     ok,
-			"default": object{"description": "an error", "content": object{"application/problem+json": object{"schema": object{"$ref": "#/components/schemas/Problem"}}}},
+			"2XX": ok,
+			"default": object{
+				"description": "an error", "content": object{"application/problem+json": problem},
+			},
 		},
 	}
 	if !r.open {
@@ -77,7 +81,7 @@ func operation(r route, schemas object) object {
 	return op
 }
 
-// ref returns the schema of a type; structs go to schemas by their names.
+// ref returns the schema of a type. It adds the schemas of structs to schemas, by name.
 func ref(t reflect.Type, schemas object) object {
 	switch {
 	case t == reflect.TypeFor[time.Time]():
@@ -93,7 +97,7 @@ func ref(t reflect.Type, schemas object) object {
 	case t.Kind() == reflect.Struct:
 		name := schemaName(t)
 		if _, ok := schemas[name]; !ok {
-			schemas[name] = object{} // a type may contain itself
+			schemas[name] = object{} // placeholder: a type may contain itself
 			props := object{}
 			properties(t, props, schemas)
 			schemas[name] = object{"type": "object", "properties": props}

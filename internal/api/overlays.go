@@ -9,15 +9,45 @@ import (
 
 func (s *Server) overlayRoutes() []route {
 	return []route{
-		{method: "GET", path: "/v1/workspaces/{name}/overlays", handle: s.listOverlays, summary: "List what overlay leases changed of a workspace", answer: v1.List[v1.Overlay]{}},
-		{method: "GET", path: "/v1/overlays/{id}", handle: s.getOverlay, summary: "Describe an overlay by the id of its sandbox", answer: v1.Overlay{}},
-		{method: "POST", path: "/v1/overlays/{id}/diff", handle: s.diffOverlay, summary: "Tell what an overlay changed", body: v1.DiffRequest{}, answer: v1.Diff{}},
-		{method: "POST", path: "/v1/overlays/{id}/commit", direct: true, handle: s.commitOverlay, summary: "Put changes of an overlay into its workspace, all or nothing", body: v1.CommitRequest{}, answer: v1.Commit{}},
-		{method: "DELETE", path: "/v1/overlays/{id}", direct: true, handle: s.discardOverlay, summary: "Discard what an overlay changed", query: []string{"end"}},
-		{method: "POST", path: "/v1/workspaces/{name}/snapshots", direct: true, handle: s.makeSnapshot, summary: "Copy the files of a workspace that nothing uses", body: v1.SnapshotRequest{}, answer: v1.Snapshot{}},
-		{method: "GET", path: "/v1/workspaces/{name}/snapshots", handle: s.listSnapshots, summary: "List the snapshots of a workspace", answer: v1.List[v1.Snapshot]{}},
-		{method: "DELETE", path: "/v1/workspaces/{name}/snapshots/{id}", direct: true, handle: s.removeSnapshot, summary: "Remove a snapshot by its id or label"},
-		{method: "POST", path: "/v1/workspaces/{name}/restore", direct: true, handle: s.restore, summary: "Put a workspace that nothing uses back to a snapshot", body: v1.RestoreRequest{}, answer: v1.Snapshot{}},
+		{
+			method: "GET", path: "/v1/workspaces/{name}/overlays", handle: s.listOverlays,
+			summary: "List the overlays of a workspace", answer: v1.List[v1.Overlay]{},
+		},
+		{
+			method: "GET", path: "/v1/overlays/{id}", handle: s.getOverlay,
+			summary: "Describe an overlay by the id of its sandbox", answer: v1.Overlay{},
+		},
+		{
+			method: "POST", path: "/v1/overlays/{id}/diff", handle: s.diffOverlay,
+			summary: "List the changes of an overlay", body: v1.DiffRequest{}, answer: v1.Diff{},
+		},
+		{
+			method: "POST", path: "/v1/overlays/{id}/commit", direct: true, handle: s.commitOverlay,
+			summary: "Apply changes of an overlay to its workspace, all or nothing",
+			body:    v1.CommitRequest{}, answer: v1.Commit{},
+		},
+		{
+			method: "DELETE", path: "/v1/overlays/{id}", direct: true, handle: s.discardOverlay,
+			summary: "Discard the changes of an overlay", query: []string{"end"},
+		},
+		{
+			method: "POST", path: "/v1/workspaces/{name}/snapshots", direct: true, handle: s.makeSnapshot,
+			summary: "Copy the files of an unused workspace",
+			body:    v1.SnapshotRequest{}, answer: v1.Snapshot{},
+		},
+		{
+			method: "GET", path: "/v1/workspaces/{name}/snapshots", handle: s.listSnapshots,
+			summary: "List the snapshots of a workspace", answer: v1.List[v1.Snapshot]{},
+		},
+		{
+			method: "DELETE", path: "/v1/workspaces/{name}/snapshots/{id}", direct: true, handle: s.removeSnapshot,
+			summary: "Remove a snapshot by its id or label",
+		},
+		{
+			method: "POST", path: "/v1/workspaces/{name}/restore", direct: true, handle: s.restore,
+			summary: "Restore an unused workspace from a snapshot",
+			body:    v1.RestoreRequest{}, answer: v1.Snapshot{},
+		},
 	}
 }
 

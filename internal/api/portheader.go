@@ -10,49 +10,45 @@ import (
 	"strings"
 )
 
-// A server in a sandbox is hostile, and what it answers comes from the origin
-// that this interface has. Who looks at it in a browser must not lend it that
-// origin's rights:
+// A server in a sandbox is untrusted, and its answers come from the origin of this interface. A
+// browser that shows them must not give them the rights of that origin:
 //
-//   - Its pages could call the interface with whatever the browser adds by
-//     itself, read what other pages keep in the origin's storage, and stay as a
-//     service worker. So each answer has the policy "sandbox": its pages have an
-//     origin of their own that equals no other.
-//   - It could set cookies for the whole origin, or read those that are there.
-//     So no cookie passes, in either direction.
-//   - Some fields speak for the whole origin: they would clear its storage, force
-//     it to TLS, or lead it elsewhere. They are dropped.
-//   - It could learn the address of the interface and a sandbox's id from where
-//     its pages link to. So nothing is told of where a request came from.
-//   - The bearer token is ours. It does not pass.
-//   - A trailer can hold any of these fields, and what is between may merge it into
-//     the header. So no trailer passes, in either direction.
+//   - Its pages could call the interface with the browser's credentials, read the origin's storage, and stay as a service worker. So each answer gets the policy "sandbox", which gives its pages an opaque origin.
+//   - It could set cookies for the whole origin, or read existing ones. So cookies do not pass in either direction.
+//   - Some fields affect the whole origin: they clear its storage, force TLS, or redirect it. They are dropped.
+//   - Links of its pages could reveal the address of the interface and a sandbox's id. So the referrer is never sent.
+//   - The bearer token belongs to the interface. It does not pass.
+//   - A trailer can hold any of these fields, and a proxy may merge it into the header. So trailers do not pass in either direction.
 //
-// What needs an origin with cookies or storage is for `orchestrator forward`,
-// whose ports are origins of their own.
+// Pages that need cookies or storage can use `orchestrator forward`: each forwarded port is a
+// separate origin.
 
-// pagePolicy leaves a page what cannot reach beyond itself.
+// pagePolicy allows a page only what stays within the page.
 const pagePolicy = "sandbox allow-scripts allow-forms allow-modals allow-downloads allow-popups"
 
-// ours are fields of a request that are not for a server inside.
-var ours = []string{"Authorization", "Cookie", "Proxy-Authorization", "Idempotency-Key", "Forwarded", "X-Forwarded-For", "X-Real-Ip", "Referer", "Te"}
+// ours are request fields that are not forwarded to a server in a sandbox.
+var ours = []string{"Authorization", "Cookie", "Proxy-Authorization", "Idempotency-Key", "Forwarded", "X-Forwarded-For",
+	"X-Real-Ip", "Referer", "Te"}
 
-// originWide are fields of an answer that speak for a whole origin.
+// originWide are response fields that affect a whole origin.
 var originWide = []string{
-	"Set-Cookie", "Set-Cookie2", "Clear-Site-Data", "Strict-Transport-Security", "Public-Key-Pins", "Expect-Ct", "Alt-Svc", "Service-Worker-Allowed",
-	"Access-Control-Allow-Credentials", "Origin-Agent-Cluster", "Nel", "Report-To", "Reporting-Endpoints", "Accept-Ch", "Critical-Ch", "Set-Login", "Www-Authenticate", "Refresh",
+	"Set-Cookie", "Set-Cookie2", "Clear-Site-Data", "Strict-Transport-Security", "Public-Key-Pins", "Expect-Ct",
+	"Alt-Svc", "Service-Worker-Allowed",
+	"Access-Control-Allow-Credentials", "Origin-Agent-Cluster", "Nel", "Report-To", "Reporting-Endpoints", "Accept-Ch",
+	"Critical-Ch", "Set-Login", "Www-Authenticate", "Refresh",
 }
 
-// outward makes a request one for the server inside.
+// outward rewrites a request for the server in the sandbox.
 func outward(pr *httputil.ProxyRequest, prefix string, port int) {
 	out := pr.Out
 	rest := afterSegments(pr.In.URL.EscapedPath(), 5)
 	path, err := url.PathUnescape(rest)
-	if err != nil { // net/http has parsed it before
+	if err != nil { // cannot happen: net/http has parsed the path
 		path, rest = rest, ""
 	}
 	host := fmt.Sprintf("localhost:%d", port)
-	out.URL = &url.URL{Scheme: "http", Host: host, Path: path, RawPath: rest, RawQuery: pr.In.URL.RawQuery, ForceQuery: pr.In.URL.ForceQuery}
+	out.URL = &url.URL{Scheme: "http", Host: host, Path: path, RawPath: rest, RawQuery: pr.In.URL.RawQuery,
+		ForceQuery: pr.In.URL.ForceQuery}
 	out.Host = host
 	out.Trailer = nil
 	for _, name := range ours {
@@ -66,7 +62,7 @@ func outward(pr *httputil.ProxyRequest, prefix string, port int) {
 	}
 }
 
-// afterSegments is a path behind its first n segments, from the slash on.
+// afterSegments returns the part of a path after its first n segments, with the leading slash.
 func afterSegments(path string, n int) string {
 	for range n {
 		_, path, _ = strings.Cut(strings.TrimPrefix(path, "/"), "/")
@@ -75,12 +71,12 @@ func afterSegments(path string, n int) string {
 	return path
 }
 
-// inward takes out of an answer what would reach beyond its page.
+// inward removes response fields that affect more than their page, and adds the page policy.
 func inward(h http.Header, prefix string, port int) {
 	for _, name := range originWide {
 		h.Del(name)
 	}
-	h.Add("Content-Security-Policy", pagePolicy) // beside its own: both count
+	h.Add("Content-Security-Policy", pagePolicy) // in addition to the server's own: both apply
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if to := h.Get("Location"); to != "" {
@@ -88,22 +84,21 @@ func inward(h http.Header, prefix string, port int) {
 	}
 }
 
-// dropTrailers removes the trailers that were announced, and those that come
-// behind the body.
+// dropTrailers removes announced trailers, and those that follow the body.
 func dropTrailers(resp *http.Response) {
 	resp.Trailer = nil
-	if resp.StatusCode != http.StatusSwitchingProtocols { // whose body is the connection
+	if resp.StatusCode != http.StatusSwitchingProtocols { // its body is the connection
 		resp.Body = &untrailed{resp.Body, resp}
 	}
 }
 
-// untrailed is a body whose trailers are dropped as they come.
+// untrailed is a body that drops its trailers when they arrive.
 type untrailed struct {
 	io.ReadCloser
 	resp *http.Response
 }
 
-// Read implements io.Reader. net/http sets trailers before it reports io.EOF.
+// Read implements io.Reader. net/http sets trailers before it returns io.EOF.
 func (b *untrailed) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
@@ -119,7 +114,7 @@ func (b *untrailed) Close() error {
 	return err
 }
 
-// located is where a redirect of the server inside leads from outside.
+// located translates a redirect of the server in the sandbox to a path of this interface.
 func located(to, prefix string, port int) string {
 	u, err := url.Parse(to)
 	if err != nil {
@@ -127,10 +122,10 @@ func located(to, prefix string, port int) string {
 	}
 	own := []string{fmt.Sprintf("localhost:%d", port), fmt.Sprintf("127.0.0.1:%d", port), fmt.Sprintf("[::1]:%d", port)}
 	if u.Host != "" && !(u.Scheme == "http" && slices.Contains(own, strings.ToLower(u.Host))) {
-		return to // to elsewhere, as any link may
+		return to // another host: pass it like any link
 	}
 	if u.Host == "" && !strings.HasPrefix(to, "/") {
-		return to // from where the page is
+		return to // relative to the page
 	}
 	u.Scheme, u.Host, u.User = "", "", nil
 	return prefix + "/" + strings.TrimPrefix(u.String(), "/")

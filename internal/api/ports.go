@@ -28,22 +28,30 @@ const maxPortHeader = 256 << 10
 
 func (s *Server) portRoutes() []route {
 	return []route{
-		{method: "GET", path: "/v1/sandboxes/{id}/ports/{port}", direct: true, handle: s.dialPort, summary: "Connect to a server on the sandbox's loopback: with Upgrade: " + v1.PortProtocol + " the connection carries bytes"},
-		{path: "/v1/sandboxes/{id}/ports/{port}/{path...}", direct: true, handle: s.proxyPort, takes: bodyStream, summary: "Hand a request on to a server of HTTP on the sandbox's loopback, WebSockets too; every method"},
+		{
+			method: "GET", path: "/v1/sandboxes/{id}/ports/{port}", direct: true, handle: s.dialPort,
+			summary: "Connect to a server on the sandbox's loopback: with Upgrade: " + v1.PortProtocol +
+				" the connection carries bytes",
+		},
+		{
+			path: "/v1/sandboxes/{id}/ports/{port}/{path...}", direct: true, handle: s.proxyPort, takes: bodyStream,
+			summary: "Forward a request of any method, WebSockets too, to an HTTP server on the sandbox's loopback",
+		},
 	}
 }
 
 func portOf(r *http.Request) (int, error) {
 	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
 	if err != nil || port == 0 {
-		return 0, &strictjson.FieldError{Field: "port", Message: fmt.Sprintf("is %q: from 1 to 65535", r.PathValue("port"))}
+		return 0, &strictjson.FieldError{Field: "port",
+			Message: fmt.Sprintf("is %q and must be from 1 to 65535", r.PathValue("port"))}
 	}
 	return int(port), nil
 }
 
-// proxyPort hands one request on. Each has a connection of its own, so that a
-// lease which nobody speaks to is idle. See portheader.go for what does not
-// pass.
+// proxyPort forwards one request to a server in a sandbox. Each request has its own connection, so
+// that a lease without requests counts as idle. portheader.go describes which fields are not
+// forwarded.
 func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal engine.Principal) error {
 	port, err := portOf(r)
 	if err != nil {
@@ -68,14 +76,14 @@ func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal eng
 	return s.portFailure(failed, port)
 }
 
-// portProxy passes one request to the server that dial connects to.
+// portProxy returns a proxy to the server that dial connects to, for one request.
 func portProxy(prefix string, port int, dial func(context.Context) (net.Conn, error)) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Transport: &http.Transport{
 			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 			DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxPortHeader,
 		},
-		FlushInterval: -1, // events are to arrive when they are sent
+		FlushInterval: -1, // flush every write, for events
 		Rewrite:       func(pr *httputil.ProxyRequest) { outward(pr, prefix, port) },
 		ModifyResponse: func(resp *http.Response) error {
 			inward(resp.Header, prefix, port)
@@ -85,17 +93,18 @@ func portProxy(prefix string, port int, dial func(context.Context) (net.Conn, er
 	}
 }
 
-// portFailure is what a caller is told of a request that was not answered. What
-// a server that is none of HTTP sent is not repeated.
+// portFailure returns the error for a request that the server in the sandbox did not answer. It
+// does not repeat data of a server that does not speak HTTP.
 func (s *Server) portFailure(err error, port int) error {
-	if err == nil || errors.Is(err, context.Canceled) || errdefs.IsDeadlineExceeded(err) || engine.ForCallers(err) != nil {
+	if err == nil || errors.Is(err, context.Canceled) || errdefs.IsDeadlineExceeded(err) ||
+		engine.ForCallers(err) != nil {
 		return err
 	}
-	s.log.Debug("server in a sandbox not understood", "port", port, "error", err)
-	return &engine.PortError{Port: port, Message: "what listens there broke off, or did not answer as HTTP does"}
+	s.log.Debug("invalid answer from a server in a sandbox", "port", port, "error", err)
+	return &engine.PortError{Port: port, Message: "the server closed the connection or sent an invalid HTTP answer"}
 }
 
-// dialPort makes the client's connection one to the server inside.
+// dialPort connects the client's connection to the server in the sandbox.
 func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	port, err := portOf(r)
 	if err != nil {
@@ -106,7 +115,8 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p engine.Princ
 		http.Redirect(w, r, r.URL.EscapedPath()+"/", http.StatusTemporaryRedirect)
 		return nil
 	case !strings.EqualFold(upgrade, v1.PortProtocol) || !r.ProtoAtLeast(1, 1):
-		return &strictjson.FieldError{Field: "Upgrade", Message: "must be " + v1.PortProtocol + "; HTTP and WebSockets are served below " + r.URL.EscapedPath() + "/"}
+		return &strictjson.FieldError{Field: "Upgrade",
+			Message: "must be " + v1.PortProtocol + "; HTTP and WebSockets are served below " + r.URL.EscapedPath() + "/"}
 	}
 	if err := ownOrigin(r); err != nil {
 		return err
@@ -128,27 +138,26 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p engine.Princ
 	if _, err := io.WriteString(outside, hello); err != nil {
 		return nil //nolint:nilerr // nobody is there to be told
 	}
-	early, _ := buffered.Reader.Peek(buffered.Reader.Buffered()) // it has them
+	early, _ := buffered.Reader.Peek(buffered.Reader.Buffered()) // cannot fail: the bytes are buffered
 	join(outside, inside, early, quietTime)
 	return nil
 }
 
-// enterConnection is for connections that are no longer net/http's: Serve waits
-// for them, and they end when a hand-over begins.
+// enterConnection registers a hijacked connection: Serve waits for it, and its context ends when a
+// hand-over begins.
 func (s *Server) enterConnection(r *http.Request) (leave func(), ctx context.Context) {
 	s.terminals.Add(1)
 	ctx, cancel := s.untilStop(r)
 	return func() { cancel(); s.terminals.Done() }, ctx
 }
 
-// quietTime is how long a server inside may be silent that cannot be told that
-// the client has said its last.
+// quietTime is how long a server may be silent after the client's end of input, if that end cannot
+// be forwarded.
 const quietTime = 5 * time.Second
 
-// join carries bytes both ways until both have ended, and early before all that
-// comes from outside. When one direction ends, the other goes on. Where inside
-// cannot be told of the end alone (a mux), what it still says is carried until it
-// ends, or is silent for the time quiet.
+// join copies bytes in both directions until both have ended. It sends early to inside first. When
+// one direction ends, the other continues. If inside cannot be half-closed (a mux), its output is
+// copied until it ends or pauses for quiet.
 func join(outside, inside net.Conn, early []byte, quiet time.Duration) {
 	end := func() { outside.Close(); inside.Close() }
 	var told atomic.Bool // the deadline is set
@@ -174,7 +183,7 @@ func join(outside, inside net.Conn, early []byte, quiet time.Duration) {
 		_, err := io.Copy(outside, readerFunc(func(p []byte) (int, error) {
 			n, err := inside.Read(p)
 			if n > 0 && told.Load() {
-				_ = inside.SetReadDeadline(time.Now().Add(quiet)) // closed: the next read says so
+				_ = inside.SetReadDeadline(time.Now().Add(quiet)) // fails only if closed; the next read reports that
 			}
 			return n, err
 		}))
@@ -185,12 +194,12 @@ func join(outside, inside net.Conn, early []byte, quiet time.Duration) {
 	both.Wait()
 }
 
-// readerFunc is a function that reads.
+// readerFunc is a function that implements io.Reader.
 type readerFunc func(p []byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// endWriting ends one direction, where that can be told alone.
+// endWriting closes the write direction and reports whether that was possible.
 func endWriting(c net.Conn) bool {
 	half, ok := c.(interface{ CloseWrite() error })
 	return ok && half.CloseWrite() == nil

@@ -19,13 +19,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// classes maps an error's class to a code and a status: the only place that
-// does.
+// classes maps the class of an error to a code and a status. It is the only such mapping.
 var classes = []struct {
 	is     func(error) bool
 	code   string
 	status int
-	text   error // what a wrapped class adds to a message, and people need not read
+	text   error // the suffix that a wrapped class adds to a message; it is cut off
 }{
 	{errdefs.IsInvalidArgument, "invalid_argument", http.StatusBadRequest, errdefs.ErrInvalidArgument},
 	{errdefs.IsOutOfRange, "invalid_argument", http.StatusBadRequest, errdefs.ErrOutOfRange},
@@ -42,16 +41,17 @@ var classes = []struct {
 	{errdefs.IsCanceled, "unavailable", statusClientGone, context.Canceled},
 }
 
-// retryTime is when to ask again where nobody can tell when there is room.
+// retryTime is the suggested retry delay when the real one is unknown.
 const retryTime = time.Second
 
-// statusClientGone is what is logged when nobody is there to read an answer.
+// statusClientGone is logged when the client is gone before the answer.
 const statusClientGone = 499
 
-// problem describes an error. One without a class is ours: its text stays in
-// the log, since it may tell of the host.
+// problem describes an error. The text of an error without a class stays in the log, since it may
+// reveal details of the host.
 func problem(err error) *v1.Problem {
-	p := &v1.Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "internal", Detail: "the service could not do this; its log says why"}
+	p := &v1.Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "internal",
+		Detail: "the service could not do this; its log says why"}
 	for _, c := range classes {
 		if c.is(err) {
 			p.Status, p.Code, p.Detail = c.status, c.code, strings.TrimSuffix(err.Error(), ": "+c.text.Error())
@@ -64,10 +64,10 @@ func problem(err error) *v1.Problem {
 	if e, ok := errors.AsType[*usererror.Error](err); ok && p.Code == "internal" {
 		p.Detail = e.Message
 	}
-	p.Detail = strings.ReplaceAll(p.Detail, "\n", "; ") // joined errors stand one to a line
+	p.Detail = strings.ReplaceAll(p.Detail, "\n", "; ") // joined errors are separated by newlines
 	p.Title = http.StatusText(p.Status)
 	if p.Status == http.StatusTooManyRequests {
-		p.RetryAfterMS = retryTime.Milliseconds() // unless more is known, below
+		p.RetryAfterMS = retryTime.Milliseconds() // the default; more specific errors replace it below
 	}
 	p.Field = field(err)
 	if e, ok := errors.AsType[*engine.InputError](err); ok {
@@ -101,10 +101,10 @@ func problem(err error) *v1.Problem {
 	return p
 }
 
-// maxDetail bounds the text of a problem, which may repeat what a caller sent.
+// maxDetail bounds the text of a problem, in bytes. It may repeat what a caller sent.
 const maxDetail = 4 << 10
 
-// clip is s, or its beginning of about n bytes.
+// clip returns s, or its first n bytes and an ellipsis.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -131,19 +131,21 @@ func field(err error) string {
 	return ""
 }
 
-// fail answers an error. When the answer has begun, all that is left is to cut
-// it: no client may take it for whole.
+// fail answers an error. If the answer has begun, fail aborts it, so that the client cannot take it
+// for complete.
 func (s *Server) fail(w *answer, r *http.Request, err error) {
 	p := told(w, err)
 	gone := r.Context().Err() != nil && errors.Is(context.Cause(r.Context()), context.Canceled)
 	switch {
 	case gone:
 		s.log.Debug("client went away", "method", r.Method, "path", r.URL.Path, "error", err)
-	case p.Status >= http.StatusInternalServerError && p.Status != http.StatusInsufficientStorage && p.Status != http.StatusBadGateway: // which are the caller's
-		s.log.Error("request not carried out", "method", r.Method, "path", r.URL.Path, "error", err)
+	// both are the caller's errors, not the service's
+	case p.Status >= http.StatusInternalServerError && p.Status != http.StatusInsufficientStorage &&
+		p.Status != http.StatusBadGateway:
+		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 	}
 	if w.status != 0 {
-		panic(http.ErrAbortHandler) // net/http's way to cut a response
+		panic(http.ErrAbortHandler) // net/http then cuts the connection
 	}
 	if p.RetryAfterMS > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt((p.RetryAfterMS+999)/1000, 10))
@@ -153,12 +155,13 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	body, err := json.Marshal(p)
-	w.Header().Set("Content-Length", strconv.Itoa(len(body))) // it is whole while the handler still runs
+	// lets the client read the whole answer while the handler still runs
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(p.Status)
 	if err == nil {
 		_, err = w.Write(body)
 	}
 	if err != nil {
-		s.log.Debug("answer not written", "error", err)
+		s.log.Debug("failed to write answer", "error", err)
 	}
 }

@@ -18,20 +18,20 @@ import (
 
 // ptyQuery are the parameters of GET /v1/sandboxes/{id}/pty.
 var ptyQuery = []string{
-	"argv", "command", "cwd", "user", "term", "cols", "rows", "timeout_ms", "spool_bytes", // a new one
-	"shell", "offset", "read_only", // one that is there
+	"argv", "command", "cwd", "user", "term", "cols", "rows", "timeout_ms", "spool_bytes", // for a new terminal
+	"shell", "offset", "read_only", // for an existing terminal
 }
 
-// ptyRequest asks for a new terminal, or one that is there.
+// ptyRequest asks for a new terminal, or for an existing one.
 type ptyRequest struct {
 	open     v1.TerminalRequest
-	shell    string // "": a new one
-	offset   int64  // -1: the first byte that is kept
+	shell    string // "": a new terminal
+	offset   int64  // -1: the first kept byte
 	readOnly bool
 }
 
-// pty is a terminal over a WebSocket. What can be refused is refused before
-// anything is opened, and as every other request is.
+// pty connects a terminal to a WebSocket. It refuses invalid requests before it opens anything,
+// with a normal error answer.
 func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if err := upgradable(r); err != nil {
 		return err
@@ -40,7 +40,7 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal)
 	if err != nil {
 		return err
 	}
-	// Serve waits for it: net/http does not, once the connection is not its own.
+	// Serve waits for the terminal; net/http does not wait for hijacked connections.
 	s.terminals.Add(1)
 	defer s.terminals.Done()
 	if req.shell == "" {
@@ -60,13 +60,13 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal)
 	case req.offset < 0:
 		req.offset = start
 	case req.offset > end:
-		return &strictjson.FieldError{Field: "offset", Message: "is beyond the end of what was written"}
+		return &strictjson.FieldError{Field: "offset", Message: "is beyond the end of the output"}
 	}
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{
-		Subprotocols: []string{v1.TerminalProtocol}, InsecureSkipVerify: true, // upgradable has looked at the origin
+		Subprotocols: []string{v1.TerminalProtocol}, InsecureSkipVerify: true, // upgradable has checked the origin
 	})
 	if err != nil {
-		s.log.Debug("terminal not connected", "error", err) // it was answered
+		s.log.Debug("failed to accept terminal connection", "error", err) // Accept has answered
 		return nil
 	}
 	defer conn.CloseNow() //nolint:errcheck // most often closed by now
@@ -76,19 +76,22 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal)
 	return nil
 }
 
-// upgradable refuses what is no opening handshake of ours, and pages of other
-// origins: a browser lets any page open WebSockets to any host.
+// upgradable returns an error unless the request is a valid opening handshake for a terminal. It
+// refuses pages of other origins, because a browser lets any page open WebSockets to any host.
 func upgradable(r *http.Request) error {
-	if r.Method != http.MethodGet { // the route of GET is that of HEAD, too
-		return usererror.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
+	if r.Method != http.MethodGet { // a GET route also matches HEAD
+		return usererror.Errorf(errdefs.ErrNotFound, "route %s %s not found: see /openapi.json", r.Method, r.URL.Path)
 	}
-	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.Header.Get("Sec-WebSocket-Version") != "13" || !r.ProtoAtLeast(1, 1) {
-		return &strictjson.FieldError{Field: "Upgrade", Message: "must be websocket, of version 13: this is a WebSocket"}
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.Header.Get("Sec-WebSocket-Version") != "13" ||
+		!r.ProtoAtLeast(1, 1) {
+		return &strictjson.FieldError{Field: "Upgrade",
+			Message: "must be websocket, version 13"}
 	}
-	if !lists(r.Header, "Connection", "upgrade") { // something between us may have dropped it
-		return &strictjson.FieldError{Field: "Connection", Message: "must list upgrade: this is a WebSocket"}
+	if !lists(r.Header, "Connection", "upgrade") { // a proxy may have dropped it
+		return &strictjson.FieldError{Field: "Connection", Message: "must list upgrade"}
 	}
-	if key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key")); err != nil || len(key) != 16 || len(r.Header.Values("Sec-WebSocket-Key")) != 1 {
+	if key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key")); err != nil || len(key) != 16 ||
+		len(r.Header.Values("Sec-WebSocket-Key")) != 1 {
 		return &strictjson.FieldError{Field: "Sec-WebSocket-Key", Message: "must be 16 bytes in base64"}
 	}
 	if err := ownOrigin(r); err != nil {
@@ -100,7 +103,7 @@ func upgradable(r *http.Request) error {
 	return nil
 }
 
-// lists says whether a word is in a header's list.
+// lists reports whether a header's list contains a word.
 func lists(h http.Header, field, word string) bool {
 	for _, line := range h.Values(field) {
 		for name := range strings.SplitSeq(line, ",") {
@@ -112,10 +115,11 @@ func lists(h http.Header, field, word string) bool {
 	return false
 }
 
-// ownOrigin lets in who is no web page, and pages of the host that was asked. A
-// name of a page's own that leads to this host is not that.
+// ownOrigin returns an error for web pages of other origins. It accepts programs, and pages of the
+// requested host. A page whose own host name resolves to this host is refused.
 func ownOrigin(r *http.Request) error {
-	refused := usererror.Errorf(errdefs.ErrPermissionDenied, "web pages of other origins may not open terminals, nor connect to sandboxes")
+	refused := usererror.Errorf(errdefs.ErrPermissionDenied,
+		"web pages of other origins may not open terminals, nor connect to sandboxes")
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
 		return refused
 	}
@@ -124,14 +128,15 @@ func ownOrigin(r *http.Request) error {
 		return nil
 	}
 	u, err := url.Parse(origins[0])
-	if err != nil || len(origins) != 1 || u.Host == "" || !strings.EqualFold(u.Host, r.Host) || localPeer(r) && !loopback(r.Host) {
+	if err != nil || len(origins) != 1 || u.Host == "" || !strings.EqualFold(u.Host, r.Host) ||
+		localPeer(r) && !loopback(r.Host) {
 		return refused
 	}
 	return nil
 }
 
-// readPTY reads the request: parameters, or for a new terminal the header that
-// streamed commands have as well, which does not end up in logs as a URL does.
+// readPTY decodes the request from the parameters, or for a new terminal from the header
+// headerExec. The header keeps the request out of logs of URLs.
 func readPTY(r *http.Request) (ptyRequest, error) {
 	q := queryOf(r, ptyQuery...)
 	req := ptyRequest{shell: q.text("shell"), offset: -1, readOnly: q.yes("read_only")}
@@ -140,7 +145,8 @@ func readPTY(r *http.Request) (ptyRequest, error) {
 	}
 	req.open = v1.TerminalRequest{
 		Command: q.text("command"), Cwd: q.text("cwd"), User: q.text("user"), Term: q.text("term"),
-		Cols: q.small("cols"), Rows: q.small("rows"), TimeoutMS: q.number("timeout_ms"), SpoolBytes: q.number("spool_bytes"),
+		Cols: q.small("cols"), Rows: q.small("rows"), TimeoutMS: q.number("timeout_ms"),
+		SpoolBytes: q.number("spool_bytes"),
 	}
 	if v := q.text("argv"); v != "" && json.Unmarshal([]byte(v), &req.open.Argv) != nil {
 		q.fail("argv", `must be a JSON array of strings, such as ["top","-d","1"]`)
@@ -148,7 +154,7 @@ func readPTY(r *http.Request) (ptyRequest, error) {
 	for _, name := range ptyQuery {
 		old := name == "shell" || name == "offset" || name == "read_only"
 		if _, given := q.values[name]; given && old != (req.shell != "") {
-			q.fail(name, "is for a terminal that is there (shell) or for a new one, and both are asked for")
+			q.fail(name, "cannot be combined: use the parameters of an existing terminal (shell) or of a new one")
 		}
 	}
 	h := r.Header.Get(headerExec)
@@ -165,5 +171,5 @@ func readPTY(r *http.Request) (ptyRequest, error) {
 	return req, strictjson.Decode(b, &req.open)
 }
 
-// small is a number that is checked further on.
+// small returns a number that the engine checks further.
 func (q *query) small(name string) int { return int(min(q.number(name), 1<<30)) }

@@ -7,15 +7,15 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// keys are what a client typed and the terminal has not got yet, at most
-// v1.TerminalWindow bytes: whoever reads from the connection never waits for a
-// command that reads nothing, so that what is said besides is heard.
+// keys is a queue of bytes that a client typed and the terminal has not accepted yet, at most
+// v1.TerminalWindow. It lets the connection's reader continue while a command reads nothing, so
+// that control messages are still handled. All methods may be called concurrently.
 type keys struct {
 	mu    sync.Mutex
 	more  sync.Cond
 	buf   []byte
-	got   int64 // from the client
-	taken int64 // by the terminal
+	got   int64 // bytes from the client
+	taken int64 // bytes accepted by the terminal
 	ended bool
 }
 
@@ -25,7 +25,7 @@ func newKeys() *keys {
 	return k
 }
 
-// add appends what was typed; false: it is more than may be on its way.
+// add appends typed bytes. It reports false if they exceed the window.
 func (k *keys) add(b []byte) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -38,21 +38,21 @@ func (k *keys) add(b []byte) bool {
 	return true
 }
 
-// took notes how much the terminal has got.
+// took records how many bytes the terminal has accepted in total.
 func (k *keys) took(total int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.taken = total
 }
 
-// total is how much the terminal has got.
+// total returns how many bytes the terminal has accepted.
 func (k *keys) total() int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.taken
 }
 
-// end makes Read end after what is there.
+// end makes Read return io.EOF after the queued bytes.
 func (k *keys) end() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -60,7 +60,7 @@ func (k *keys) end() {
 	k.more.Broadcast()
 }
 
-// Read waits for what is typed next.
+// Read implements io.Reader. It waits for typed bytes.
 func (k *keys) Read(p []byte) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -20,45 +20,44 @@ import (
 const (
 	// pongTime is how long a client may take to answer a ping.
 	pongTime = time.Minute
-	// keysTime is how long what a client typed may still take to get to the
-	// terminal when its connection ends.
+	// keysTime is how long typed bytes may still take to reach the terminal after the connection
+	// ends.
 	keysTime = time.Second
 	// lastTime bounds the last message, and the closing handshake.
 	lastTime = 3 * time.Second
-	// ptyPiece is how much output goes into a message.
+	// ptyPiece is the largest output in one message, in bytes.
 	ptyPiece = 32 << 10
-	// maxSignals is how many signals may wait for their turn.
+	// maxSignals bounds the queue of signals.
 	maxSignals = 16
 )
 
-// Why a connection ends, besides errors and the command's own end.
+// Reasons for the end of a connection, besides errors and the command's end.
 var (
 	errDetached   = errors.New("the client detached")
 	errClientGone = errors.New("the client went away")
 )
 
-// errProtocol is a message that a client must not send; it ends the connection
-// with a code.
+// errProtocol reports an invalid message of the client. It ends the connection with a code.
 type errProtocol struct {
 	*strictjson.FieldError
 	code websocket.StatusCode
 }
 
-// Unwrap gives what is told.
+// Unwrap returns the error for the client.
 func (e *errProtocol) Unwrap() error { return e.FieldError }
 
 func breach(code websocket.StatusCode, field, format string, args ...any) error {
 	return &errProtocol{&strictjson.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}, code}
 }
 
-// exited is the command's end.
+// exited reports that the command ended, with its result.
 type exited struct{ result v1.ExecResult }
 
 func (exited) Error() string { return "the command ended" }
 
-// ptySession is one client at a terminal. The connection's reader waits for
-// nothing but the client, so that pings, resizes and signals are always heard;
-// output waits for the client and nobody else does: the guest keeps it.
+// ptySession is one client that is attached to a terminal. The connection's reader waits only for
+// the client, so that pings, resizes and signals are always handled. Output waits for the client;
+// the guest buffers it.
 type ptySession struct {
 	server *Server
 	conn   *websocket.Conn
@@ -66,40 +65,46 @@ type ptySession struct {
 	req    ptyRequest
 	tell   func(error) *v1.Problem
 
-	ctx context.Context // ends with a cause when the session has to
+	ctx context.Context // ends with a cause when the session must end
 	end context.CancelCauseFunc
 
-	// wire ends what is read and written: an end of it cuts the connection.
+	// wire is the context of reads and writes. Its end cuts the connection.
 	wire context.Context
 	cut  context.CancelFunc
 
 	keys    *keys
-	acks    chan struct{} // something was taken
+	acks    chan struct{} // bytes were accepted
 	sizes   chan v1.TerminalMessage
 	signals chan int
-	writing atomic.Int32 // messages on their way to the client
+	writing atomic.Int32 // messages that are being written to the client
 
-	typed chan struct{} // closed when no more is typed
-	whole bool          // all that was typed got to the terminal, see settle
+	typed chan struct{} // closed when typing has ended
+	whole bool          // all typed bytes reached the terminal, see settle
 	work  sync.WaitGroup
 }
 
-func newPTYSession(s *Server, conn *websocket.Conn, at *engine.Attachment, req ptyRequest, tell func(error) *v1.Problem) *ptySession {
+func newPTYSession(
+	s *Server, conn *websocket.Conn, at *engine.Attachment, req ptyRequest, tell func(error) *v1.Problem,
+) *ptySession {
 	t := &ptySession{
 		server: s, conn: conn, at: at, req: req, tell: tell, keys: newKeys(),
-		acks: make(chan struct{}, 1), sizes: make(chan v1.TerminalMessage, 1), signals: make(chan int, maxSignals), typed: make(chan struct{}),
+		acks: make(chan struct{}, 1), sizes: make(chan v1.TerminalMessage, 1), signals: make(chan int, maxSignals),
+		typed: make(chan struct{}),
 	}
 	t.ctx, t.end = context.WithCancelCause(context.Background())
 	t.wire, t.cut = context.WithCancel(context.Background())
 	return t
 }
 
-// run serves the client and returns when the connection is closed.
+// run serves the client. It returns when the connection is closed.
 func (t *ptySession) run() {
 	stop := context.AfterFunc(t.server.soon, func() { t.end(context.Cause(t.server.soon)) })
 	defer stop()
 	cols, rows := t.at.Size()
-	if t.send(v1.TerminalMessage{Type: "started", Shell: t.req.shell, Offset: t.req.offset, Cols: cols, Rows: rows}) != nil {
+	started := v1.TerminalMessage{
+		Type: "started", Shell: t.req.shell, Offset: t.req.offset, Cols: cols, Rows: rows,
+	}
+	if t.send(started) != nil {
 		t.at.Leave()
 		t.cut()
 		return
@@ -112,7 +117,7 @@ func (t *ptySession) run() {
 	t.work.Go(t.acknowledge)
 	t.work.Go(t.steer)
 	t.work.Go(t.ping)
-	go func() { // waited for by settle
+	go func() { // settle waits for it
 		defer close(t.typed)
 		err := t.at.Type(t.keys, func(total int64) {
 			t.keys.took(total)
@@ -130,8 +135,8 @@ func (t *ptySession) run() {
 	t.finish(context.Cause(t.ctx))
 }
 
-// settle gives what was typed a last chance to get to the terminal, and then
-// ends everything but the connection.
+// settle waits a limited time for typed bytes to reach the terminal, and then ends everything but
+// the connection.
 func (t *ptySession) settle() {
 	t.keys.end()
 	patience := time.NewTimer(keysTime)
@@ -145,18 +150,18 @@ func (t *ptySession) settle() {
 	}
 	t.at.Leave()
 	<-t.typed
-	// Output may still be on its way to a client that takes it slowly.
+	// A slow client may still be receiving output.
 	late := time.AfterFunc(lastTime, t.cut)
 	defer late.Stop()
 	t.work.Wait()
 }
 
-// finish says why the connection ends and closes it.
+// finish tells the client why the connection ends, and closes it.
 func (t *ptySession) finish(cause error) {
 	code, reason := websocket.StatusNormalClosure, ""
 	switch e, over := errors.AsType[exited](cause); {
 	case over:
-		_ = t.last(v1.TerminalMessage{Type: "exit", Result: &e.result}) // who is gone does not ask
+		_ = t.last(v1.TerminalMessage{Type: "exit", Result: &e.result}) // fails only if the client is gone
 		reason = "the command ended"
 	case errors.Is(cause, errDetached):
 		reason = "detached"
@@ -178,7 +183,7 @@ func (t *ptySession) finish(cause error) {
 	_ = t.conn.Close(code, reason) // a client that does not answer is cut
 }
 
-// send sends a message, and gives a client up that takes nothing.
+// send sends a message. It fails if the client accepts nothing for the stall time.
 func (t *ptySession) send(m v1.TerminalMessage) error {
 	b, err := json.Marshal(m)
 	if err != nil {
@@ -206,7 +211,7 @@ func (t *ptySession) write(ctx context.Context, kind websocket.MessageType, b []
 	return nil
 }
 
-// show sends the output until the command's end.
+// show sends the output until the command ends.
 func (t *ptySession) show() {
 	next := t.req.offset
 	result, err := t.at.Follow(next, func(offset int64, data []byte) error {
@@ -234,7 +239,7 @@ func (t *ptySession) show() {
 	t.end(err)
 }
 
-// acknowledge tells what was taken, as often as the client takes that.
+// acknowledge reports how many bytes were accepted. It merges reports while the client is slow.
 func (t *ptySession) acknowledge() {
 	for {
 		select {
@@ -249,7 +254,7 @@ func (t *ptySession) acknowledge() {
 	}
 }
 
-// steer carries out resizes and signals. One that comes too late is none.
+// steer carries out resizes and signals. It ignores those that arrive after the command's end.
 func (t *ptySession) steer() {
 	for {
 		var err error
@@ -268,9 +273,8 @@ func (t *ptySession) steer() {
 	}
 }
 
-// ping finds out who has gone without a word, and keeps what is between from
-// taking silence for the end. While output is on its way to the client, how
-// long that may take is bounded instead.
+// ping detects clients that are gone, and keeps proxies from closing a silent connection. It
+// ignores a missing answer while output is being written, whose time is bounded separately.
 func (t *ptySession) ping() {
 	tick := time.NewTicker(t.server.beat)
 	defer tick.Stop()
@@ -290,7 +294,7 @@ func (t *ptySession) ping() {
 	}
 }
 
-// read takes what the client sends until the connection ends.
+// read receives messages until the connection ends.
 func (t *ptySession) read() {
 	for {
 		kind, r, err := t.conn.Reader(t.wire)
@@ -302,13 +306,13 @@ func (t *ptySession) read() {
 				err = errClientGone
 			}
 			t.end(err)
-			// What follows is dropped: closing takes it off the client.
+			// Later messages are dropped; the closing handshake reads them.
 			return
 		}
 	}
 }
 
-// take takes one message. An error that is no errProtocol is the connection's.
+// take handles one message. An error other than errProtocol is an error of the connection.
 func (t *ptySession) take(kind websocket.MessageType, r io.Reader) error {
 	if kind == websocket.MessageBinary {
 		b, err := io.ReadAll(r) // bounded by SetReadLimit
@@ -316,9 +320,10 @@ func (t *ptySession) take(kind websocket.MessageType, r io.Reader) error {
 		case err != nil:
 			return err
 		case t.req.readOnly && len(b) > 0:
-			return breach(websocket.StatusPolicyViolation, "read_only", "is set: nothing may be typed")
+			return breach(websocket.StatusPolicyViolation, "read_only", "is set: typing is not allowed")
 		case !t.keys.add(b):
-			return breach(websocket.StatusPolicyViolation, "message", "goes over the %d bytes that may be on their way", v1.TerminalWindow)
+			return breach(websocket.StatusPolicyViolation, "message", "exceeds the window of %d bytes",
+				v1.TerminalWindow)
 		}
 		return nil
 	}
@@ -336,18 +341,18 @@ func (t *ptySession) take(kind websocket.MessageType, r io.Reader) error {
 	return t.obey(m)
 }
 
-// obey hands a control message on.
+// obey carries out a control message.
 func (t *ptySession) obey(m v1.TerminalMessage) error {
 	if t.req.readOnly && m.Type != "detach" {
 		return breach(websocket.StatusPolicyViolation, "read_only", "is set: %q is not allowed", m.Type)
 	}
 	switch m.Type {
 	case "resize":
-		select { // only the last one counts
+		select { // only the last size counts
 		case <-t.sizes:
 		default:
 		}
-		t.sizes <- m // there is room: nobody else sends
+		t.sizes <- m // never blocks: this is the only sender
 	case "signal":
 		select {
 		case t.signals <- m.Signal:

@@ -11,50 +11,148 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// routes is everything that is served, and what /openapi.json is made from.
+// routes returns all routes. They are served, and /openapi.json is generated from them.
 func (s *Server) routes() []route {
-	return slices.Concat(s.sandboxRoutes(), s.shellSessionRoutes(), s.toolRoutes(), s.approvalRoutes(), s.tokenRoutes(), s.auditRoutes(), s.imageRoutes(), s.templateRoutes(), s.eventRoutes(), s.shellCompatRoutes(), s.overlayRoutes(), s.spaceRoutes(), s.figureRoutes(), s.portRoutes(), s.egressRoutes(), s.otherRoutes())
+	return slices.Concat(s.sandboxRoutes(), s.shellSessionRoutes(), s.toolRoutes(), s.approvalRoutes(), s.tokenRoutes(),
+		s.auditRoutes(), s.imageRoutes(), s.templateRoutes(), s.eventRoutes(), s.shellCompatRoutes(), s.overlayRoutes(),
+		s.spaceRoutes(), s.figureRoutes(), s.portRoutes(), s.egressRoutes(), s.otherRoutes())
 }
 
 func (s *Server) sandboxRoutes() []route {
 	return []route{
-		{method: "POST", path: "/v1/sandboxes", handle: s.createSandbox, summary: "Lease a sandbox", body: v1.SandboxRequest{}, answer: v1.Sandbox{}},
-		{method: "GET", path: "/v1/sandboxes", handle: s.listSandboxes, summary: "List leases; with all, for operators, everything that lives", query: []string{"ended", "all"}, answer: v1.List[v1.Sandbox]{}},
-		{method: "GET", path: "/v1/sandboxes/{id}", handle: s.getSandbox, summary: "Describe a lease, also one that is over", answer: v1.Sandbox{}},
+		{
+			method: "POST", path: "/v1/sandboxes", handle: s.createSandbox,
+			summary: "Lease a sandbox", body: v1.SandboxRequest{}, answer: v1.Sandbox{},
+		},
+		{
+			method: "GET", path: "/v1/sandboxes", handle: s.listSandboxes,
+			summary: "List leases; with all, for operators: every living sandbox",
+			query:   []string{"ended", "all"}, answer: v1.List[v1.Sandbox]{},
+		},
+		{
+			method: "GET", path: "/v1/sandboxes/{id}", handle: s.getSandbox,
+			summary: "Describe a lease, also an ended one", answer: v1.Sandbox{},
+		},
 		{method: "DELETE", path: "/v1/sandboxes/{id}", handle: s.removeSandbox, summary: "Destroy a sandbox now"},
-		{method: "POST", path: "/v1/sandboxes/{id}/sync", handle: s.syncSandbox, summary: "Bring a workspace that is carried up to what the sandbox has", answer: v1.Sync{}},
-		{method: "POST", path: "/v1/sandboxes/{id}/stop", handle: s.stopSandbox, summary: "End a sandbox: TERM, the grace time, destroy", query: []string{"grace_ms"}, answer: v1.Sandbox{}},
-		{method: "POST", path: "/v1/sandboxes/{id}/exec", direct: true, handle: s.exec, limit: maxExecBody, summary: "Run a command and wait for its end", body: v1.Exec{}, answer: v1.ExecResult{}},
-		{method: "POST", path: "/v1/run", direct: true, handle: s.run, limit: maxExecBody, summary: "Lease, run one command, destroy", body: v1.Run{}, answer: v1.ExecResult{}},
-		{method: "POST", path: "/v1/sandboxes/{id}/shells", direct: true, handle: s.startShell, limit: maxExecBody, summary: "Start a background command", body: v1.ShellRequest{}, answer: v1.Shell{}},
-		{method: "GET", path: "/v1/sandboxes/{id}/shells", handle: s.listShells, summary: "List background commands", answer: v1.List[v1.Shell]{}},
-		{method: "GET", path: "/v1/sandboxes/{id}/pty", direct: true, handle: s.pty, summary: "Open a terminal, or attach to one (shell), as a WebSocket of subprotocol " + v1.TerminalProtocol, query: ptyQuery, answer: v1.TerminalMessage{}},
-		{method: "GET", path: "/v1/shells/{id}", handle: s.getShell, summary: "Describe a background command", answer: v1.Shell{}},
-		{method: "DELETE", path: "/v1/shells/{id}", handle: s.killShell, summary: "Kill a background command: TERM, the grace time, KILL", query: []string{"grace_ms", "forget"}, answer: v1.Shell{}},
-		{method: "POST", path: "/v1/shells/{id}/signal", handle: s.signalShell, summary: "Signal every process of a background command", query: []string{"signal"}},
-		{method: "GET", path: "/v1/shells/{id}/output", handle: s.shellOutput, summary: "Read output from an offset", query: []string{"stream", "offset", "limit", "wait_ms", "follow"}, answer: v1.Output{}},
-		{method: "POST", path: "/v1/shells/{id}/input", direct: true, handle: s.shellInput, takes: bodyStream, summary: "Write the body to stdin", query: []string{"close"}},
-		{method: "GET", path: "/v1/sandboxes/{id}/files", handle: s.getFile, summary: "Read, describe (stat) or list a file or folder", query: []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{}},
-		{method: "PUT", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.putFile, takes: bodyUpload, summary: "Write the body to a file, or make a folder (dir)", query: []string{"path", "mode", "dir"}, answer: v1.File{}},
-		{method: "POST", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.moveFile, summary: "Move a file", query: []string{"path", "to"}, answer: v1.File{}},
-		{method: "DELETE", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.removeFile, summary: "Remove a file or folder", query: []string{"path", "recursive"}},
+		{
+			method: "POST", path: "/v1/sandboxes/{id}/sync", handle: s.syncSandbox,
+			summary: "Copy a sandbox's files back to its workspace", answer: v1.Sync{},
+		},
+		{
+			method: "POST", path: "/v1/sandboxes/{id}/stop", handle: s.stopSandbox,
+			summary: "End a sandbox: TERM, the grace time, destroy", query: []string{"grace_ms"}, answer: v1.Sandbox{},
+		},
+		{
+			method: "POST", path: "/v1/sandboxes/{id}/exec", direct: true, handle: s.exec, limit: maxExecBody,
+			summary: "Run a command and wait for its end", body: v1.Exec{}, answer: v1.ExecResult{},
+		},
+		{
+			method: "POST", path: "/v1/run", direct: true, handle: s.run, limit: maxExecBody,
+			summary: "Lease, run one command, destroy", body: v1.Run{}, answer: v1.ExecResult{},
+		},
+		{
+			method: "POST", path: "/v1/sandboxes/{id}/shells", direct: true, handle: s.startShell, limit: maxExecBody,
+			summary: "Start a background command", body: v1.ShellRequest{}, answer: v1.Shell{},
+		},
+		{
+			method: "GET", path: "/v1/sandboxes/{id}/shells", handle: s.listShells,
+			summary: "List background commands", answer: v1.List[v1.Shell]{},
+		},
+		{
+			method: "GET", path: "/v1/sandboxes/{id}/pty", direct: true, handle: s.pty,
+			summary: "Open a terminal, or attach to one (shell), as a WebSocket of subprotocol " + v1.TerminalProtocol,
+			query:   ptyQuery, answer: v1.TerminalMessage{},
+		},
+		{
+			method: "GET", path: "/v1/shells/{id}", handle: s.getShell,
+			summary: "Describe a background command", answer: v1.Shell{},
+		},
+		{
+			method: "DELETE", path: "/v1/shells/{id}", handle: s.killShell,
+			summary: "Kill a background command: TERM, the grace time, KILL",
+			query:   []string{"grace_ms", "forget"}, answer: v1.Shell{},
+		},
+		{
+			method: "POST", path: "/v1/shells/{id}/signal", handle: s.signalShell,
+			summary: "Signal every process of a background command", query: []string{"signal"},
+		},
+		{
+			method: "GET", path: "/v1/shells/{id}/output", handle: s.shellOutput,
+			summary: "Read output from an offset",
+			query:   []string{"stream", "offset", "limit", "wait_ms", "follow"}, answer: v1.Output{},
+		},
+		{
+			method: "POST", path: "/v1/shells/{id}/input", direct: true, handle: s.shellInput, takes: bodyStream,
+			summary: "Write the body to stdin", query: []string{"close"},
+		},
+		{
+			method: "GET", path: "/v1/sandboxes/{id}/files", handle: s.getFile,
+			summary: "Read or describe (stat) a file, or list a directory (list)",
+			query:   []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{},
+		},
+		{
+			method: "PUT", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.putFile, takes: bodyUpload,
+			summary: "Write the body to a file, or make a directory (dir)",
+			query:   []string{"path", "mode", "dir"}, answer: v1.File{},
+		},
+		{
+			method: "POST", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.moveFile,
+			summary: "Move a file", query: []string{"path", "to"}, answer: v1.File{},
+		},
+		{
+			method: "DELETE", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.removeFile,
+			summary: "Remove a file or directory", query: []string{"path", "recursive"},
+		},
 	}
 }
 
 func (s *Server) otherRoutes() []route {
 	return []route{
-		{method: "POST", path: "/v1/workspaces", handle: s.createWorkspace, summary: "Make a workspace", body: v1.WorkspaceRequest{}, answer: v1.Workspace{}},
-		{method: "GET", path: "/v1/workspaces", handle: s.listWorkspaces, summary: "List workspaces", answer: v1.List[v1.Workspace]{}},
-		{method: "GET", path: "/v1/workspaces/{name}", handle: s.getWorkspace, summary: "Describe a workspace", answer: v1.Workspace{}},
-		{method: "DELETE", path: "/v1/workspaces/{name}", direct: true, handle: s.deleteWorkspace, summary: "Remove a workspace with its files"},
-		{method: "GET", path: "/v1/workspaces/{name}/files", handle: s.getWorkspaceFile, summary: "Read, describe or list files at rest", query: []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{}},
-		{method: "PUT", path: "/v1/workspaces/{name}/files", direct: true, handle: s.putWorkspaceFile, takes: bodyUpload, summary: "Write the body to a file, or make a folder (dir)", query: []string{"path", "mode", "dir"}, answer: v1.File{}},
-		{method: "DELETE", path: "/v1/workspaces/{name}/files", direct: true, handle: s.removeWorkspaceFile, summary: "Remove a file or folder", query: []string{"path", "recursive"}},
-		{method: "GET", path: "/v1/pools", handle: s.pools, summary: "Tell the state of the warm pools", answer: v1.List[v1.Pool]{}},
-		{method: "GET", path: "/v1/version", handle: s.version, summary: "Tell what this is and what it runs on", answer: v1.Version{}},
-		{method: "POST", path: "/v1/down", handle: s.down, operator: true, summary: "Destroy everything and stop the service"},
-		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "The process answers"},
-		{method: "GET", path: "/readyz", handle: s.readyz, open: true, summary: "Calls can be served"},
+		{
+			method: "POST", path: "/v1/workspaces", handle: s.createWorkspace,
+			summary: "Create a workspace", body: v1.WorkspaceRequest{}, answer: v1.Workspace{},
+		},
+		{
+			method: "GET", path: "/v1/workspaces", handle: s.listWorkspaces,
+			summary: "List workspaces", answer: v1.List[v1.Workspace]{},
+		},
+		{
+			method: "GET", path: "/v1/workspaces/{name}", handle: s.getWorkspace,
+			summary: "Describe a workspace", answer: v1.Workspace{},
+		},
+		{
+			method: "DELETE", path: "/v1/workspaces/{name}", direct: true, handle: s.deleteWorkspace,
+			summary: "Remove a workspace with its files",
+		},
+		{
+			method: "GET", path: "/v1/workspaces/{name}/files", handle: s.getWorkspaceFile,
+			summary: "Read, describe or list files of a workspace",
+			query:   []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{},
+		},
+		{
+			method: "PUT", path: "/v1/workspaces/{name}/files", direct: true, handle: s.putWorkspaceFile,
+			takes:   bodyUpload,
+			summary: "Write the body to a file, or make a directory (dir)",
+			query:   []string{"path", "mode", "dir"}, answer: v1.File{},
+		},
+		{
+			method: "DELETE", path: "/v1/workspaces/{name}/files", direct: true, handle: s.removeWorkspaceFile,
+			summary: "Remove a file or directory", query: []string{"path", "recursive"},
+		},
+		{
+			method: "GET", path: "/v1/pools", handle: s.pools,
+			summary: "Describe the warm pools", answer: v1.List[v1.Pool]{},
+		},
+		{
+			method: "GET", path: "/v1/version", handle: s.version,
+			summary: "Describe the service and its runtime", answer: v1.Version{},
+		},
+		{
+			method: "POST", path: "/v1/down", handle: s.down, operator: true,
+			summary: "Destroy everything and stop the service",
+		},
+		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "Check that the process answers"},
+		{method: "GET", path: "/readyz", handle: s.readyz, open: true, summary: "Check that calls can be served"},
 		{method: "GET", path: "/openapi.json", handle: s.openapi, open: true, summary: "This description"},
 	}
 }
@@ -69,7 +167,7 @@ func (s *Server) version(w http.ResponseWriter, _ *http.Request, p engine.Princi
 
 func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 	if s.opts.Down == nil {
-		return fmt.Errorf("this service cannot be taken down over HTTP: %w", errdefs.ErrNotImplemented)
+		return fmt.Errorf("this service cannot be stopped over HTTP: %w", errdefs.ErrNotImplemented)
 	}
 	w.WriteHeader(http.StatusAccepted)
 	s.opts.Down()

@@ -13,13 +13,14 @@ import (
 
 func (s *Server) eventRoutes() []route {
 	return []route{{
-		method: "GET", path: "/v1/events", handle: s.serviceEvents, summary: "Tell what happened, and with follow what happens, as server-sent events; Last-Event-ID goes on",
-		query: []string{"after", "since", "follow"}, answer: v1.ServiceEvent{},
+		method: "GET", path: "/v1/events", handle: s.serviceEvents,
+		summary: "Stream events, with follow also new ones; Last-Event-ID continues a stream",
+		query:   []string{"after", "since", "follow"}, answer: v1.ServiceEvent{},
 	}}
 }
 
-// serviceEvents tells the events that are kept, or those after Last-Event-ID,
-// and with follow those to come, until the client leaves or a hand-over begins.
+// serviceEvents sends the kept events, or those after Last-Event-ID. With follow it also sends new
+// events, until the client leaves or a hand-over begins.
 func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "after", "since", "follow")
 	if q.err != nil {
@@ -77,15 +78,16 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p engine.
 	}
 }
 
-// eventQuery reads where to begin: after an event, by the header or the query,
-// or at a time, as RFC 3339 or how long ago.
+// eventQuery returns where to begin: after an event (by header or query), or at a time (RFC 3339,
+// or a duration before now).
 func eventQuery(r *http.Request, after, since string) (q engine.EventQuery, err error) {
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
 		after = last
 	}
 	if after != "" {
 		if q.After, err = strconv.ParseInt(after, 10, 64); err != nil {
-			return q, &engine.InvalidError{Field: "after", Message: fmt.Sprintf("is %q: use the id of an event, or -1 for those to come", after)}
+			return q, &engine.InvalidError{Field: "after",
+				Message: fmt.Sprintf("is %q: use the id of an event, or -1 for those to come", after)}
 		}
 	}
 	if since == "" {
@@ -96,7 +98,8 @@ func eventQuery(r *http.Request, after, since string) (q engine.EventQuery, err 
 		return q, nil
 	}
 	if q.Since, err = time.Parse(time.RFC3339, since); err != nil {
-		return q, &engine.InvalidError{Field: "since", Message: fmt.Sprintf("is %q: use a time such as 10m or 2026-01-02T15:04:05Z", since)}
+		return q, &engine.InvalidError{Field: "since",
+			Message: fmt.Sprintf("is %q: use a time such as 10m or 2026-01-02T15:04:05Z", since)}
 	}
 	return q, nil
 }

@@ -15,8 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Bounds of POST /shell: its clients send one command line, and give up after
-// 35 seconds.
+// Limits of POST /shell. Its clients send one command line, and give up after 35 seconds.
 const (
 	shellTimeout     = 30 * time.Second
 	maxShellTimeout  = time.Hour
@@ -25,14 +24,14 @@ const (
 	shellCompatRoute = "/shell"
 )
 
-// shellRequest is what clients of the readonly system send.
+// shellRequest is the request that clients of the readonly system send.
 type shellRequest struct {
 	Command   string   `json:"command"`
 	Workspace string   `json:"workspace"`
 	Timeout   *float64 `json:"timeout"` // seconds
 }
 
-// shellAnswer is what they get, whatever happens.
+// shellAnswer is the answer that these clients expect in every case.
 type shellAnswer struct {
 	Success    bool   `json:"success"`
 	Stdout     string `json:"stdout"`
@@ -40,20 +39,21 @@ type shellAnswer struct {
 	ReturnCode int    `json:"returncode"`
 }
 
-// shellCompatRoutes is empty unless the readonly system's endpoint is switched
-// on: its clients send no token.
+// shellCompatRoutes returns the route of the readonly system, or nil if it is not enabled. Its
+// clients send no token.
 func (s *Server) shellCompatRoutes() []route {
 	if s.opts.ShellCaller == "" {
 		return nil
 	}
 	return []route{{
 		method: "POST", path: shellCompatRoute, handle: s.shellCompat, refused: s.refusedShell, open: true,
-		summary: "Run a read-only command, for existing clients of the readonly system; from this host only", body: shellRequest{}, answer: shellAnswer{},
+		summary: "Run a read-only command, for existing clients of the readonly system; from this host only",
+		body:    shellRequest{}, answer: shellAnswer{},
 	}}
 }
 
-// shellCompat answers 200 to everything but what is not from this host's own
-// programs.
+// shellCompat answers every command of this host's programs with status 200, and refuses all other
+// clients.
 func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	p.Via = shellCompatVia
 	if err := fromHere(r); err != nil {
@@ -92,18 +92,19 @@ func (r shellRequest) timeout() (time.Duration, error) {
 	if t := *r.Timeout; t > 0 && t <= maxShellTimeout.Seconds() {
 		return time.Duration(t * float64(time.Second)), nil
 	}
-	return 0, &strictjson.FieldError{Field: "timeout", Message: fmt.Sprintf("is %v and must be over 0 and at most %v seconds", *r.Timeout, maxShellTimeout.Seconds())}
+	return 0, &strictjson.FieldError{Field: "timeout",
+		Message: fmt.Sprintf("is %v and must be over 0 and at most %v seconds", *r.Timeout, maxShellTimeout.Seconds())}
 }
 
-// shellRefusal says what went wrong in the shape that the clients know. They are
-// nobody in particular, and are told nothing of the host.
+// shellRefusal answers an error in the form that the clients know. They are anonymous, so the
+// message reveals nothing about the host.
 func (s *Server) shellRefusal(w http.ResponseWriter, err error) error {
 	return reply(w, http.StatusOK, shellAnswer{Stderr: problem(seen(engine.Principal{}, s.log, err)).Detail, ReturnCode: -1})
 }
 
-// fromHere refuses everybody who is not a program on this host, and pages that
-// a browser on it shows: those send Origin, or Sec-Fetch-Site, or cannot send
-// JSON, or have a name of their own that leads here.
+// fromHere returns an error unless the request comes from a program on this host. It also refuses
+// web pages in a local browser: they send Origin or Sec-Fetch-Site, cannot send JSON, or use a host
+// name of their own that resolves to this host.
 func fromHere(r *http.Request) error {
 	refused := func(why string) error {
 		return usererror.Errorf(errdefs.ErrPermissionDenied, "%s %s", shellCompatRoute, why)
@@ -123,8 +124,7 @@ func fromHere(r *http.Request) error {
 	return nil
 }
 
-// localPeer says whether a request came over a unix socket or from a loopback
-// address.
+// localPeer reports whether a request came over a unix socket or from a loopback address.
 func localPeer(r *http.Request) bool { return overUnix(r) || loopback(r.RemoteAddr) }
 
 func overUnix(r *http.Request) bool {
@@ -132,7 +132,7 @@ func overUnix(r *http.Request) bool {
 	return ok && local.Network() == "unix"
 }
 
-// loopback says whether HOST or HOST:PORT is this host's own.
+// loopback reports whether HOST or HOST:PORT is a loopback address or localhost.
 func loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

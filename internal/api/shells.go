@@ -80,7 +80,8 @@ func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p engine.Pri
 func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms", "follow")
 	req := engine.OutputRequest{
-		Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms"), Follow: q.yes("follow"),
+		Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms"),
+		Follow: q.yes("follow"),
 	}
 	if q.err != nil {
 		return q.err
@@ -101,11 +102,11 @@ func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return reply(w, http.StatusOK, got)
 }
 
-// errGap ends a raw answer before bytes that do not follow on what was sent.
+// errGap ends a raw answer at bytes that do not follow the sent ones.
 var errGap = errors.New("a gap in the output")
 
-// rawOutput sends octets. Where the first one stands is in a header, so an
-// answer ends before a gap: the next request tells how big it was.
+// rawOutput sends bytes. The offset of the first byte is in a header, so an answer ends before a
+// gap. The next request shows the size of the gap.
 func (s *Server) rawOutput(w http.ResponseWriter, r *http.Request, principal engine.Principal, req engine.OutputRequest) error {
 	ctl := http.NewResponseController(w)
 	next := int64(-1)

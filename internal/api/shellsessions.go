@@ -9,10 +9,25 @@ import (
 
 func (s *Server) shellSessionRoutes() []route {
 	return []route{
-		{method: "POST", path: "/v1/sandboxes/{id}/sessions", direct: true, handle: s.startShellSession, summary: "Start a shell that lives on between its commands", body: v1.ShellSessionRequest{}, answer: v1.ShellSession{}},
-		{method: "GET", path: "/v1/sandboxes/{id}/sessions", handle: s.listShellSessions, summary: "List a sandbox's sessions", answer: v1.List[v1.ShellSession]{}},
-		{method: "DELETE", path: "/v1/sandboxes/{id}/sessions/{session}", handle: s.endShellSession, summary: "Kill what lives of a session and forget it", answer: v1.ShellSession{}},
-		{method: "POST", path: "/v1/sandboxes/{id}/sessions/{session}/exec", direct: true, handle: s.execShellSession, limit: maxExecBody, summary: "Run a command in a session and wait for its end", body: v1.ShellSessionExec{}, answer: v1.ExecResult{}},
+		{
+			method: "POST", path: "/v1/sandboxes/{id}/sessions", direct: true, handle: s.startShellSession,
+			summary: "Start a shell that keeps its state between commands",
+			body:    v1.ShellSessionRequest{}, answer: v1.ShellSession{},
+		},
+		{
+			method: "GET", path: "/v1/sandboxes/{id}/sessions", handle: s.listShellSessions,
+			summary: "List a sandbox's sessions", answer: v1.List[v1.ShellSession]{},
+		},
+		{
+			method: "DELETE", path: "/v1/sandboxes/{id}/sessions/{session}", handle: s.endShellSession,
+			summary: "End a session and kill its processes", answer: v1.ShellSession{},
+		},
+		{
+			method: "POST", path: "/v1/sandboxes/{id}/sessions/{session}/exec", direct: true,
+			handle: s.execShellSession, limit: maxExecBody,
+			summary: "Run a command in a session and wait for its end",
+			body:    v1.ShellSessionExec{}, answer: v1.ExecResult{},
+		},
 	}
 }
 

@@ -12,7 +12,10 @@ import (
 
 func (s *Server) spaceRoutes() []route {
 	return []route{
-		{method: "PATCH", path: "/v1/workspaces/{name}", direct: true, handle: s.resizeWorkspace, summary: "Change what a workspace holds at most", body: v1.WorkspaceResize{}, answer: v1.Workspace{}},
+		{
+			method: "PATCH", path: "/v1/workspaces/{name}", direct: true, handle: s.resizeWorkspace,
+			summary: "Change the size limit of a workspace", body: v1.WorkspaceResize{}, answer: v1.Workspace{},
+		},
 	}
 }
 
@@ -28,8 +31,8 @@ func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, p engin
 	return reply(w, http.StatusOK, got)
 }
 
-// noRoom says whether something was not written for want of room where it was
-// to go: waiting does not help then, unlike with other bounds.
+// noRoom reports whether a write failed because the target is full. Unlike with other limits,
+// waiting does not help.
 func noRoom(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }

@@ -9,9 +9,18 @@ import (
 
 func (s *Server) templateRoutes() []route {
 	return []route{
-		{method: "GET", path: "/v1/templates", handle: s.listTemplates, summary: "List templates", answer: v1.List[v1.Template]{}},
-		{method: "GET", path: "/v1/templates/{name}", handle: s.getTemplate, summary: "Describe a template", answer: v1.Template{}},
-		{method: "POST", path: "/v1/templates/reload", handle: s.reloadTemplates, operator: true, summary: "Read the templates again", answer: v1.TemplateReload{}},
+		{
+			method: "GET", path: "/v1/templates", handle: s.listTemplates,
+			summary: "List templates", answer: v1.List[v1.Template]{},
+		},
+		{
+			method: "GET", path: "/v1/templates/{name}", handle: s.getTemplate,
+			summary: "Describe a template", answer: v1.Template{},
+		},
+		{
+			method: "POST", path: "/v1/templates/reload", handle: s.reloadTemplates, operator: true,
+			summary: "Reload the templates", answer: v1.TemplateReload{},
+		},
 	}
 }
 

@@ -13,9 +13,18 @@ import (
 
 func (s *Server) tokenRoutes() []route {
 	return []route{
-		{method: "POST", path: "/v1/tokens", handle: s.createToken, operator: true, summary: "Make a token; its secret is in this answer only", body: v1.TokenRequest{}, answer: v1.Token{}},
-		{method: "GET", path: "/v1/tokens", handle: s.listTokens, summary: "List tokens, newest first", answer: v1.List[v1.Token]{}},
-		{method: "DELETE", path: "/v1/tokens/{id}", handle: s.revokeToken, summary: "Revoke a token, and end its requests and streams", answer: v1.Token{}},
+		{
+			method: "POST", path: "/v1/tokens", handle: s.createToken, operator: true,
+			summary: "Create a token; only this answer has its secret", body: v1.TokenRequest{}, answer: v1.Token{},
+		},
+		{
+			method: "GET", path: "/v1/tokens", handle: s.listTokens,
+			summary: "List tokens, newest first", answer: v1.List[v1.Token]{},
+		},
+		{
+			method: "DELETE", path: "/v1/tokens/{id}", handle: s.revokeToken,
+			summary: "Revoke a token, and end its requests and streams", answer: v1.Token{},
+		},
 	}
 }
 
@@ -50,14 +59,16 @@ func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request, p engine.Pr
 }
 
 var (
-	// errUnauthenticated has no class in errdefs that means 401 and not 403.
-	errUnauthenticated = usererror.Errorf(errdefs.ErrUnauthenticated, "a bearer token is needed")
-	errAuthorization   = usererror.Errorf(errdefs.ErrUnauthenticated, "Authorization cannot be used: send one header, \"Authorization: Bearer TOKEN\", or none")
+	// errUnauthenticated is answered with 401. errdefs has no class that distinguishes 401 from
+	// 403.
+	errUnauthenticated = usererror.Errorf(errdefs.ErrUnauthenticated, "a bearer token is required")
+	errAuthorization   = usererror.Errorf(errdefs.ErrUnauthenticated,
+		"invalid Authorization header: send one header, \"Authorization: Bearer TOKEN\", or none")
 )
 
-// bearerToken returns the token of the Authorization header. given is false if
-// there is no such header. Any other form, also several headers, is an error:
-// a request that names credentials is never served without them.
+// bearerToken returns the token of the Authorization header. given is false if the header is
+// missing. Any other form, also several headers, is an error: a request with credentials is never
+// served without them.
 func bearerToken(h http.Header) (token string, given bool, err error) {
 	values, given := h["Authorization"]
 	if !given {
@@ -67,7 +78,7 @@ func bearerToken(h http.Header) (token string, given bool, err error) {
 		return "", true, errAuthorization
 	}
 	scheme, token, _ := strings.Cut(values[0], " ")
-	token = strings.TrimLeft(token, " ") // RFC 9110, 11.4: one space or more
+	token = strings.TrimLeft(token, " ") // RFC 9110, 11.4: one or more spaces
 	if !strings.EqualFold(scheme, "Bearer") || token == "" || strings.ContainsAny(token, " \t") {
 		return "", true, errAuthorization
 	}

@@ -13,12 +13,33 @@ import (
 
 func (s *Server) toolRoutes() []route {
 	return []route{
-		{method: "GET", path: "/v1/tools", handle: s.listTools, summary: "List the tools that can be called, with their schemas", query: []string{"profile"}, answer: v1.List[v1.Tool]{}},
-		{method: "POST", path: "/v1/tools/{name}/call", handle: s.callTool, limit: maxToolBody, twice: true, refused: s.refusedTool, summary: "Call a tool: policy, approval, run, audit", body: v1.ToolCall{}, answer: v1.ToolResult{}},
-		{method: "GET", path: "/v1/calls/{id}/output", handle: s.callOutput, summary: "Read the whole output of an earlier call from an offset", query: []string{"stream", "offset", "limit", "wait_ms"}, answer: v1.Output{}},
-		{method: "DELETE", path: "/v1/sessions/{name}", handle: s.endSession, summary: "End a session: its sandbox is destroyed"},
-		{method: "POST", path: "/v1/policy/check", handle: s.checkPolicy, summary: "Tell what a command policy says; nothing runs", body: v1.PolicyCheck{}, answer: v1.Verdict{}},
-		{method: "GET", path: "/v1/profiles", handle: s.listProfiles, summary: "List the profiles", answer: v1.List[v1.Profile]{}},
+		{
+			method: "GET", path: "/v1/tools", handle: s.listTools,
+			summary: "List the tools that can be called, with their schemas",
+			query:   []string{"profile"}, answer: v1.List[v1.Tool]{},
+		},
+		{
+			method: "POST", path: "/v1/tools/{name}/call", handle: s.callTool, limit: maxToolBody, twice: true,
+			refused: s.refusedTool,
+			summary: "Call a tool: policy, approval, run, audit", body: v1.ToolCall{}, answer: v1.ToolResult{},
+		},
+		{
+			method: "GET", path: "/v1/calls/{id}/output", handle: s.callOutput,
+			summary: "Read the whole output of an earlier call from an offset",
+			query:   []string{"stream", "offset", "limit", "wait_ms"}, answer: v1.Output{},
+		},
+		{
+			method: "DELETE", path: "/v1/sessions/{name}", handle: s.endSession,
+			summary: "End a session: its sandbox is destroyed",
+		},
+		{
+			method: "POST", path: "/v1/policy/check", handle: s.checkPolicy,
+			summary: "Check a command against a policy without running it", body: v1.PolicyCheck{}, answer: v1.Verdict{},
+		},
+		{
+			method: "GET", path: "/v1/profiles", handle: s.listProfiles,
+			summary: "List the profiles", answer: v1.List[v1.Profile]{},
+		},
 	}
 }
 
@@ -42,8 +63,8 @@ func list[T any](w http.ResponseWriter, items []T, err error) error {
 	return reply(w, http.StatusOK, v1.List[T]{Items: items})
 }
 
-// callTool has what cannot be decoded recorded as well: nobody sounds out a
-// service without a trace.
+// callTool calls a tool. Requests that cannot be decoded are audited too, so that probing leaves a
+// trace.
 func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	name := r.PathValue("name")
 	raw, err := readJSON(r)
@@ -75,7 +96,7 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p engine.Princ
 // limited reports whether a quota or a rate refused the call.
 func limited(r v1.ToolResult) bool { return r.Error != nil && r.Error.RetryAfterMS > 0 }
 
-// shared is JSON that stays a part of the document it stands in.
+// shared is JSON that shares memory with the document that contains it.
 type shared json.RawMessage
 
 // UnmarshalJSON implements json.Unmarshaler without a copy.
@@ -84,7 +105,7 @@ func (s *shared) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// decodeToolCall decodes a call whose input is a part of raw.
+// decodeToolCall decodes a call. Its input shares memory with raw.
 func decodeToolCall(raw []byte) (v1.ToolCall, error) {
 	var got struct {
 		v1.ToolCall
@@ -95,8 +116,9 @@ func decodeToolCall(raw []byte) (v1.ToolCall, error) {
 	return got.ToolCall, err
 }
 
-// refuseCall records a call that is refused before it is one, and returns cause. raw is its body; of
-// one that did not come whole the record has the size and the hash of what came.
+// refuseCall records a call that is refused before it begins, and returns the error to answer. raw
+// is its body. If the body did not arrive completely, the record has the size and the hash of the
+// received part.
 func (s *Server) refuseCall(r *http.Request, p engine.Principal, name string, raw []byte, cause error) error {
 	if e, ok := errors.AsType[*bodyError](cause); ok {
 		return s.opts.Engine.RefuseBody(r.Context(), p, name, e.read, e.sum, cause)
@@ -111,7 +133,8 @@ func (s *Server) refusedTool(_ http.ResponseWriter, r *http.Request, p engine.Pr
 
 func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms")
-	req := engine.OutputRequest{Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms")}
+	req := engine.OutputRequest{Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"),
+		Wait: q.millis("wait_ms")}
 	if q.err != nil {
 		return q.err
 	}

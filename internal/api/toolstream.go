@@ -12,30 +12,30 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// maxPending bounds the output that waits for a client, in bytes; each piece
-// counts pieceCost more. What comes while it is full is left out of the stream,
-// and the result still has it.
+// maxPending bounds the output that waits for a client, in bytes. Each piece counts pieceCost more.
+// Output that arrives while the queue is full is left out of the stream; the result still has it.
 const (
 	maxPending = 1 << 20
 	pieceCost  = 256
 )
 
-// toolStream is what happens in one tool call, on its way to the client.
+// toolStream queues the events of one tool call for the client. Its methods may be called
+// concurrently.
 type toolStream struct {
 	mu     sync.Mutex
 	queue  []queued
 	bytes  int
-	missed map[string]int64 // by stream
+	missed map[string]int64 // bytes left out, by stream
 	wake   chan struct{}
 }
 
-// queued waits to be sent: an event, or a piece of output.
+// queued is an entry of the queue: an event, or a piece of output.
 type queued struct {
 	event  v1.ToolEvent
 	output []byte
 }
 
-// push queues an event; it never waits.
+// push queues an event. It never waits.
 func (c *toolStream) push(q queued) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,7 +52,7 @@ func (c *toolStream) push(q queued) {
 	c.queue = append(c.queue, q)
 	select {
 	case c.wake <- struct{}{}:
-	default: // it will look anyway
+	default: // a wake-up is already pending
 	}
 }
 
@@ -64,17 +64,18 @@ func (c *toolStream) take() []queued {
 	return got
 }
 
-// toolEvents carries a call out and sends what happens as server-sent events.
-// Nothing is sent before something happened, so that an error still gets its
-// status.
-func (s *Server) toolEvents(w http.ResponseWriter, r *http.Request, principal engine.Principal, name string, req v1.ToolCall) error {
+// toolEvents runs a tool call and sends what happens as server-sent events. It sends nothing before
+// the first event, so that an error still gets its status.
+func (s *Server) toolEvents(
+	w http.ResponseWriter, r *http.Request, principal engine.Principal, name string, req v1.ToolCall,
+) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(context.Canceled)
 	c := &toolStream{missed: map[string]int64{}, wake: make(chan struct{}, 1)}
 	var res v1.ToolResult
 	var callErr error
 	done := make(chan struct{})
-	go func() { // waited for below: send returns once it is closed
+	go func() { // waited for below: send returns after done is closed
 		defer close(done)
 		defer func() {
 			if p := recover(); p != nil { // as in handle
@@ -84,7 +85,7 @@ func (s *Server) toolEvents(w http.ResponseWriter, r *http.Request, principal en
 		res, callErr = s.opts.Engine.CallTool(ctx, principal, name, req, c.watch())
 	}()
 	out := newToolEventer(w)
-	if err := c.send(out, done); err != nil { // the client is gone: what runs for it ends
+	if err := c.send(out, done); err != nil { // the client is gone: end the call
 		err = fmt.Errorf("%w: %w", context.Canceled, err)
 		cancel(err)
 		<-done
@@ -109,7 +110,7 @@ func (c *toolStream) watch() engine.Watch {
 	}
 }
 
-// send sends what is queued until the call is done and all is sent.
+// send sends queued entries until the call is done and the queue is empty.
 func (c *toolStream) send(out *toolEventer, done <-chan struct{}) error {
 	beat := time.NewTicker(heartbeatTime)
 	defer beat.Stop()

@@ -8,15 +8,15 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// eventWriter makes events of one stream. A character that a piece ends in the
-// middle of waits for the next piece; what is no UTF-8 goes as base64.
+// eventWriter sends events of one output stream. If a piece ends inside a character, the partial
+// character waits for the next piece. Data that is not valid UTF-8 is sent as base64.
 type eventWriter struct {
 	e    *eventer
 	kind string
 	rest []byte
 }
 
-// Write sends one event, or none while only part of a character is there.
+// Write sends one event, or none while it has only part of a character.
 func (w *eventWriter) Write(p []byte) (int, error) {
 	data := p
 	if len(w.rest) > 0 {
@@ -31,7 +31,7 @@ func (w *eventWriter) Write(p []byte) (int, error) {
 	return len(p), w.e.send(piece(w.kind, whole))
 }
 
-// flush sends a part of a character that nothing followed.
+// flush sends a partial character that was not completed.
 func (w *eventWriter) flush() error {
 	if len(w.rest) == 0 {
 		return nil
@@ -48,8 +48,7 @@ func piece(kind string, b []byte) v1.Event {
 	return v1.Event{Type: kind, Base64: base64.StdEncoding.EncodeToString(b)}
 }
 
-// partial is how many bytes at the end of b begin a character that is not
-// whole.
+// partial returns the length of the incomplete character at the end of b.
 func partial(b []byte) int {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		c := b[len(b)-i]
