@@ -24,7 +24,7 @@ func serveOne(t *testing.T, stall time.Duration, h handler) *httptest.Server {
 	return srv
 }
 
-// askOnly asks and takes nothing of the answer, until its handler has given up.
+// askOnly sends a request and reads nothing of the answer until its handler fails.
 func askOnly(t *testing.T, url string, ended <-chan error) {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -45,26 +45,27 @@ func askOnly(t *testing.T, url string, ended <-chan error) {
 	}
 }
 
-// Who has no token is given up soon, where the others have long.
-func TestAStrangerThatNeverReadsIsGivenUpSoon(t *testing.T) {
+// A client without a token is dropped soon, even though others may take longer.
+func TestUnauthenticatedClientThatNeverReadsIsDroppedSoon(t *testing.T) {
 	t.Parallel()
 	ended := make(chan error, 1)
 	s := New(Options{Token: "secret"})
 	s.stall = time.Hour
-	srv := httptest.NewServer(s.wrap(route{open: true, handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
+	handle := func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 		for {
 			if _, err := w.Write(make([]byte, 32<<10)); err != nil {
 				ended <- err
 				return err
 			}
 		}
-	}}))
+	}
+	srv := httptest.NewServer(s.wrap(route{open: true, handle: handle}))
 	t.Cleanup(srv.Close)
 	askOnly(t, srv.URL, ended)
 }
 
-// Who asks and never reads does not hold what the answer holds.
-func TestAReaderThatNeverReadsIsGivenUp(t *testing.T) {
+// A client that sends a request and never reads does not keep the resources of its answer.
+func TestClientThatNeverReadsIsDropped(t *testing.T) {
 	pieces := map[string]func(w http.ResponseWriter) error{
 		"writes": func(w http.ResponseWriter) error {
 			_, err := w.Write(make([]byte, 32<<10))
@@ -98,8 +99,8 @@ func TestAReaderThatNeverReadsIsGivenUp(t *testing.T) {
 	}
 }
 
-// Silence of ours is not the client's, in this answer or the one before.
-func TestASilentAnswerIsNotGivenUp(t *testing.T) {
+// Pauses of the handler do not count, neither in this answer nor in the previous one.
+func TestSilentAnswerIsNotDropped(t *testing.T) {
 	t.Parallel()
 	const stall = 4 * time.Second
 	srv := serveOne(t, stall, func(w http.ResponseWriter, r *http.Request, _ engine.Principal) error {
@@ -128,7 +129,7 @@ func TestASilentAnswerIsNotGivenUp(t *testing.T) {
 		b, err := io.ReadAll(res.Body)
 		res.Body.Close()
 		if err != nil || string(b) != "first last" {
-			t.Fatalf("%q, %v", b, err)
+			t.Fatalf("answer = %q, %v; want first last, nil", b, err)
 		}
 	}
 }

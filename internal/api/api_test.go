@@ -27,10 +27,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// patience bounds what must happen on a machine that is busy with other things.
+// patience bounds waits on a busy machine.
 const patience = 2 * time.Minute
 
-// newServer serves an engine over the driver in memory.
+// newServer serves an engine on the in-memory driver.
 func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 	t.Helper()
 	e, host := newEngine(t)
@@ -45,7 +45,7 @@ func serveHTTP(t *testing.T, s *Server) *httptest.Server {
 	return srv
 }
 
-// newEngine runs an engine over the driver in memory until the test ends.
+// newEngine runs an engine on the in-memory driver until the test ends.
 func newEngine(t testing.TB) (*engine.Engine, *fake.Host) {
 	t.Helper()
 	dir := t.TempDir()
@@ -78,7 +78,8 @@ func newEngine(t testing.TB) (*engine.Engine, *fake.Host) {
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
 		}},
 		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
-		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: patience, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b",
+		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: patience, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100,
+		Build:      "b",
 		Governance: governance(t, st, dir),
 	})
 	if err != nil {
@@ -139,7 +140,7 @@ func lease(t *testing.T, srv *httptest.Server) string {
 	var s v1.Sandbox
 	got := ask(t, srv, "POST", "/v1/sandboxes", "{}")
 	if got.status != http.StatusCreated {
-		t.Fatalf("%+v", got)
+		t.Fatalf("lease = %+v, want status 201", got)
 	}
 	got.into(t, &s)
 	return s.ID
@@ -152,34 +153,33 @@ func TestLeaseExecRemove(t *testing.T) {
 	var res v1.ExecResult
 	ask(t, srv, "POST", "/v1/sandboxes/"+id+"/exec", `{"argv":["echo","hi"]}`).into(t, &res)
 	if res.Ending != "exited" || res.Stdout != "hi\n" || res.StdoutBytes != 3 || res.Truncated {
-		t.Fatalf("%+v", res)
+		t.Fatalf("echo = %+v, want exited with hi", res)
 	}
 	ask(t, srv, "POST", "/v1/sandboxes/"+id+"/exec", `{"command":"exit 7"}`).into(t, &res)
 	if res.Ending != "exited" || res.ExitCode != 7 {
-		t.Fatalf("%+v", res)
+		t.Fatalf("exit 7 = %+v, want exited with code 7", res)
 	}
-	ask(t, srv, "POST", "/v1/sandboxes/"+id+"/exec", `{"argv":["cat"],"stdin":"0123456789","max_output_bytes":4}`).into(t, &res)
+	ask(t, srv, "POST", "/v1/sandboxes/"+id+"/exec",
+		`{"argv":["cat"],"stdin":"0123456789","max_output_bytes":4}`).into(t, &res)
 	if res.Stdout != "0189" || !res.Truncated || res.StdoutBytes != 10 {
-		t.Fatalf("%+v", res)
+		t.Fatalf("cat = %+v, want 0189, truncated from 10 bytes", res)
 	}
-	if got := ask(t, srv, "DELETE", "/v1/sandboxes/"+id, ""); got.status != http.StatusNoContent {
-		t.Fatalf("%+v", got)
-	}
+	statusIs(t, ask(t, srv, "DELETE", "/v1/sandboxes/"+id, ""), http.StatusNoContent)
 	var s v1.Sandbox
 	ask(t, srv, "GET", "/v1/sandboxes/"+id, "").into(t, &s)
 	if s.State != "gone" || s.Reason != "removed" || s.EndedAt == nil {
-		t.Fatalf("%+v", s)
+		t.Fatalf("removed sandbox = %+v, want gone, removed and an end time", s)
 	}
 	got := ask(t, srv, "POST", "/v1/sandboxes/"+id+"/exec", `{"argv":["true"]}`)
 	if got.status != http.StatusNotFound || !strings.Contains(got.body, "removed") {
-		t.Fatalf("%+v", got)
+		t.Fatalf("exec in a removed sandbox = %+v, want 404 with the reason", got)
 	}
 	if got := ask(t, srv, "DELETE", "/v1/sandboxes/"+id, ""); got.status != http.StatusNoContent {
 		t.Fatalf("removing twice: %+v", got)
 	}
 }
 
-func TestFormsOfAnAnswer(t *testing.T) {
+func TestExecAnswerForms(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	exec := "/v1/sandboxes/" + lease(t, srv) + "/exec"
@@ -188,20 +188,23 @@ func TestFormsOfAnAnswer(t *testing.T) {
 
 	got := ask(t, srv, "POST", exec, body, "Accept", "application/octet-stream")
 	var res v1.ExecResult
-	if err := json.Unmarshal([]byte(got.header.Get("Orchestrator-Result")), &res); err != nil || res.Ending != "exited" || got.body != "\xff\x00a" {
-		t.Fatalf("%+v %v", got, err)
+	if err := json.Unmarshal([]byte(got.header.Get("Orchestrator-Result")), &res); err != nil ||
+		res.Ending != "exited" || got.body != "\xff\x00a" {
+		t.Fatalf("raw answer = %+v, error %v; want the bytes and a result in the trailer", got, err)
 	}
 
 	got = ask(t, srv, "POST", exec, body, "Accept", "text/event-stream")
-	if !strings.Contains(got.body, "event: started") || !strings.Contains(got.body, `"base64":"`+binaryInput) || !strings.Contains(got.body, "event: end") {
-		t.Fatalf("%+v", got)
+	if !strings.Contains(got.body, "event: started") || !strings.Contains(got.body, `"base64":"`+binaryInput) ||
+		!strings.Contains(got.body, "event: end") {
+		t.Fatalf("event stream = %+v, want started, base64 output and end", got)
 	}
 
 	header := base64.RawURLEncoding.EncodeToString([]byte(`{"argv":["cat"]}`))
-	got = ask(t, srv, "POST", exec, "streamed", "Accept", "application/vnd.orchestrator.frames", headerExec, header, "Content-Type", formRaw)
+	got = ask(t, srv, "POST", exec, "streamed", "Accept", "application/vnd.orchestrator.frames", headerExec, header,
+		"Content-Type", formRaw)
 	kinds, out := unframe(t, got.body)
 	if kinds != "S1E" || out != "streamed" {
-		t.Fatalf("%q %q", kinds, out)
+		t.Fatalf("frames = %q with stdout %q, want S1E and streamed", kinds, out)
 	}
 
 	got = ask(t, srv, "POST", exec, body, "Accept", "text/plain")
@@ -222,15 +225,25 @@ func unframe(t *testing.T, body string) (kinds, stdout string) {
 	return kinds, stdout
 }
 
+// statusIs checks the status of an answer.
+func statusIs(t *testing.T, got asked, want int) {
+	t.Helper()
+	if got.status != want {
+		t.Fatalf("status %d, want %d: %s", got.status, want, got.body)
+	}
+}
+
+// problemIs checks that an answer is the given problem.
 func problemIs(t *testing.T, got asked, status int, code, field string) {
 	t.Helper()
 	p, ok := v1.Decode([]byte(got.body))
-	if !ok || got.status != status || p.Code != code || p.Field != field || got.header.Get("Content-Type") != "application/problem+json" {
+	if !ok || got.status != status || p.Code != code || p.Field != field ||
+		got.header.Get("Content-Type") != "application/problem+json" {
 		t.Errorf("got %d %s, want %d %s %s", got.status, got.body, status, code, field)
 	}
 }
 
-func TestBadInputNamesTheField(t *testing.T) {
+func TestInvalidInputNamesField(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	id := lease(t, srv)
@@ -280,42 +293,43 @@ func TestBadInputNamesTheField(t *testing.T) {
 		})
 	}
 	long := strings.Repeat("x", 300)
-	problemIs(t, ask(t, srv, "POST", exec, `{"argv":["true"]}`, "Idempotency-Key", long), 400, "invalid_argument", "Idempotency-Key")
+	problemIs(t, ask(t, srv, "POST", exec, `{"argv":["true"]}`, "Idempotency-Key", long), 400, "invalid_argument",
+		"Idempotency-Key")
 	problemIs(t, ask(t, srv, "POST", exec, `{}`, "Content-Type", "text/plain"), 400, "invalid_argument", "Content-Type")
 }
 
-func TestBodyOverTheLimit(t *testing.T) {
+func TestBodyOverLimitIsRefused(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	got := ask(t, srv, "POST", "/v1/run", `{"argv":["a"],"stdin":"`+strings.Repeat("x", maxExecBody)+`"}`)
 	problemIs(t, got, http.StatusRequestEntityTooLarge, "invalid_argument", "body")
 }
 
-func TestKeyGivesTheSameAnswer(t *testing.T) {
+func TestIdempotencyKeyRepeatsAnswer(t *testing.T) {
 	t.Parallel()
 	srv, host := newServer(t, "")
 	var a, b v1.Sandbox
 	ask(t, srv, "POST", "/v1/sandboxes", "{}", "Idempotency-Key", "k").into(t, &a)
 	ask(t, srv, "POST", "/v1/sandboxes", "{}", "Idempotency-Key", "k").into(t, &b)
 	if a.ID == "" || a.ID != b.ID {
-		t.Fatalf("%s and %s", a.ID, b.ID)
+		t.Fatalf("sandboxes of one key = %s and %s, want the same id", a.ID, b.ID)
 	}
-	problemIs(t, ask(t, srv, "POST", "/v1/sandboxes", `{"ttl_ms":5000}`, "Idempotency-Key", "k"), 400, "invalid_argument", "")
+	problemIs(t, ask(t, srv, "POST", "/v1/sandboxes", `{"ttl_ms":5000}`, "Idempotency-Key", "k"), 400,
+		"invalid_argument", "")
 	created := len(host.Created())
 	var x, y v1.ExecResult
 	ask(t, srv, "POST", "/v1/run", `{"argv":["echo","once"]}`, "Idempotency-Key", "r").into(t, &x)
 	ask(t, srv, "POST", "/v1/run", `{"argv":["echo","once"]}`, "Idempotency-Key", "r").into(t, &y)
 	if x.ID != y.ID || y.Stdout != "once\n" {
-		t.Fatalf("%+v %+v", x, y)
+		t.Fatalf("runs of one key = %+v and %+v, want the same with output", x, y)
 	}
 	if n := len(host.Created()); n > created+2 {
 		t.Fatalf("%d sandboxes for one run", n-created)
 	}
-	// What did nothing can be tried again under its key.
-	problemIs(t, ask(t, srv, "POST", "/v1/sandboxes", `{"template":"nope"}`, "Idempotency-Key", "e"), 404, "not_found", "template")
-	if got := ask(t, srv, "POST", "/v1/sandboxes", "{}", "Idempotency-Key", "e"); got.status != http.StatusCreated {
-		t.Fatalf("%+v", got)
-	}
+	// A request that had no effect can be repeated with its key.
+	problemIs(t, ask(t, srv, "POST", "/v1/sandboxes", `{"template":"nope"}`, "Idempotency-Key", "e"), 404, "not_found",
+		"template")
+	statusIs(t, ask(t, srv, "POST", "/v1/sandboxes", "{}", "Idempotency-Key", "e"), http.StatusCreated)
 }
 
 func TestRunLeavesNoLease(t *testing.T) {
@@ -324,7 +338,7 @@ func TestRunLeavesNoLease(t *testing.T) {
 	var res v1.ExecResult
 	ask(t, srv, "POST", "/v1/run", `{"command":"echo one shot"}`).into(t, &res)
 	if res.Stdout != "one shot\n" {
-		t.Fatalf("%+v", res)
+		t.Fatalf("run = %+v, want output one shot", res)
 	}
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		var list v1.List[v1.Sandbox]
@@ -333,73 +347,61 @@ func TestRunLeavesNoLease(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%+v", list)
+			t.Fatalf("sandboxes after a run = %+v, want none", list)
 		}
 	}
 }
 
-func TestLostSandboxIsSaid(t *testing.T) {
+func TestLostSandboxIsReported(t *testing.T) {
 	t.Parallel()
 	srv, host := newServer(t, "")
 	id := lease(t, srv)
 	var res v1.ExecResult
 	ask(t, srv, "POST", "/v1/sandboxes/"+id+"/exec", `{"argv":["lost"]}`).into(t, &res)
 	if res.Ending != "sandbox_lost" || res.ExitCode != -1 {
-		t.Fatalf("%+v", res)
+		t.Fatalf("exec in a lost sandbox = %+v, want sandbox_lost with code -1", res)
 	}
 	host.Kill(id)
 }
 
-func TestTokenIsNeeded(t *testing.T) {
+func TestTokenIsRequired(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	problemIs(t, ask(t, srv, "GET", "/v1/pools", ""), http.StatusUnauthorized, "unauthenticated", "")
-	problemIs(t, ask(t, srv, "GET", "/v1/pools", "", "Authorization", "Bearer wrong"), http.StatusUnauthorized, "unauthenticated", "")
-	if got := ask(t, srv, "GET", "/v1/pools", "", "Authorization", "Bearer secret"); got.status != http.StatusOK {
-		t.Fatalf("%+v", got)
-	}
-	if got := ask(t, srv, "GET", "/healthz", ""); got.status != http.StatusOK {
-		t.Fatalf("%+v", got)
-	}
+	problemIs(t, ask(t, srv, "GET", "/v1/pools", "", "Authorization", "Bearer wrong"), http.StatusUnauthorized,
+		"unauthenticated", "")
+	statusIs(t, ask(t, srv, "GET", "/v1/pools", "", "Authorization", "Bearer secret"), http.StatusOK)
+	statusIs(t, ask(t, srv, "GET", "/healthz", ""), http.StatusOK)
 }
 
 func TestWorkspaceFiles(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
-	if got := ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`); got.status != http.StatusCreated {
-		t.Fatalf("%+v", got)
-	}
-	if got := ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`); got.status != http.StatusConflict {
-		t.Fatalf("%+v", got)
-	}
+	statusIs(t, ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`), http.StatusCreated)
+	statusIs(t, ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`), http.StatusConflict)
 	files := "/v1/workspaces/w/files?path="
-	if got := ask(t, srv, "PUT", files+"a/b.txt&mode=0600", "content"); got.status != http.StatusOK {
-		t.Fatalf("%+v", got)
-	}
-	if got := ask(t, srv, "GET", files+"a/b.txt", ""); got.body != "content" || got.header.Get("Orchestrator-Mode") != "0600" {
-		t.Fatalf("%+v", got)
+	statusIs(t, ask(t, srv, "PUT", files+"a/b.txt&mode=0600", "content"), http.StatusOK)
+	if got := ask(t, srv, "GET", files+"a/b.txt", ""); got.body != "content" ||
+		got.header.Get("Orchestrator-Mode") != "0600" {
+		t.Fatalf("file = %+v, want content with mode 0600", got)
 	}
 	if got := ask(t, srv, "GET", files+"a/b.txt&offset=3&limit=2", ""); got.body != "te" {
-		t.Fatalf("%+v", got)
+		t.Fatalf("two bytes at offset 3 = %+v, want te", got)
 	}
 	var list Listing
 	ask(t, srv, "GET", files+"a&list=true", "").into(t, &list)
 	if len(list.Items) != 1 || list.Items[0].Path != "a/b.txt" {
-		t.Fatalf("%+v", list)
+		t.Fatalf("list = %+v, want a/b.txt", list)
 	}
 	problemIs(t, ask(t, srv, "GET", files+"../../etc/passwd", ""), http.StatusForbidden, "permission_denied", "path")
 	problemIs(t, ask(t, srv, "GET", files+"/etc/passwd", ""), http.StatusForbidden, "permission_denied", "path")
 	problemIs(t, ask(t, srv, "GET", files+"%ff", ""), http.StatusBadRequest, "invalid_argument", "path")
-	if got := ask(t, srv, "DELETE", files+"a&recursive=true", ""); got.status != http.StatusNoContent {
-		t.Fatalf("%+v", got)
-	}
-	if got := ask(t, srv, "DELETE", "/v1/workspaces/w", ""); got.status != http.StatusNoContent {
-		t.Fatalf("%+v", got)
-	}
+	statusIs(t, ask(t, srv, "DELETE", files+"a&recursive=true", ""), http.StatusNoContent)
+	statusIs(t, ask(t, srv, "DELETE", "/v1/workspaces/w", ""), http.StatusNoContent)
 }
 
 // The description names every route and resolves every reference.
-func TestOpenAPIIsWhole(t *testing.T) {
+func TestOpenAPIDescribesAllRoutes(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	var doc struct {
@@ -423,13 +425,12 @@ func TestOpenAPIIsWhole(t *testing.T) {
 	}
 }
 
-// endless never stops sending.
+// endless is a reader without an end.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// The answer to a command that does not read its input arrives, however much
-// is still sent.
+// A client that still sends input gets the answer of a command that does not read it.
 func TestAnswerArrivesWhileInputIsSent(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
@@ -446,7 +447,7 @@ func TestAnswerArrivesWhileInputIsSent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(700 * time.Millisecond) // longer than net/http leaves a connection open by itself
+		time.Sleep(700 * time.Millisecond) // longer than net/http keeps such a connection open
 		var kinds []byte
 		for !bytes.Contains(kinds, []byte("E")) {
 			head := make([]byte, 5)

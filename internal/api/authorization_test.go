@@ -17,7 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// talker stands for the MCP server: it says who called.
+// talker is an MCP server that reports who called.
 type talker struct{}
 
 func (talker) Serve(w http.ResponseWriter, _ *http.Request, p engine.Principal) {
@@ -47,7 +47,7 @@ func listen(t *testing.T, s *Server, network, address string) net.Addr {
 	return l.Addr()
 }
 
-// rawly sends a request as it is and reads the answer.
+// rawly sends a request without changes and reads the answer.
 func rawly(t *testing.T, at net.Addr, head string) (status int, body string) {
 	t.Helper()
 	conn, err := net.Dial(at.Network(), at.String())
@@ -73,9 +73,8 @@ func rawly(t *testing.T, at net.Addr, head string) (status int, body string) {
 	return res.StatusCode, string(b)
 }
 
-// A request with credentials that cannot be used is refused on every route, also
-// where none are needed.
-func TestAuthorizationThatIsNotUnderstoodIsRefusedEverywhere(t *testing.T) {
+// A request with invalid credentials is refused on every route, also on open routes.
+func TestInvalidAuthorizationIsRefusedOnEveryRoute(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	tok, err := e.CreateToken(t.Context(), engine.Local(""), v1.TokenRequest{Caller: "ann", Trust: 1})
@@ -83,7 +82,7 @@ func TestAuthorizationThatIsNotUnderstoodIsRefusedEverywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	const own = "secret"
-	routes := []struct{ head, open string }{ // open: what it answers without a token where one is needed
+	routes := []struct{ head, open string }{ // open: the status without a token, if the service requires one
 		{"GET /v1/pools HTTP/1.1\r\n", ""},
 		{"POST /v1/tools/system.bash/call HTTP/1.1\r\nContent-Length: 0\r\n", ""},
 		{"POST /mcp HTTP/1.1\r\nContent-Length: 0\r\n", ""},
@@ -146,19 +145,23 @@ func TestAuthorizationThatIsNotUnderstoodIsRefusedEverywhere(t *testing.T) {
 						t.Errorf("%s, own token %q, %q, %q: %d %s", network, token, r.head, f.header, status, body)
 					}
 				}
-				if _, got := rawly(t, at, "POST /mcp HTTP/1.1\r\nContent-Length: 0\r\nHost: localhost\r\n"+header); f.caller == "ann" && got != "operator false" {
-					t.Errorf("%s, own token %q, MCP, %q: %s", network, token, f.header, got)
+				_, caller := rawly(t, at, "POST /mcp HTTP/1.1\r\nContent-Length: 0\r\nHost: localhost\r\n"+header)
+				if f.caller == "ann" && caller != "operator false" {
+					t.Errorf("%s, own token %q, MCP, %q: %s", network, token, f.header, caller)
 				}
-				status, got := rawly(t, at, "GET /v1/tokens HTTP/1.1\r\nHost: localhost\r\n"+header) // for operators
+				// GET /v1/tokens is for operators only.
+				status, got := rawly(t, at, "GET /v1/tokens HTTP/1.1\r\nHost: localhost\r\n"+header)
 				if may := status == http.StatusOK; may != (f.caller == "operator" && token == "") {
-					t.Errorf("%s, own token %q, %q: /v1/tokens is answered %d %s", network, token, f.header, status, got)
+					t.Errorf("%s, own token %q, %q: /v1/tokens is answered %d %s", network, token, f.header, status,
+						got)
 				}
 			}
 			if token == "" {
 				continue
 			}
 			for _, form := range []string{"Bearer ", "bearer ", "BEARER  "} {
-				status, got := rawly(t, at, "GET /v1/tokens HTTP/1.1\r\nHost: localhost\r\nAuthorization: "+form+own+"\r\n")
+				status, got := rawly(t, at,
+					"GET /v1/tokens HTTP/1.1\r\nHost: localhost\r\nAuthorization: "+form+own+"\r\n")
 				if !json.Valid([]byte(got)) || status != http.StatusOK {
 					t.Errorf("%s, %q and the service's token: %d %s", network, form, status, got)
 				}

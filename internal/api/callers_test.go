@@ -24,7 +24,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// bearer makes a token and gives the header that carries it.
+// bearer creates a token and returns its header.
 func bearer(t *testing.T, srv *httptest.Server, request string) []string {
 	t.Helper()
 	return bearerOf(t, srv, request, "Authorization", "Bearer secret")
@@ -37,12 +37,12 @@ func bearerOf(t *testing.T, srv *httptest.Server, request string, header ...stri
 	got := ask(t, srv, "POST", "/v1/tokens", request, header...)
 	got.into(t, &tok)
 	if got.status != http.StatusCreated || tok.Secret == "" {
-		t.Fatalf("%+v", got)
+		t.Fatalf("token = %+v, want status 201 with a secret", got)
 	}
 	return []string{"Authorization", "Bearer " + tok.Secret}
 }
 
-func TestATokenActsForItsCallerOnEveryListener(t *testing.T) {
+func TestTokenIdentifiesCallerOnEveryListener(t *testing.T) {
 	t.Parallel()
 	for _, own := range []string{"secret", ""} { // "": a unix socket
 		srv, _ := newServer(t, own)
@@ -55,28 +55,28 @@ func TestATokenActsForItsCallerOnEveryListener(t *testing.T) {
 		got := ask(t, srv, "POST", "/v1/sandboxes", "{}", ann...)
 		got.into(t, &s)
 		if got.status != http.StatusCreated {
-			t.Fatalf("%+v", got)
+			t.Fatalf("lease = %+v, want status 201", got)
 		}
-		if got := ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", ann...); got.status != http.StatusOK {
-			t.Errorf("%+v", got)
-		}
+		statusIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", ann...), http.StatusOK)
 		problemIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", operator...), http.StatusNotFound, "not_found", "")
 		forged := ask(t, srv, "GET", "/v1/pools", "", "Authorization", ann[1]+"x")
 		problemIs(t, forged, http.StatusUnauthorized, "unauthenticated", "")
-		unknown := ask(t, srv, "GET", "/v1/pools", "", "Authorization", "Bearer orc_0123456789abcdef_"+strings.Repeat("a", 43))
+		unknown := ask(t, srv, "GET", "/v1/pools", "", "Authorization",
+			"Bearer orc_0123456789abcdef_"+strings.Repeat("a", 43))
 		if unknown.body != forged.body {
-			t.Errorf("%s and %s", unknown.body, forged.body)
+			t.Errorf("answer to an unknown token = %s, want %s as for a forged one", unknown.body, forged.body)
 		}
 	}
 }
 
-func TestRoutesOfOperatorsAreRefused(t *testing.T) {
+func TestOperatorRoutesRefuseCallers(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	ann := bearer(t, srv, `{"caller":"ann","trust":3}`)
 	for _, c := range [][2]string{
 		{"POST", "/v1/images"}, {"DELETE", "/v1/images?ref=x"}, {"POST", "/v1/down"},
-		{"POST", "/v1/images/pull"}, {"POST", "/v1/images/build?ref=x"}, {"POST", "/v1/images/gc"}, {"PUT", "/v1/images/pin?ref=x"}, {"DELETE", "/v1/images/pin?ref=x"},
+		{"POST", "/v1/images/pull"}, {"POST", "/v1/images/build?ref=x"}, {"POST", "/v1/images/gc"},
+		{"PUT", "/v1/images/pin?ref=x"}, {"DELETE", "/v1/images/pin?ref=x"},
 		{"POST", "/v1/tokens"}, {"GET", "/v1/tokens"}, {"DELETE", "/v1/tokens/x"},
 	} {
 		body := ""
@@ -88,54 +88,62 @@ func TestRoutesOfOperatorsAreRefused(t *testing.T) {
 	var v v1.Version
 	ask(t, srv, "GET", "/v1/version", "", ann...).into(t, &v)
 	if v.Why != "" || len(v.Capabilities) != 0 {
-		t.Errorf("%+v", v)
+		t.Errorf("version for a caller = %+v, want no reason and no capabilities", v)
 	}
 }
 
-func TestReadinessNeedsNoToken(t *testing.T) {
+func TestReadyzNeedsNoToken(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		if got := ask(t, srv, "GET", "/readyz", ""); got.status == http.StatusOK {
 			break
 		} else if time.Now().After(deadline) {
-			t.Fatalf("%+v", got)
+			t.Fatalf("/readyz = %+v, want status 200", got)
 		}
 	}
 }
 
-// What an error holds of the host does not reach who is no operator.
-func TestErrorsHoldNothingOfTheHost(t *testing.T) {
+// Callers that are not operators see no details of the host in errors.
+func TestErrorsHideHostDetails(t *testing.T) {
 	const host = "/var/lib/orchestrator/workspaces/0198"
 	path := &fs.PathError{Op: "open", Path: host, Err: errors.New("permission denied")}
 	for name, c := range map[string]struct {
 		err    error
 		status int
-		want   string // what of it is shown
+		want   string // the part that is shown
 	}{
-		"bare":                {path, 500, ""},
-		"classed":             {fmt.Errorf("bind: %w: %w", path, errdefs.ErrUnavailable), 503, ""},
-		"not found":           {fmt.Errorf("no such image %s: %w", host, errdefs.ErrNotFound), 404, ""},
-		"precondition":        {fmt.Errorf("driver: %s: %w", host, errdefs.ErrFailedPrecondition), 409, ""},
-		"exhausted":           {fmt.Errorf("disk of %s is full: %w", host, errdefs.ErrResourceExhausted), 429, ""},
-		"invalid":             {fmt.Errorf("%s: %w", host, errdefs.ErrInvalidArgument), 400, ""},
-		"denied":              {fmt.Errorf("%s: %w", host, errdefs.ErrPermissionDenied), 403, ""},
-		"deadline":            {fmt.Errorf("%s: %w", host, context.DeadlineExceeded), 504, ""},
-		"panic":               {errors.New("panic: " + host + "\ngoroutine 1 [running]"), 500, ""},
-		"joined":              {errors.Join(usererror.Errorf(errdefs.ErrNotFound, "there is no x"), path), 404, "there is no x"},
-		"around a field":      {fmt.Errorf("%s: %w", host, &engine.InvalidError{Field: "f", Message: "is wrong"}), 400, "f is wrong"},
-		"around what is said": {fmt.Errorf("%s: %w", host, usererror.Errorf(errdefs.ErrUnavailable, "try later")), 503, "try later"},
-		"around a quota":      {fmt.Errorf("%s: %w", host, &engine.QuotaError{Quota: "calls", Limit: 1, Used: 1, Unit: "u"}), 429, "the quota calls is used up"},
-		"around an end":       {fmt.Errorf("%s: %w", host, &engine.EndedError{ID: "x", Reason: "idle"}), 404, "sandbox x is gone: idle"},
-		"around the guest's":  {fmt.Errorf("%s: %w", host, &guest.Error{Code: wire.NotFound, Message: "no file"}), 404, "no file"},
-		"around JSON":         {fmt.Errorf("%s: %w", host, &strictjson.FieldError{Field: "f", Message: "is unknown"}), 400, "f is unknown"},
+		"bare":         {path, 500, ""},
+		"classed":      {fmt.Errorf("bind: %w: %w", path, errdefs.ErrUnavailable), 503, ""},
+		"not found":    {fmt.Errorf("no such image %s: %w", host, errdefs.ErrNotFound), 404, ""},
+		"precondition": {fmt.Errorf("driver: %s: %w", host, errdefs.ErrFailedPrecondition), 409, ""},
+		"exhausted":    {fmt.Errorf("disk of %s is full: %w", host, errdefs.ErrResourceExhausted), 429, ""},
+		"invalid":      {fmt.Errorf("%s: %w", host, errdefs.ErrInvalidArgument), 400, ""},
+		"denied":       {fmt.Errorf("%s: %w", host, errdefs.ErrPermissionDenied), 403, ""},
+		"deadline":     {fmt.Errorf("%s: %w", host, context.DeadlineExceeded), 504, ""},
+		"panic":        {errors.New("panic: " + host + "\ngoroutine 1 [running]"), 500, ""},
+		"joined": {errors.Join(usererror.Errorf(errdefs.ErrNotFound, "x not found"), path), 404,
+			"x not found"},
+		"around a field": {fmt.Errorf("%s: %w", host, &engine.InvalidError{Field: "f", Message: "is wrong"}), 400,
+			"f is wrong"},
+		"around what is said": {fmt.Errorf("%s: %w", host, usererror.Errorf(errdefs.ErrUnavailable, "try later")), 503,
+			"try later"},
+		"around a quota": {fmt.Errorf("%s: %w", host,
+			&engine.QuotaError{Quota: "calls", Limit: 1, Used: 1, Unit: "u"}), 429, "the quota calls is used up"},
+		"around an end": {fmt.Errorf("%s: %w", host, &engine.EndedError{ID: "x", Reason: "idle"}), 404,
+			"sandbox x is gone: idle"},
+		"around the guest's": {fmt.Errorf("%s: %w", host, &guest.Error{Code: wire.NotFound, Message: "no file"}), 404,
+			"no file"},
+		"around JSON": {fmt.Errorf("%s: %w", host, &strictjson.FieldError{Field: "f", Message: "is unknown"}),
+			400, "f is unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var logged bytes.Buffer
 			log := slog.New(slog.NewTextHandler(&logged, nil))
 			p := problem(seen(engine.Principal{Caller: "ann"}, log, c.err))
-			if strings.Contains(p.Detail, "/var") || strings.Contains(p.Detail, "goroutine") || !strings.Contains(p.Detail, c.want) || p.Status != c.status {
-				t.Errorf("%d %q", p.Status, p.Detail)
+			if strings.Contains(p.Detail, "/var") || strings.Contains(p.Detail, "goroutine") ||
+				!strings.Contains(p.Detail, c.want) || p.Status != c.status {
+				t.Errorf("problem = %d %q, want no details of the host", p.Status, p.Detail)
 			}
 			ref := regexp.MustCompile(`e-[A-Z2-7]{12}`).FindString(p.Detail)
 			if (ref == "") != (c.want != "") {
@@ -144,20 +152,22 @@ func TestErrorsHoldNothingOfTheHost(t *testing.T) {
 			if ref != "" && (!strings.Contains(logged.String(), ref) || !strings.Contains(logged.String(), host)) {
 				t.Errorf("the log has %q", logged.String())
 			}
-			if p := problem(seen(engine.Local(""), log, c.err)); p.Status != c.status || c.status != 500 && !strings.Contains(p.Detail, "/var") {
+			if p := problem(seen(engine.Local(""), log, c.err)); p.Status != c.status ||
+				c.status != 500 && !strings.Contains(p.Detail, "/var") {
 				t.Errorf("an operator is told %q", p.Detail)
 			}
 		})
 	}
 }
 
-// What runs or writes without a tool is past its policy, approvals and records.
-func TestWhoMayOnlyUseToolsDoesNotGetRoundThem(t *testing.T) {
+// Routes that run commands or write files without a tool bypass its policy, approvals and audit.
+func TestDirectRoutesRefuseToolOnlyCallers(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	const id = "00000000-0000-7000-8000-000000000000"
 	for request, want := range map[string]int{
-		`{"caller":"a","trust":3}`:                        http.StatusForbidden, // the service's default is team
+		// the service's default profile is team
+		`{"caller":"a","trust":3}`:                        http.StatusForbidden,
 		`{"caller":"b","profile":"team","trust":3}`:       http.StatusForbidden,
 		`{"caller":"c","profile":"readonly","trust":3}`:   http.StatusForbidden,
 		`{"caller":"d","profile":"default","trust":2}`:    http.StatusForbidden,
@@ -166,31 +176,36 @@ func TestWhoMayOnlyUseToolsDoesNotGetRoundThem(t *testing.T) {
 	} {
 		who := bearer(t, srv, request)
 		for _, c := range [][3]string{
-			{"POST", "/v1/sandboxes/" + id + "/exec", `{"argv":["true"]}`}, {"POST", "/v1/run", `{"argv":["true"],"workspace":"none"}`},
-			{"POST", "/v1/sandboxes/" + id + "/shells", `{"argv":["true"]}`}, {"POST", "/v1/shells/" + id + "/input", "x"},
-			{"PUT", "/v1/sandboxes/" + id + "/files?path=a", "x"}, {"POST", "/v1/sandboxes/" + id + "/files?path=a&to=b", ""}, {"DELETE", "/v1/sandboxes/" + id + "/files?path=a", ""},
-			{"PUT", "/v1/workspaces/none/files?path=a", "x"}, {"DELETE", "/v1/workspaces/none/files?path=a", ""}, {"DELETE", "/v1/workspaces/none", ""},
+			{"POST", "/v1/sandboxes/" + id + "/exec", `{"argv":["true"]}`},
+			{"POST", "/v1/run", `{"argv":["true"],"workspace":"none"}`},
+			{"POST", "/v1/sandboxes/" + id + "/shells", `{"argv":["true"]}`},
+			{"POST", "/v1/shells/" + id + "/input", "x"},
+			{"PUT", "/v1/sandboxes/" + id + "/files?path=a", "x"},
+			{"POST", "/v1/sandboxes/" + id + "/files?path=a&to=b", ""},
+			{"DELETE", "/v1/sandboxes/" + id + "/files?path=a", ""},
+			{"PUT", "/v1/workspaces/none/files?path=a", "x"},
+			{"DELETE", "/v1/workspaces/none/files?path=a", ""},
+			{"DELETE", "/v1/workspaces/none", ""},
 		} {
 			if got := ask(t, srv, c[0], c[1], c[2], who...); got.status != want {
 				t.Errorf("%s: %s %s: %d %s; want %d", request, c[0], c[1], got.status, got.body, want)
 			}
 		}
 		if got := ask(t, srv, "GET", "/v1/sandboxes", "", who...); got.status != http.StatusOK {
-			t.Errorf("%s: %+v", request, got)
+			t.Errorf("%s: list of sandboxes = %+v, want status 200", request, got)
 		}
 	}
 }
 
-// Foreign and not there look the same on every route that has an id or a name.
-func TestAnothersAndNobodysLookTheSame(t *testing.T) {
+// Objects of other callers and missing objects give the same answer on every route with an id or a
+// name.
+func TestOthersObjectsLookMissing(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	ann, bob := bearer(t, srv, `{"caller":"ann"}`), bearer(t, srv, `{"caller":"bob","profile":"default","trust":3}`)
 	var s v1.Sandbox
 	ask(t, srv, "POST", "/v1/sandboxes", "{}", ann...).into(t, &s)
-	if got := ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`, ann...); got.status != http.StatusCreated {
-		t.Fatalf("%+v", got)
-	}
+	statusIs(t, ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`, ann...), http.StatusCreated)
 	const nobodys = "00000000-0000-7000-8000-000000000000"
 	for _, c := range []struct{ method, path, body, theirs, none string }{
 		{"GET", "/v1/sandboxes/ID", "", s.ID, nobodys},
@@ -213,36 +228,39 @@ func TestAnothersAndNobodysLookTheSame(t *testing.T) {
 		{"POST", "/v1/run", `{"argv":["true"],"workspace":"ID"}`, "w", "v"},
 	} {
 		get := func(id string) asked {
-			got := ask(t, srv, c.method, strings.ReplaceAll(c.path, "ID", id), strings.ReplaceAll(c.body, "ID", id), bob...)
+			got := ask(t, srv, c.method, strings.ReplaceAll(c.path, "ID", id), strings.ReplaceAll(c.body, "ID", id),
+				bob...)
 			got.body = strings.ReplaceAll(got.body, `"`+id+`\"`, `"ID\"`)
 			got.body = strings.ReplaceAll(got.body, id+`\"`, `ID\"`)
 			return got
 		}
 		theirs, none := get(c.theirs), get(c.none)
 		if theirs.status != http.StatusNotFound || theirs.body != none.body || theirs.status != none.status {
-			t.Errorf("%s %s: %d %s, %d %s", c.method, c.path, theirs.status, theirs.body, none.status, none.body)
+			t.Errorf("%s %s: another caller's = %d %s, missing = %d %s; want the same 404", c.method, c.path,
+				theirs.status, theirs.body, none.status, none.body)
 		}
 	}
 	for _, path := range []string{"/v1/sandboxes?ended=true", "/v1/workspaces"} {
 		var list v1.List[any]
 		if ask(t, srv, "GET", path, "", bob...).into(t, &list); len(list.Items) != 0 {
-			t.Errorf("%s: %v", path, list.Items)
+			t.Errorf("%s lists %v, want nothing", path, list.Items)
 		}
 	}
 }
 
-func TestATokenIsNotLogged(t *testing.T) {
+func TestTokenIsNotLogged(t *testing.T) {
 	var logged bytes.Buffer
-	srv := New(Options{Token: "secret", Engine: nil, Log: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	srv := New(Options{Token: "secret", Engine: nil,
+		Log: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	req := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
 	req.Header.Set("Authorization", "Bearer wrongtoken")
 	srv.Handler().ServeHTTP(httptest.NewRecorder(), req)
 	if strings.Contains(logged.String(), "wrongtoken") || !strings.Contains(logged.String(), "/v1/pools") {
-		t.Errorf("%s", logged.String())
+		t.Errorf("log = %s, want the path without the token", logged.String())
 	}
 }
 
-func TestEveryCodeHasAGeneralSentence(t *testing.T) {
+func TestEveryCodeHasGeneralMessage(t *testing.T) {
 	for _, c := range classes {
 		if general[c.code] == "" {
 			t.Errorf("none for %s", c.code)

@@ -2,19 +2,15 @@ package api
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,15 +18,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// serveLimited serves with bounds.
+// serveLimited serves with the given bounds.
 func serveLimited(t *testing.T, e *engine.Engine, b connBounds) (address string, s *Server) {
 	t.Helper()
 	s = New(Options{Engine: e})
-	if e == nil { // a request without a token then comes from no operator
+	if e == nil { // requests without a token are then not the operator's
 		s.opts.Token = "secret"
 	}
 	s.conns.bounds = b
-	t.Cleanup(func() { // after the server's end
+	t.Cleanup(func() { // runs after the server has ended
 		for began := time.Now(); s.conns.size() > 0; time.Sleep(time.Millisecond) {
 			if time.Since(began) > patience {
 				t.Fatalf("size() = %d after the end, want 0", s.conns.size())
@@ -62,7 +58,7 @@ func (l *connLimiter) count(caller string) (conns, requests, streams int) {
 	return h.conns(), h.requests, h.streams
 }
 
-// rests waits until no connection of a caller is in a request.
+// rests waits until no connection of a caller serves a request.
 func (l *connLimiter) rests(t *testing.T, caller string) {
 	t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -97,7 +93,7 @@ func dialed(t *testing.T, address string) *peer {
 	return &peer{conn, bufio.NewReader(conn)}
 }
 
-// get sends a request and reads the answer's head. A body that ends is read.
+// get sends a request and reads the head of the answer, and the body unless it is an event stream.
 func (p *peer) get(path string, header ...string) (*http.Response, error) {
 	head := "GET " + path + " HTTP/1.1\r\nHost: x\r\n"
 	for i := 0; i+1 < len(header); i += 2 {
@@ -115,7 +111,7 @@ func (p *peer) get(path string, header ...string) (*http.Response, error) {
 	return res, err
 }
 
-// answers wants a request over a new connection, which stays open, answered.
+// answers sends a request over a new connection, checks the status and leaves the connection open.
 func answers(t *testing.T, address, path string, status int, header ...string) *peer {
 	t.Helper()
 	p := dialed(t, address)
@@ -129,7 +125,7 @@ func answers(t *testing.T, address, path string, status int, header ...string) *
 	return p
 }
 
-// closed wants a connection that is closed by the service.
+// closed checks that the service closes the connection.
 func (p *peer) closed(t *testing.T, who string) {
 	t.Helper()
 	if _, err := io.Copy(io.Discard, p.in); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -146,8 +142,7 @@ func tokenOf(t *testing.T, e *engine.Engine, r v1.TokenRequest) []string {
 	return []string{"Authorization", "Bearer " + tok.Secret}
 }
 
-// However many connections nobody asks anything on, who asks is answered, and
-// no more than there is room for stay open.
+// Anonymous idle connections are bounded, and new requests are still answered.
 func TestAnonymousConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	const most, all = 8, 40
@@ -156,7 +151,8 @@ func TestAnonymousConnectionsAreBounded(t *testing.T) {
 	for range all {
 		p := answers(t, address, "/healthz", http.StatusOK)
 		go func() { // ends with the connection
-			if _, err := p.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
+			if _, err := p.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) &&
+				!errors.Is(err, net.ErrClosed) {
 				closed.Add(1)
 			}
 		}()
@@ -169,9 +165,8 @@ func TestAnonymousConnectionsAreBounded(t *testing.T) {
 	answers(t, address, "/healthz", http.StatusOK)
 }
 
-// A request of which one byte came holds its place no longer than one of which
-// none did.
-func TestARequestThatNeverComesHoldsNoPlace(t *testing.T) {
+// A connection with a partial request is evicted like an idle one.
+func TestPartialRequestsAreEvicted(t *testing.T) {
 	t.Parallel()
 	address, _ := serveLimited(t, nil, connBounds{total: 4, anonymous: 4, requests: 1, streams: 1})
 	for range 20 {
@@ -183,8 +178,8 @@ func TestARequestThatNeverComesHoldsNoPlace(t *testing.T) {
 	answers(t, address, "/healthz", http.StatusOK)
 }
 
-// One caller fills its bounds and gets 429 beyond; others and operators go on.
-func TestOneCallerDoesNotLockTheOthersOut(t *testing.T) {
+// A caller that reaches its bounds gets 429. Other callers and operators are served.
+func TestCallerLimitsLeaveOthersServed(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	hog, ann := tokenOf(t, e, v1.TokenRequest{Caller: "hog"}), tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
@@ -204,7 +199,9 @@ func TestOneCallerDoesNotLockTheOthersOut(t *testing.T) {
 		if err := json.NewDecoder(res.Body).Decode(&problem); err != nil {
 			t.Fatal(err)
 		}
-		if res.StatusCode != http.StatusTooManyRequests || problem.Code != "resource_exhausted" || res.Header.Get("Retry-After") != "1" || !res.Close || !strings.Contains(problem.Detail, "callers.max_streams") || !strings.Contains(problem.Detail, "4 of 4") {
+		if res.StatusCode != http.StatusTooManyRequests || problem.Code != "resource_exhausted" ||
+			res.Header.Get("Retry-After") != "1" || !res.Close ||
+			!strings.Contains(problem.Detail, "callers.max_streams") || !strings.Contains(problem.Detail, "4 of 4") {
 			t.Errorf("a stream too many: status %d, header %v, %+v", res.StatusCode, res.Header, problem)
 		}
 		p.closed(t, "a refused request")
@@ -213,7 +210,7 @@ func TestOneCallerDoesNotLockTheOthersOut(t *testing.T) {
 	if refused != 36 {
 		t.Errorf("%d of 40 streams were refused, want 36", refused)
 	}
-	answers(t, address, "/v1/pools", http.StatusOK, hog...) // streams are not all of its requests
+	answers(t, address, "/v1/pools", http.StatusOK, hog...) // streams do not use up its requests
 	answers(t, address, "/v1/pools", http.StatusOK, ann...)
 	answers(t, address, follow, http.StatusOK, ann...)
 	answers(t, address, "/v1/tokens", http.StatusOK)
@@ -222,8 +219,8 @@ func TestOneCallerDoesNotLockTheOthersOut(t *testing.T) {
 	}
 }
 
-// The place of a stream is free at its end, so that the next one is served.
-func TestAnEndedStreamCountsNoMore(t *testing.T) {
+// A stream that ends frees its place for the next one.
+func TestEndedStreamFreesItsPlace(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
@@ -243,9 +240,9 @@ func TestAnEndedStreamCountsNoMore(t *testing.T) {
 	}
 }
 
-// When callers have all their connections, the newcomer evicts the newest of the
-// caller that holds most, and nobody else's.
-func TestANewcomerEvictsWhoHoldsMost(t *testing.T) {
+// When callers use all their connections, a new caller evicts the newest connection of the caller
+// with the most connections.
+func TestNewCallerEvictsLargestHolder(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 6, streams: 6})
@@ -254,24 +251,25 @@ func TestANewcomerEvictsWhoHoldsMost(t *testing.T) {
 	for who, n := range map[string]int{"ann": 2, "hog": 6} {
 		header[who] = tokenOf(t, e, v1.TokenRequest{Caller: who})
 		for range n {
-			streams[who] = append(streams[who], answers(t, address, "/v1/events?follow=true", http.StatusOK, header[who]...))
+			streams[who] = append(streams[who],
+				answers(t, address, "/v1/events?follow=true", http.StatusOK, header[who]...))
 		}
 	}
 	bob := tokenOf(t, e, v1.TokenRequest{Caller: "bob"})
-	answers(t, address, "/v1/pools", http.StatusOK, bob...) // and stays, idle
+	answers(t, address, "/v1/pools", http.StatusOK, bob...) // its connection stays idle
 	streams["hog"][5].closed(t, "hog")
 	answers(t, address, "/v1/events?follow=true", http.StatusOK, bob...)
 	streams["hog"][4].closed(t, "hog")
 	if conns, _, _ := s.conns.count("ann"); conns != 2 {
 		t.Errorf("another caller has %d connections, want 2", conns)
 	}
-	// The caller that holds most gets no more.
+	// The caller with the most connections gets no more.
 	for range 2 {
 		answers(t, address, "/v1/events?follow=true", http.StatusTooManyRequests, header["hog"]...)
 	}
 }
 
-// A newcomer evicts nobody who holds no more than itself.
+// A new caller does not evict callers that hold no more than it.
 func TestEqualCallersDoNotEvictEachOther(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
@@ -287,28 +285,7 @@ func TestEqualCallersDoNotEvictEachOther(t *testing.T) {
 	}
 }
 
-// A request counts as long as its handler runs, also when its connection is gone.
-func TestARequestCountsWithoutItsConnection(t *testing.T) {
-	l := newConnLimiter(connBounds{total: 8, anonymous: 2, callers: 4, requests: 2, streams: 2}, slog.New(slog.DiscardHandler))
-	r := httptest.NewRequest("GET", "/v1/pools", nil)
-	ann := engine.Principal{Caller: "ann"}
-	first, err := l.begin(r, ann)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.begin(r, ann); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.begin(r, ann); err == nil || !strings.Contains(err.Error(), "callers.max_requests") {
-		t.Errorf("begin() of a third request = %v, want its bound", err)
-	}
-	first()
-	if _, err := l.begin(r, ann); err != nil {
-		t.Errorf("begin() after the end of one = %v, want nil", err)
-	}
-}
-
-// Operators evict callers' connections, and are evicted by none.
+// Operators evict callers' connections. No one evicts theirs.
 func TestOperatorsAreNotEvicted(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
@@ -321,8 +298,9 @@ func TestOperatorsAreNotEvicted(t *testing.T) {
 			callers = append(callers, answers(t, address, "/v1/events?follow=true", http.StatusOK, header...))
 		}
 	}
-	for range 4 { // with two more than they have for themselves
-		operators = append(operators, answers(t, address, "/v1/events?follow=true", http.StatusOK), answers(t, address, "/v1/events?follow=true", http.StatusOK, op...))
+	for range 4 { // two more than their own share
+		operators = append(operators, answers(t, address, "/v1/events?follow=true", http.StatusOK),
+			answers(t, address, "/v1/events?follow=true", http.StatusOK, op...))
 	}
 	for _, p := range callers {
 		p.closed(t, "a caller")
@@ -337,7 +315,7 @@ func TestOperatorsAreNotEvicted(t *testing.T) {
 			t.Errorf("an operator's stream ended: %v", err)
 		}
 	}
-	answers(t, address, "/v1/tokens", http.StatusTooManyRequests) // they have all themselves
+	answers(t, address, "/v1/tokens", http.StatusTooManyRequests) // operators hold all connections
 	operators[0].Close()
 	for began := time.Now(); s.conns.size() > 7; time.Sleep(time.Millisecond) {
 		if time.Since(began) > patience {
@@ -347,9 +325,9 @@ func TestOperatorsAreNotEvicted(t *testing.T) {
 	answers(t, address, "/v1/tokens", http.StatusOK)
 }
 
-// Idle connections of a caller are bounded as its requests are: the longest idle
-// one goes.
-func TestIdleConnectionsOfACallerAreBounded(t *testing.T) {
+// Idle connections of a caller have the same bound as its requests. The one that is idle longest is
+// closed.
+func TestIdleConnectionsPerCallerAreBounded(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
@@ -367,8 +345,8 @@ func TestIdleConnectionsOfACallerAreBounded(t *testing.T) {
 	}
 }
 
-// A connection that was taken over from net/http counts until it is closed.
-func TestAHijackedConnectionCounts(t *testing.T) {
+// A hijacked connection counts until it is closed.
+func TestHijackedConnectionCounts(t *testing.T) {
 	t.Parallel()
 	s := New(Options{})
 	s.conns.bounds = connBounds{total: 8, anonymous: 2, callers: 4, requests: 4, streams: 2}
@@ -398,119 +376,6 @@ func TestAHijackedConnectionCounts(t *testing.T) {
 	for began := time.Now(); s.conns.size() > 0; time.Sleep(time.Millisecond) {
 		if time.Since(began) > patience {
 			t.Fatal("it is counted after its end")
-		}
-	}
-}
-
-// fullListener has no descriptor for the first connection.
-type fullListener struct {
-	net.Listener
-	failed atomic.Bool
-}
-
-func (l *fullListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err == nil && l.failed.CompareAndSwap(false, true) {
-		c.Close()
-		return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
-	}
-	return c, err
-}
-
-// Where no descriptor is left for a connection, a caller's is given up for it.
-func TestWithoutDescriptorsACallersConnectionIsGivenUp(t *testing.T) {
-	t.Parallel()
-	l := newConnLimiter(boundsOf(1024, 0, 0), slog.New(slog.DiscardHandler))
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	full := &fullListener{Listener: inner}
-	full.failed.Store(true)
-	ll := limitedListener{full, l}
-	defer ll.Close()
-	theirs := dialed(t, inner.Addr().String())
-	c, err := ll.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := httptest.NewRequest("GET", "/v1/pools", nil)
-	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), engine.Principal{Caller: "ann"}); err != nil {
-		t.Fatal(err)
-	}
-	full.failed.Store(false)
-	dialed(t, inner.Addr().String())
-	if _, err := ll.Accept(); !errors.Is(err, syscall.EMFILE) {
-		t.Fatalf("Accept() = %v, want %v", err, syscall.EMFILE)
-	}
-	theirs.closed(t, "the caller")
-	if n := l.size(); n != 0 {
-		t.Errorf("size() = %d, want 0", n)
-	}
-}
-
-func TestBoundsFollowDescriptors(t *testing.T) {
-	for _, c := range []struct {
-		files, requests, streams int
-		want                     connBounds
-	}{
-		{0, 0, 0, connBounds{total: 8, anonymous: 1, callers: 6, requests: 3, streams: 1}},
-		{1024, 512, 256, connBounds{total: 256, anonymous: 32, callers: 192, requests: 96, streams: 48}},
-		{1024, 10, 500, connBounds{total: 256, anonymous: 32, callers: 192, requests: 10, streams: 48}},
-		{1 << 20, 512, 256, connBounds{total: 1 << 18, anonymous: 1 << 15, callers: 3 << 16, requests: 512, streams: 256}},
-		{1 << 20, 0, 0, connBounds{total: 1 << 18, anonymous: 1 << 15, callers: 3 << 16, requests: 3 << 15, streams: 3 << 14}},
-	} {
-		if got := boundsOf(c.files, c.requests, c.streams); got != c.want {
-			t.Errorf("boundsOf(%d, %d, %d) = %+v, want %+v", c.files, c.requests, c.streams, got, c.want)
-		}
-	}
-}
-
-func TestWhatIsAStream(t *testing.T) {
-	for _, c := range []struct {
-		method, target string
-		header         []string
-		want           bool
-	}{
-		{"GET", "/v1/events", nil, false},
-		{"GET", "/v1/events?follow=true", nil, true},
-		{"GET", "/v1/events?after=1&follow=%74rue", nil, true},
-		{"GET", "/v1/shells/x/output?follow=false", nil, false},
-		{"GET", "/v1/sandboxes/x/pty", []string{"Upgrade", "websocket"}, true},
-		{"GET", "/v1/sandboxes/x/ports/80", []string{"Upgrade", "tcp"}, true},
-		{"POST", "/v1/run", []string{"Accept", formFrames}, true},
-		{"POST", "/v1/run", []string{headerExec, "e30"}, true},
-		{"POST", "/v1/run", []string{"Accept", formJSON}, false},
-		{"POST", "/v1/tools/x/call", []string{"Accept", formJSON + ", " + formEvents}, true},
-		{"POST", "/mcp", []string{"Accept", formJSON + ", " + formEvents}, false},
-		{"GET", "/mcp", []string{"Accept", formEvents}, true},
-	} {
-		r := httptest.NewRequestWithContext(context.Background(), c.method, c.target, nil)
-		for i := 0; i+1 < len(c.header); i += 2 {
-			r.Header.Add(c.header[i], c.header[i+1])
-		}
-		if got := isStream(r); got != c.want {
-			t.Errorf("isStream(%s %s %v) = %v, want %v", c.method, c.target, c.header, got, c.want)
-		}
-	}
-}
-
-// A tool call that is refused before its body is read leaves a record, as one
-// that its handler refuses does.
-func TestACallBeyondTheBoundIsRecorded(t *testing.T) {
-	t.Parallel()
-	e, _ := newEngine(t)
-	s := New(Options{Engine: e, ShellCaller: "old"})
-	s.conns.bounds = connBounds{total: 8, anonymous: 4, callers: 4}
-	srv := httptest.NewServer(s.Handler())
-	t.Cleanup(srv.Close)
-	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
-	problemIs(t, ask(t, srv, "POST", "/v1/tools/system.bash/call", `{"input":{"command":"ls"}}`, ann...), http.StatusTooManyRequests, "resource_exhausted", "")
-	problemIs(t, ask(t, srv, "POST", "/shell", `{"command":"ls"}`, "Content-Type", formJSON), http.StatusTooManyRequests, "resource_exhausted", "")
-	for _, c := range []struct{ caller, action, via string }{{"ann", "system.bash", "http"}, {"old", "run_shell", "shell"}} {
-		list := records(t, srv, "caller="+c.caller)
-		if len(list) != 1 || list[0].Action != c.action || list[0].Ending != "failed" || list[0].Via != c.via || !strings.Contains(list[0].Error, "callers.max_requests") {
-			t.Errorf("recorded of %s: %+v", c.caller, list)
 		}
 	}
 }

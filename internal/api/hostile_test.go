@@ -18,18 +18,19 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// Half a query is not taken for the whole.
-func TestAQueryThatCannotBeRead(t *testing.T) {
+// A query with an invalid part is refused as a whole.
+func TestInvalidQueryIsRefused(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	id := lease(t, srv)
 	for _, query := range []string{"path=%zz&recursive=true", "path=a;recursive=true"} {
-		problemIs(t, ask(t, srv, "DELETE", "/v1/sandboxes/"+id+"/files?"+query, ""), http.StatusBadRequest, "invalid_argument", "query")
+		problemIs(t, ask(t, srv, "DELETE", "/v1/sandboxes/"+id+"/files?"+query, ""), http.StatusBadRequest,
+			"invalid_argument", "query")
 	}
 }
 
-// Nobody without the token holds a connection by sending nothing.
-func TestARefusedCallerDoesNotHoldTheServer(t *testing.T) {
+// A client without a token cannot hold a connection by sending nothing.
+func TestRefusedRequestDoesNotHoldConnection(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
@@ -49,12 +50,12 @@ func TestARefusedCallerDoesNotHoldTheServer(t *testing.T) {
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusUnauthorized || !res.Close {
-		t.Fatalf("%d, close %v", res.StatusCode, res.Close)
+		t.Fatalf("status %d, close %v; want 401, true", res.StatusCode, res.Close)
 	}
 }
 
-// Nor does anybody by a body that is promised where none is read.
-func TestAPromisedBodyDoesNotHoldTheServer(t *testing.T) {
+// A declared body that the route does not read cannot hold a connection.
+func TestUnusedBodyDoesNotHoldConnection(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	for _, c := range []struct {
@@ -64,8 +65,14 @@ func TestAPromisedBodyDoesNotHoldTheServer(t *testing.T) {
 		{"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", "{", http.StatusBadRequest},
 		{"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", "1\r\n{\r\n", http.StatusBadRequest},
 		{"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n", "{}", http.StatusOK},
-		{"DELETE /v1/shells/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n", "{", http.StatusBadRequest},
-		{"POST /nothing HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n", "{", http.StatusBadRequest},
+		{
+			"DELETE /v1/shells/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n",
+			"{", http.StatusBadRequest,
+		},
+		{
+			"POST /nothing HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n", "{",
+			http.StatusBadRequest,
+		},
 	} {
 		t.Run(c.head[:20], func(t *testing.T) {
 			t.Parallel()
@@ -86,37 +93,40 @@ func TestAPromisedBodyDoesNotHoldTheServer(t *testing.T) {
 			}
 			defer res.Body.Close()
 			if bad := c.status != http.StatusOK; res.StatusCode != c.status || res.Close != bad {
-				t.Errorf("%d, close %v", res.StatusCode, res.Close)
+				t.Errorf("status %d, close %v; want %d, %v", res.StatusCode, res.Close, c.status, bad)
 			}
 		})
 	}
 }
 
-func TestAPanicIsAnswered(t *testing.T) {
+func TestPanicIsAnswered(t *testing.T) {
 	var log strings.Builder
 	s := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	h := s.wrap(route{handle: func(http.ResponseWriter, *http.Request, engine.Principal) error { panic("a nil somewhere") }})
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))
-	if w.Code != http.StatusInternalServerError || strings.Contains(w.Body.String(), "nil") || !strings.Contains(log.String(), "a nil somewhere") {
+	if w.Code != http.StatusInternalServerError || strings.Contains(w.Body.String(), "nil") ||
+		!strings.Contains(log.String(), "a nil somewhere") {
 		t.Fatalf("%d %s; log %s", w.Code, w.Body, log.String())
 	}
 }
 
-func TestTooManySaysWhenToAskAgain(t *testing.T) {
-	if p := problem(fmt.Errorf("full: %w", errdefs.ErrResourceExhausted)); p.Status != http.StatusTooManyRequests || p.RetryAfterMS <= 0 {
-		t.Fatalf("%+v", p)
+func TestResourceExhaustedHasRetryAfter(t *testing.T) {
+	if p := problem(fmt.Errorf("full: %w", errdefs.ErrResourceExhausted)); p.Status != http.StatusTooManyRequests ||
+		p.RetryAfterMS <= 0 {
+		t.Fatalf("problem = %+v, want 429 with a retry delay", p)
 	}
 }
 
-// A client that goes away in the middle takes its command with it.
-func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
+// The command of a client that disconnects is ended.
+func TestClientDisconnectEndsCommand(t *testing.T) {
 	t.Parallel()
 	for _, accept := range []string{formJSON, formEvents, formRaw, formFrames} {
 		t.Run(accept, func(t *testing.T) {
 			srv, _ := newServer(t, "")
 			ctx, leave := context.WithCancel(t.Context())
-			req, err := http.NewRequestWithContext(ctx, "POST", srv.URL+"/v1/run", strings.NewReader(`{"argv":["sleep","600"]}`))
+			req, err := http.NewRequestWithContext(ctx, "POST", srv.URL+"/v1/run",
+				strings.NewReader(`{"argv":["sleep","600"]}`))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,8 +160,8 @@ func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
 	}
 }
 
-// An answer that is given again, in another form, loses no output silently.
-func TestAKeyGivesTheOutputAgainInEveryForm(t *testing.T) {
+// A repeated answer in another form has all output, or reports the loss.
+func TestIdempotencyKeyRepeatsOutputInEveryForm(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	const run = `{"argv":["echo","once"]}`
@@ -168,11 +178,11 @@ func TestAKeyGivesTheOutputAgainInEveryForm(t *testing.T) {
 	if got := again("k", formEvents); !strings.Contains(got.body, `"data":"once\n"`) {
 		t.Errorf("events: %+v", got)
 	}
-	// What was streamed is not kept, and that is said.
+	// Streamed output is not kept, and the answer reports that.
 	again("s", formRaw)
 	var res v1.ExecResult
 	again("s", formJSON).into(t, &res)
 	if res.Stdout != "" || res.StdoutBytes != 5 || !res.Truncated {
-		t.Errorf("%+v", res)
+		t.Errorf("repeated result = %+v, want 5 bytes reported as truncated", res)
 	}
 }

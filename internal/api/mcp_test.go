@@ -11,9 +11,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
 )
 
-// A tool call over MCP that is refused for the URL's profile, or because its
-// caller has too many requests, leaves a record as the same over HTTP does.
-func TestARefusedCallOverMCPIsRecorded(t *testing.T) {
+// A tool call over MCP is recorded when it is refused for its profile, or because the caller has
+// too many requests, as over HTTP.
+func TestRefusedMCPCallIsRecorded(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	talk := mcp.New(mcp.Options{Engine: e})
@@ -25,20 +25,23 @@ func TestARefusedCallOverMCPIsRecorded(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ann := append(tokenOf(t, e, v1.TokenRequest{Caller: "ann"}), "Content-Type", formJSON, "Accept", formJSON+", "+formEvents)
+	ann := append(tokenOf(t, e, v1.TokenRequest{Caller: "ann"}),
+		"Content-Type", formJSON, "Accept", formJSON+", "+formEvents)
 	post := func(path, body string) asked { return ask(t, srv, "POST", path, body, ann...) }
-	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`
+	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{` +
+		`"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`
 	got := post(mcpPath, hello)
 	if got.status != http.StatusOK || got.header.Get("Mcp-Session-Id") == "" {
 		t.Fatalf("initialize: %+v", got)
 	}
 	ann = append(ann, "Mcp-Session-Id", got.header.Get("Mcp-Session-Id"), "Mcp-Protocol-Version", "2025-11-25")
-	const call = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"system_bash","arguments":{"command":"ls"}}}`
+	const call = `{"jsonrpc":"2.0","id":2,"method":"tools/call",` +
+		`"params":{"name":"system_bash","arguments":{"command":"ls"}}}`
 	for _, c := range []struct{ path, body, says string }{
 		{mcpPath + "?profile=universal", call, "profile is not yours to choose"},
 		{mcpPath + "?profile=a&profile=b", call, "profile is there 2 times"},
 		{mcpPath, strings.Replace(call, "ls", strings.Repeat("x", maxMCPBody), 1), "body is over"},
-		{mcpPath, call, "callers.max_requests"}, // without room, below
+		{mcpPath, call, "callers.max_requests"}, // the loop below removes the room
 	} {
 		if strings.HasPrefix(c.says, "callers") {
 			s.conns.bounds.requests = 0
@@ -54,7 +57,7 @@ func TestARefusedCallOverMCPIsRecorded(t *testing.T) {
 			t.Errorf("%s: answered %d %s; recorded %+v, want one", c.path, got.status, got.body, about)
 		}
 	}
-	if all := records(t, srv, "caller=ann"); len(all) != 5 { // the first has an opening record
+	if all := records(t, srv, "caller=ann"); len(all) != 5 { // the first call also has an opening record
 		t.Errorf("%d records, want 5: %+v", len(all), all)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-func TestRedirectsOfPortsStayBelowThem(t *testing.T) {
+func TestPortRedirectsStayBelowPrefix(t *testing.T) {
 	const prefix = "/v1/sandboxes/a/ports/80"
 	for to, want := range map[string]string{
 		"/login":                      prefix + "/login",
@@ -35,7 +35,7 @@ func TestRedirectsOfPortsStayBelowThem(t *testing.T) {
 	}
 }
 
-func TestPathsOfPortsStayAsTheyAre(t *testing.T) {
+func TestPortPathsAreForwardedUnchanged(t *testing.T) {
 	for path, want := range map[string]string{
 		"/v1/sandboxes/a/ports/80/":            "/",
 		"/v1/sandboxes/a/ports/80/x/y?q=%20&z": "/x/y?q=%20&z",
@@ -52,8 +52,8 @@ func TestPathsOfPortsStayAsTheyAre(t *testing.T) {
 	}
 }
 
-// throughPort sends a request as it is through the proxy to a server inside that
-// answers with text as it is, and returns what came out on either side.
+// throughPort sends a raw request through the proxy to a server that answers with raw text. It
+// returns what each side received.
 func throughPort(t *testing.T, request, answer string) (inside, outside string) {
 	t.Helper()
 	server, near := net.Pipe()
@@ -93,19 +93,24 @@ func throughPort(t *testing.T, request, answer string) (inside, outside string) 
 	return <-asked, string(b)
 }
 
-// Fields that do not pass in a header do not pass behind a body, announced or not.
-func TestTrailersDoNotPassPorts(t *testing.T) {
+// Fields that are dropped from headers are also dropped from trailers, announced or not.
+func TestPortTrailersAreDropped(t *testing.T) {
 	t.Parallel()
 	const fields = "Set-Cookie: stolen=1\r\nClear-Site-Data: \"*\"\r\nLocation: /x\r\n\r\n"
 	for name, announced := range map[string]string{
-		"announced": "Trailer: Set-Cookie, Clear-Site-Data, Location\r\n", "not announced": "", "announced in part": "Trailer: Set-Cookie\r\n", "as a name": "Trailer: Trailer:Set-Cookie\r\n",
+		"announced": "Trailer: Set-Cookie, Clear-Site-Data, Location\r\n", "not announced": "",
+		"announced in part": "Trailer: Set-Cookie\r\n", "as a name": "Trailer: Trailer:Set-Cookie\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inside, outside := throughPort(t,
-				"POST /v1/sandboxes/a/ports/80/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTE: trailers\r\nAuthorization: Bearer x\r\nTransfer-Encoding: chunked\r\nTrailer: Cookie, Authorization\r\n\r\n4\r\nsent\r\n0\r\nCookie: ours\r\nAuthorization: Bearer y\r\n\r\n",
-				"HTTP/1.1 200 OK\r\nConnection: close\r\nX-Own: kept\r\nTransfer-Encoding: chunked\r\n"+announced+"\r\n5\r\nhello\r\n0\r\n"+fields)
-			if !strings.Contains(inside, "sent") || !strings.Contains(outside, "hello") || !strings.Contains(outside, "X-Own: kept") {
+				"POST /v1/sandboxes/a/ports/80/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTE: trailers\r\n"+
+					"Authorization: Bearer x\r\nTransfer-Encoding: chunked\r\nTrailer: Cookie, Authorization\r\n\r\n"+
+					"4\r\nsent\r\n0\r\nCookie: ours\r\nAuthorization: Bearer y\r\n\r\n",
+				"HTTP/1.1 200 OK\r\nConnection: close\r\nX-Own: kept\r\nTransfer-Encoding: chunked\r\n"+announced+
+					"\r\n5\r\nhello\r\n0\r\n"+fields)
+			if !strings.Contains(inside, "sent") || !strings.Contains(outside, "hello") ||
+				!strings.Contains(outside, "X-Own: kept") {
 				t.Errorf("the server got %q, the client %q", inside, outside)
 			}
 			for _, field := range []string{"Cookie", "Authorization", "Trailer", "Te:"} {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// halved is a client that can be told of one end alone.
+// halved is a client connection that can be half-closed.
 type halved struct {
 	net.Conn
 	said io.Reader
@@ -19,9 +19,8 @@ type halved struct {
 func (h *halved) Read(p []byte) (int, error) { return h.said.Read(p) }
 func (h *halved) CloseWrite() error          { close(h.over); return nil }
 
-// A server inside that cannot be told of the client's end is heard until it ends
-// or says nothing more; what it says is whole.
-func TestWhatAServerSaysAfterTheClientsEndIsCarried(t *testing.T) {
+// The output of a server that cannot be half-closed is copied until it ends or pauses.
+func TestJoinCopiesOutputAfterClientEnd(t *testing.T) {
 	for name, ends := range map[string]bool{"it ends": true, "it falls silent": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -116,7 +116,8 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p engine.Princ
 		return nil
 	case !strings.EqualFold(upgrade, v1.PortProtocol) || !r.ProtoAtLeast(1, 1):
 		return &strictjson.FieldError{Field: "Upgrade",
-			Message: "must be " + v1.PortProtocol + "; HTTP and WebSockets are served below " + r.URL.EscapedPath() + "/"}
+			Message: "must be " + v1.PortProtocol + "; HTTP and WebSockets are served below " + r.URL.EscapedPath() +
+				"/"}
 	}
 	if err := ownOrigin(r); err != nil {
 		return err

@@ -13,16 +13,16 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-func TestKeysAreKeptInOrderAndBounded(t *testing.T) {
+func TestKeysAreOrderedAndBounded(t *testing.T) {
 	k := newKeys()
 	if !k.add([]byte("abc")) || !k.add(nil) || !k.add([]byte("de")) {
 		t.Fatal("not taken")
 	}
 	buf := make([]byte, 4)
 	if n, err := k.Read(buf); string(buf[:n]) != "abcd" || err != nil {
-		t.Errorf("%q %v", buf[:n], err)
+		t.Errorf("Read = %q, %v; want abcd", buf[:n], err)
 	}
-	// Read is not taken: the window counts what the terminal has.
+	// Read bytes are not accepted yet: the window counts the bytes that the terminal accepted.
 	if k.add(make([]byte, v1.TerminalWindow-4)) {
 		t.Error("more than the window was taken")
 	}
@@ -37,7 +37,7 @@ func TestKeysAreKeptInOrderAndBounded(t *testing.T) {
 	}
 }
 
-func TestKeysWaitForMore(t *testing.T) {
+func TestKeysReadWaits(t *testing.T) {
 	k := newKeys()
 	got := make(chan []byte)
 	go func() { b, _ := io.ReadAll(k); got <- b }()
@@ -46,28 +46,33 @@ func TestKeysWaitForMore(t *testing.T) {
 	}
 	k.end()
 	if b := <-got; !bytes.Equal(b, []byte("one two three")) {
-		t.Errorf("%q", b)
+		t.Errorf("typed = %q, want one two three", b)
 	}
 }
 
-func TestOnlyItsOwnPagesMayOpenTerminals(t *testing.T) {
+func TestTerminalRefusesOtherOrigins(t *testing.T) {
 	for name, c := range map[string]struct {
 		host, from string
 		header     []string
 		ok         bool
 	}{
-		"no page":                   {"127.0.0.1:8700", "127.0.0.1:5", nil, true},
-		"its own page":              {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "http://127.0.0.1:8700"}, true},
-		"its own by name":           {"localhost:8700", "[::1]:5", []string{"Origin", "http://LOCALHOST:8700", "Sec-Fetch-Site", "same-origin"}, true},
-		"another page":              {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "http://evil.example"}, false},
-		"another port":              {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "http://127.0.0.1:1"}, false},
-		"a sandboxed page":          {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "null"}, false},
-		"a file":                    {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "file://"}, false},
-		"a name that leads here":    {"evil.example:8700", "127.0.0.1:5", []string{"Origin", "http://evil.example:8700"}, false},
-		"a site of others":          {"127.0.0.1:8700", "127.0.0.1:5", []string{"Sec-Fetch-Site", "cross-site"}, false},
-		"its own page, from afar":   {"box.example", "192.0.2.7:5", []string{"Origin", "https://box.example"}, true},
-		"another page, from afar":   {"box.example", "192.0.2.7:5", []string{"Origin", "https://evil.example"}, false},
-		"two origins, the last its": {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "http://evil.example", "Origin", "http://127.0.0.1:8700"}, false},
+		"no page": {"127.0.0.1:8700", "127.0.0.1:5", nil, true},
+		"its own page": {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "http://127.0.0.1:8700"},
+			true},
+		"its own by name": {"localhost:8700", "[::1]:5",
+			[]string{"Origin", "http://LOCALHOST:8700", "Sec-Fetch-Site", "same-origin"}, true},
+		"another page": {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "http://evil.example"},
+			false},
+		"another port":     {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "http://127.0.0.1:1"}, false},
+		"a sandboxed page": {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "null"}, false},
+		"a file":           {"127.0.0.1:8700", "127.0.0.1:5", []string{"Origin", "file://"}, false},
+		"a name that leads here": {"evil.example:8700", "127.0.0.1:5",
+			[]string{"Origin", "http://evil.example:8700"}, false},
+		"a site of others":        {"127.0.0.1:8700", "127.0.0.1:5", []string{"Sec-Fetch-Site", "cross-site"}, false},
+		"its own page, from afar": {"box.example", "192.0.2.7:5", []string{"Origin", "https://box.example"}, true},
+		"another page, from afar": {"box.example", "192.0.2.7:5", []string{"Origin", "https://evil.example"}, false},
+		"two origins, the last its": {"127.0.0.1:8700", "127.0.0.1:5",
+			[]string{"Origin", "http://evil.example", "Origin", "http://127.0.0.1:8700"}, false},
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/v1/sandboxes/x/pty", nil)
 		r.Host, r.RemoteAddr = c.host, c.from
@@ -76,13 +81,13 @@ func TestOnlyItsOwnPagesMayOpenTerminals(t *testing.T) {
 		}
 		err := ownOrigin(r)
 		if (err == nil) != c.ok || err != nil && !errdefs.IsPermissionDenied(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("ownOrigin, %s: %v", name, err)
 		}
 	}
 }
 
-// What is refused has opened nothing: nobody would be told of it.
-func TestOnlyAWholeHandshakeOpensATerminal(t *testing.T) {
+// A refused request opens no terminal, because the client would not learn its id.
+func TestTerminalNeedsCompleteHandshake(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	id := lease(t, srv)
@@ -95,7 +100,8 @@ func TestOnlyAWholeHandshakeOpensATerminal(t *testing.T) {
 		status          int
 	}{
 		{http.MethodHead, "", 404},
-		{http.MethodGet, "Connection", 400}, {http.MethodGet, "Upgrade", 400}, {http.MethodGet, "Sec-WebSocket-Version", 400},
+		{http.MethodGet, "Connection", 400}, {http.MethodGet, "Upgrade", 400},
+		{http.MethodGet, "Sec-WebSocket-Version", 400},
 		{http.MethodGet, "Sec-WebSocket-Key", 400}, {http.MethodGet, "Sec-WebSocket-Protocol", 400},
 	} {
 		var header []string
@@ -115,7 +121,7 @@ func TestOnlyAWholeHandshakeOpensATerminal(t *testing.T) {
 	}
 }
 
-func TestWhatATerminalIsAskedFor(t *testing.T) {
+func TestReadPTY(t *testing.T) {
 	read := func(query string, header ...string) (ptyRequest, error) {
 		r := httptest.NewRequest(http.MethodGet, "/v1/sandboxes/x/pty?"+query, nil)
 		for i := 0; i+1 < len(header); i += 2 {
@@ -124,21 +130,24 @@ func TestWhatATerminalIsAskedFor(t *testing.T) {
 		return readPTY(r)
 	}
 	got, err := read(`argv=%5B%22top%22,%22-d%22,%221%22%5D&cols=90&rows=20&term=vt100&cwd=/tmp`)
-	if err != nil || len(got.open.Argv) != 3 || got.open.Cols != 90 || got.open.Rows != 20 || got.open.Term != "vt100" || got.offset != -1 {
-		t.Errorf("%+v %v", got, err)
+	if err != nil || len(got.open.Argv) != 3 || got.open.Cols != 90 || got.open.Rows != 20 ||
+		got.open.Term != "vt100" || got.offset != -1 {
+		t.Errorf("readPTY of a new terminal = %+v, %v", got, err)
 	}
-	if got, err = read("shell=s&offset=0&read_only=true"); err != nil || got.shell != "s" || got.offset != 0 || !got.readOnly {
-		t.Errorf("%+v %v", got, err)
+	if got, err = read("shell=s&offset=0&read_only=true"); err != nil || got.shell != "s" || got.offset != 0 ||
+		!got.readOnly {
+		t.Errorf("readPTY of an existing terminal = %+v, %v", got, err)
 	}
 	if got, err = read("", headerExec, "eyJlbnYiOnsiQSI6ImIifX0"); err != nil || got.open.Env["A"] != "b" {
-		t.Errorf("%+v %v", got, err)
+		t.Errorf("readPTY of a header = %+v, %v", got, err)
 	}
 	for query, field := range map[string]string{
-		"argv=top": "argv", "cols=x": "cols", "rows=-1": "rows", "shell=a&cols=3": "cols", "offset=3": "offset", "read_only=true": "read_only",
+		"argv=top": "argv", "cols=x": "cols", "rows=-1": "rows", "shell=a&cols=3": "cols", "offset=3": "offset",
+		"read_only=true":    "read_only",
 		"shell=a&offset=-1": "offset", "other=1": "other",
 	} {
 		if _, err := read(query); err == nil || field == "" || !strings.HasPrefix(err.Error(), field) {
-			t.Errorf("%s: %v", query, err)
+			t.Errorf("readPTY(%s) = %v, want an error of the field", query, err)
 		}
 	}
 }

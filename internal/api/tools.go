@@ -34,7 +34,8 @@ func (s *Server) toolRoutes() []route {
 		},
 		{
 			method: "POST", path: "/v1/policy/check", handle: s.checkPolicy,
-			summary: "Check a command against a policy without running it", body: v1.PolicyCheck{}, answer: v1.Verdict{},
+			summary: "Check a command against a policy without running it", body: v1.PolicyCheck{},
+			answer: v1.Verdict{},
 		},
 		{
 			method: "GET", path: "/v1/profiles", handle: s.listProfiles,
