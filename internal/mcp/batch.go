@@ -9,20 +9,19 @@ import (
 	"net/http"
 )
 
-// maxBatch bounds the messages of a batch, which only versions before
-// 2025-06-18 have. Each is answered at once, and all answers are held until the
-// client has taken them.
+// maxBatch bounds the messages of a batch, which only revisions before 2025-06-18 have. Each
+// message is answered at once, and all answers are held until the client has read them.
 const maxBatch = 64
 
-// checkBatch refuses a batch of too many messages. It reads a batch whole, and
-// of anything else the space before it; r's body is what it was otherwise.
+// checkBatch returns an error for a batch with too many messages. It reads a batch completely, and
+// the leading space of any other body. Afterwards r's body can be read from its start.
 func checkBatch(r *http.Request) error {
 	body := bufio.NewReader(r.Body)
 	r.Body = readCloser{body, r.Body}
 	for {
 		c, err := body.ReadByte()
 		if err != nil {
-			return nil // the library says what is wrong with it
+			return nil // the library reports the error
 		}
 		if c == ' ' || c == '\t' || c == '\r' || c == '\n' {
 			continue

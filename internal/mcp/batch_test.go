@@ -7,13 +7,14 @@ import (
 	"testing"
 )
 
-func TestABatchIsBounded(t *testing.T) {
+func TestCheckBatchBoundsMessages(t *testing.T) {
 	many := func(n int) string {
 		return "[" + strings.TrimSuffix(strings.Repeat(`{"jsonrpc":"2.0"},`, n), ",") + "]"
 	}
 	for body, ok := range map[string]bool{
 		``: true, `{"jsonrpc":"2.0","params":[1,2]}`: true, `[`: true, `garbage`: true, "[]": true,
-		many(maxBatch): true, many(maxBatch + 1): false, " \r\n\t" + many(maxBatch+1): false, "[" + strings.Repeat("1,", maxBatch+1): false,
+		many(maxBatch): true, many(maxBatch + 1): false, " \r\n\t" + many(maxBatch+1): false,
+		"[" + strings.Repeat("1,", maxBatch+1): false,
 	} {
 		r := httptest.NewRequest("POST", "/mcp", strings.NewReader(body))
 		err := checkBatch(r)
@@ -24,7 +25,7 @@ func TestABatchIsBounded(t *testing.T) {
 			continue
 		}
 		if left, err := io.ReadAll(r.Body); err != nil || string(left) != strings.TrimLeft(body, " \r\n\t") {
-			t.Errorf("%.40q is handed on as %.40q, %v", body, left, err)
+			t.Errorf("body %.40q is left as %.40q, %v", body, left, err)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// underway is a call that runs.
+// underway is a running call.
 type underway struct {
 	s      *Server
 	x      *session
@@ -23,17 +23,19 @@ type underway struct {
 	tool   string
 
 	progress *progress // nil if the client wants none
-	// asking are elicitations; they end once the call runs or is over.
+	// asking waits for elicitations. They end when the tool starts or the call ends.
 	asking sync.WaitGroup
-	ctx    context.Context // of asking
+	ctx    context.Context // context of asking
 	hush   context.CancelFunc
 	mu     sync.Mutex
-	asked  map[string]bool // by the approval's id
+	asked  map[string]bool // by approval id
 }
 
-// callTool carries out tools/call. A call that is refused before its tool is
-// asked leaves a record, too.
-func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
+// callTool carries out tools/call. A call that is refused before it reaches the engine is recorded
+// too.
+func (s *Server) callTool(
+	ctx context.Context, ss *mcp.ServerSession, a Access, p *mcp.CallToolParamsRaw,
+) (*mcp.CallToolResult, error) {
 	if a.post != nil {
 		a.post.in.took(p.Name)
 	}
@@ -49,21 +51,24 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, 
 	defer cancel()
 	tool, known, listErr := s.resolve(ctx, x, a, p.Name)
 	if !known {
-		tool = p.Name // the engine refuses it, and its audit has it
+		tool = p.Name // the engine refuses and records it
 	}
 	if token, ok := p.GetProgressToken().(string); ok && len(token) > maxToken {
-		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: fmt.Sprintf("progressToken is over %d bytes", maxToken)}
+		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams,
+			Message: fmt.Sprintf("progressToken is over %d bytes", maxToken)}
 	}
 	c := &underway{s: s, x: x, access: a, client: ss, tool: tool, asked: map[string]bool{}}
 	c.ctx, c.hush = context.WithCancel(ctx)
 	if token := p.GetProgressToken(); token != nil {
 		c.progress = startProgress(ctx, func(ctx context.Context, value float64, message string) {
-			// A client that does not take it is found out by the answer.
-			_ = ss.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: value, Message: message})
+			// A client that is gone is detected by the answer.
+			_ = ss.NotifyProgress(ctx,
+				&mcp.ProgressNotificationParams{ProgressToken: token, Progress: value, Message: message})
 		})
 	}
 	r, err := s.engine.CallTool(ctx, x.use(a), tool, v1.ToolCall{
-		Input: p.Arguments, Session: x.name, Workspace: a.Workspace, ReadOnly: a.ReadOnly, Job: a.Job, Template: a.Template, Profile: a.Profile,
+		Input: p.Arguments, Session: x.name, Workspace: a.Workspace, ReadOnly: a.ReadOnly, Job: a.Job,
+		Template: a.Template, Profile: a.Profile,
 	}, c.watch())
 	c.hush()
 	c.asking.Wait()
@@ -76,9 +81,9 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, 
 	}
 	switch {
 	case ctx.Err() != nil:
-		return nil, context.Cause(ctx) // nobody waits for it
+		return nil, context.Cause(ctx) // the client no longer waits
 	case err != nil && listErr != nil:
-		return nil, s.protocolError(a, listErr, "tools not listed")
+		return nil, s.protocolError(a, listErr, "failed to list tools")
 	case err != nil && !known:
 		return nil, unknownTool(p.Name)
 	case err != nil:
@@ -87,8 +92,8 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, 
 	return result(r), nil
 }
 
-// bind gives the context of a call: it ends with the request, with the session
-// and with the HTTP request that brought it.
+// bind returns the context of a call. It ends with the request, with the session, and with the HTTP
+// request of the call.
 func (x *session) bind(ctx context.Context, a Access) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := []func() bool{context.AfterFunc(x.ctx, func() { cancel(context.Cause(x.ctx)) })}
@@ -103,7 +108,7 @@ func (x *session) bind(ctx context.Context, a Access) (context.Context, func()) 
 	}
 }
 
-// key is the idempotency key in a request's _meta, or "".
+// key returns the idempotency key in a request's _meta, or "".
 func key(m mcp.Meta) (string, error) {
 	switch v := m[metaKey].(type) {
 	case nil:
@@ -111,7 +116,7 @@ func key(m mcp.Meta) (string, error) {
 	case string:
 		return v, nil
 	}
-	return "", &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "_meta " + metaKey + " is not a string"}
+	return "", &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "_meta " + metaKey + " must be a string"}
 }
 
 func (c *underway) watch() engine.Watch {
@@ -130,8 +135,7 @@ func (c *underway) watch() engine.Watch {
 	return w
 }
 
-// ask tells of a question that the call waits for, and asks the user where
-// that is allowed.
+// ask reports an approval request that the call waits for, and asks the user if that is allowed.
 func (c *underway) ask(a v1.Approval) {
 	if c.progress != nil {
 		c.progress.wait("waiting for the answer to approval " + plain(a.ID, maxName))
@@ -144,15 +148,18 @@ func (c *underway) ask(a v1.Approval) {
 		return
 	}
 	c.asking.Go(func() {
-		_ = c.client.Log(c.ctx, &mcp.LoggingMessageParams{ //nolint:staticcheck // for clients that set a level; as progress
+		//nolint:staticcheck // for clients of the revisions that have logging, and that set a level
+		_ = c.client.Log(c.ctx, &mcp.LoggingMessageParams{
 			Level: "notice", Logger: "orchestrator",
-			Data: map[string]any{"message": "a call waits for an approval", "approval": a.ID, "tool": c.tool, "rule": a.Rule},
+			Data: map[string]any{
+				"message": "a call waits for an approval", "approval": a.ID, "tool": c.tool, "rule": a.Rule,
+			},
 		})
 		c.elicit(a)
 	})
 }
 
-// result is a call's end as MCP has it.
+// result converts the result of a call to MCP.
 func result(r v1.ToolResult) *mcp.CallToolResult {
 	text := r.Text
 	meta := mcp.Meta{metaCall: r.ID, metaEnding: r.Ending}
@@ -173,7 +180,8 @@ func result(r v1.ToolResult) *mcp.CallToolResult {
 	if text == "" {
 		text = string(r.Output)
 	}
-	res := &mcp.CallToolResult{Meta: meta, Content: []mcp.Content{&mcp.TextContent{Text: text}}, IsError: r.Error != nil}
+	res := &mcp.CallToolResult{Meta: meta, Content: []mcp.Content{&mcp.TextContent{Text: text}},
+		IsError: r.Error != nil}
 	if o := strings.TrimSpace(string(r.Output)); strings.HasPrefix(o, "{") {
 		res.StructuredContent = json.RawMessage(o)
 	}

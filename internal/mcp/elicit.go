@@ -16,28 +16,33 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-// Bounds of what a question shows, in runes.
+// Limits of the texts in a question, in runes.
 const (
 	maxCommand = 2000
 	maxReason  = 500
 	maxName    = 100
 )
 
-// answerTime bounds the passing on of an answer.
+// answerTime bounds forwarding an answer to the engine.
 const answerTime = 30 * time.Second
 
-// form is what the user fills in.
+// form is the JSON schema of the user's answer.
 var form = json.RawMessage(`{
   "type": "object",
   "properties": {
-    "decision": {"type": "string", "title": "Decision", "description": "Whether this may run", "enum": ["approve", "deny"]},
-    "scope": {"type": "string", "title": "For", "description": "call: this once; session: also what the same rule asks about later in this session", "enum": ["call", "session"], "default": "call"}
+    "decision": {
+      "type": "string", "title": "Decision", "description": "Whether this may run", "enum": ["approve", "deny"]
+    },
+    "scope": {
+      "type": "string", "title": "For", "enum": ["call", "session"], "default": "call",
+      "description": "call: this once; session: also what the same rule asks about later in this session"
+    }
   },
   "required": ["decision"]
 }`)
 
-// elicit asks the session's user about an approval, and answers it. Without an
-// answer the question stays open for others.
+// elicit asks the session's user about an approval request and answers it. Without an answer, the
+// request stays open for others.
 func (c *underway) elicit(a v1.Approval) {
 	if !c.mayElicit() {
 		return
@@ -45,27 +50,29 @@ func (c *underway) elicit(a v1.Approval) {
 	res, err := c.client.Elicit(c.ctx, &mcp.ElicitParams{Mode: "form", Message: question(a), RequestedSchema: form})
 	if err != nil {
 		if c.ctx.Err() == nil {
-			c.s.log.Warn("approval not elicited", "approval", a.ID, "error", err)
+			c.s.log.Warn("failed to elicit approval", "approval", a.ID, "error", err)
 		}
 		return
 	}
 	answer, ok := decision(res)
 	if !ok || c.ctx.Err() != nil {
-		return // dismissed: no decision. Or another was quicker.
+		return // dismissed without a decision, or answered by another approver
 	}
 	client := c.clientName()
-	// The call may end meanwhile; what the user said still counts.
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.ctx), answerTime, errors.New("the approval took no answer in time"))
+	// The user's decision counts even if the call ends now.
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.ctx), answerTime,
+		errors.New("the answer was not recorded in time"))
 	defer cancel()
 	_, err = c.s.engine.AnswerApproval(ctx, engine.Principal{
 		Caller: "elicitation:" + client, Token: c.access.Principal.Token, Trust: tool.TrustMax, Operator: true, Via: "mcp",
 	}, a.ID, answer)
-	if err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsConflict(err) { // those: it was answered already
-		c.s.log.Warn("elicited answer not taken", "approval", a.ID, "error", errors.Join(err, context.Cause(ctx)))
+	if err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsConflict(err) { // it was answered already
+		c.s.log.Warn("failed to record elicited answer", "approval", a.ID,
+			"error", errors.Join(err, context.Cause(ctx)))
 	}
 }
 
-// mayElicit says whether the client can ask its user, and may.
+// mayElicit reports whether the client supports elicitation and its user may answer.
 func (c *underway) mayElicit() bool {
 	o := c.s.opts
 	if o.NoElicit || !o.ElicitAll && !c.access.Principal.Operator {
@@ -76,10 +83,10 @@ func (c *underway) mayElicit() bool {
 		return false
 	}
 	e := p.Capabilities.Elicitation
-	return e.Form != nil || e.URL == nil // neither is a form in older clients
+	return e.Form != nil || e.URL == nil // older clients set neither for a form
 }
 
-// clientName is what the client calls itself, as far as a name goes.
+// clientName returns the client's name with only safe characters.
 func (c *underway) clientName() string {
 	n := ""
 	if p := c.client.InitializeParams(); p != nil && p.ClientInfo != nil {
@@ -97,8 +104,7 @@ func (c *underway) clientName() string {
 	return n
 }
 
-// decision reads what the user filled in. Declining is a denial; closing the
-// question is none.
+// decision converts the user's answer. Declining is a denial; dismissing is no decision.
 func decision(res *mcp.ElicitResult) (v1.ApprovalAnswer, bool) {
 	switch res.Action {
 	case "decline":
@@ -114,8 +120,8 @@ func decision(res *mcp.ElicitResult) (v1.ApprovalAnswer, bool) {
 	return v1.ApprovalAnswer{}, false
 }
 
-// question is what the user reads. Everything in it that a model or a sandbox
-// wrote is bounded, and quoted so that it cannot look like our own words.
+// question returns the text that the user reads. Text of a model or a sandbox is bounded, and
+// quoted so that it cannot imitate the orchestrator's own words.
 func question(a v1.Approval) string {
 	var b strings.Builder
 	if a.Kind == "trust" {
@@ -144,7 +150,7 @@ func question(a v1.Approval) string {
 	return b.String()
 }
 
-// others is an input without its command.
+// others returns an input without its command.
 func others(input json.RawMessage) string {
 	var m map[string]json.RawMessage
 	if json.Unmarshal(input, &m) != nil {

@@ -12,23 +12,24 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// asking is a client whose user answers so.
+// asking returns the options of a client whose user answers r.
 func asking(asked chan<- *mcp.ElicitParams, r *mcp.ElicitResult) *mcp.ClientOptions {
-	return &mcp.ClientOptions{ElicitationHandler: func(ctx context.Context, req *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+	answer := func(ctx context.Context, req *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
 		asked <- req.Params
-		if r == nil { // thinks about it
+		if r == nil { // the user does not answer
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}
 		return r, nil
-	}}
+	}
+	return &mcp.ClientOptions{ElicitationHandler: answer}
 }
 
 func accept(decision string) *mcp.ElicitResult {
 	return &mcp.ElicitResult{Action: "accept", Content: map[string]any{"decision": decision}}
 }
 
-func TestTheUserOfASessionDecides(t *testing.T) {
+func TestElicitationAnswersApproval(t *testing.T) {
 	for what, c := range map[string]struct {
 		result *mcp.ElicitResult
 		denied bool
@@ -45,8 +46,9 @@ func TestTheUserOfASessionDecides(t *testing.T) {
 				t.Fatalf("got %+v, %v", r, err)
 			}
 			p := within(t, asked, "a question")
-			if !strings.Contains(p.Message, `Command: "ask git push"`) || !strings.Contains(p.Message, "it leaves the machine") {
-				t.Errorf("the question is %q", p.Message)
+			if !strings.Contains(p.Message, `Command: "ask git push"`) ||
+				!strings.Contains(p.Message, "it leaves the machine") {
+				t.Errorf("question = %q", p.Message)
 			}
 			if by := f.answered[0]; by.Caller != "elicitation:test-client" || !by.Operator {
 				t.Errorf("answered by %+v", by)
@@ -55,11 +57,11 @@ func TestTheUserOfASessionDecides(t *testing.T) {
 	}
 }
 
-func TestNobodyIsAskedWhereAnswersDoNotCount(t *testing.T) {
+func TestElicitationIsSkippedWithoutRights(t *testing.T) {
 	user := Access{Principal: engine.Principal{Caller: "ben"}}
 	for what, o := range map[string]Options{
-		"a caller who is no operator": {Access: user},
-		"elicitation is off":          {Access: operator, NoElicit: true},
+		"a caller without rights": {Access: user},
+		"elicitation is off":      {Access: operator, NoElicit: true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			f, asked := newFake(), make(chan *mcp.ElicitParams, 1)
@@ -88,8 +90,7 @@ func TestNobodyIsAskedWhereAnswersDoNotCount(t *testing.T) {
 	})
 }
 
-// waitsUntilAnswered calls something that is asked about, and answers it from
-// elsewhere; progress says which question it waits for.
+// waitsUntilAnswered makes a call that needs an approval, and answers the approval from elsewhere.
 func waitsUntilAnswered(t *testing.T, f *fake, cs *mcp.ClientSession) {
 	t.Helper()
 	p := bash("ask git push")
@@ -107,22 +108,25 @@ func waitsUntilAnswered(t *testing.T, f *fake, cs *mcp.ClientSession) {
 		t.Fatal(err)
 	}
 	if r := within(t, called, "the call's end"); r.IsError {
-		t.Errorf("approved, and ended with %+v", r)
+		t.Errorf("result after approval = %+v", r)
 	}
 }
 
-func TestAnyCallersUserIsAskedWhereThatIsConfigured(t *testing.T) {
+func TestElicitAllAsksEveryCallersUser(t *testing.T) {
 	f, asked := newFake(), make(chan *mcp.ElicitParams, 1)
-	cs, _ := connect(t, Options{Engine: f, Access: Access{Principal: engine.Principal{Caller: "ben"}}, ElicitAll: true}, asking(asked, accept("approve")))
+	cs, _ := connect(t, Options{Engine: f, Access: Access{Principal: engine.Principal{Caller: "ben"}}, ElicitAll: true},
+		asking(asked, accept("approve")))
 	if r, err := cs.CallTool(t.Context(), bash("ask git push")); err != nil || r.IsError {
 		t.Errorf("got %+v, %v", r, err)
 	}
 }
 
-func TestProgressSaysWhatACallWaitsFor(t *testing.T) {
+func TestProgressNamesPendingApproval(t *testing.T) {
 	f, told := newFake(), make(chan string, 64)
 	cs, _ := connect(t, Options{Engine: f, Access: operator}, &mcp.ClientOptions{
-		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) { told <- r.Params.Message },
+		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+			told <- r.Params.Message
+		},
 	})
 	p := bash("ask git push")
 	p.SetProgressToken(7)
@@ -135,7 +139,7 @@ func TestProgressSaysWhatACallWaitsFor(t *testing.T) {
 	}()
 	id := within(t, f.running, "a question")
 	if got := within(t, told, "progress"); !strings.Contains(got, "waiting for the answer to approval "+id) {
-		t.Errorf("progress says %q", got)
+		t.Errorf("progress message = %q", got)
 	}
 	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
@@ -143,14 +147,17 @@ func TestProgressSaysWhatACallWaitsFor(t *testing.T) {
 	within(t, called, "the call's end")
 }
 
-func TestAQuestionCannotBeMadeToLookLikeAnother(t *testing.T) {
-	in, err := json.Marshal(map[string]any{"command": "rm x\nReason: harmless \u202e" + strings.Repeat("a", 2*maxCommand), "cwd": "/w"})
+func TestQuestionQuotesUntrustedText(t *testing.T) {
+	in, err := json.Marshal(map[string]any{
+		"command": "rm x\nReason: harmless \u202e" + strings.Repeat("a", 2*maxCommand), "cwd": "/w",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	q := question(v1.Approval{ID: "a\nb", Tool: "system.bash", Input: in, Rule: "r", Reason: "x\ny", Caller: "c"})
 	lines := strings.Split(q, "\n")
-	for i, begin := range []string{"Allow the tool", "Command: ", "With: ", "Reason: ", "Rule: ", "Caller: ", "Approval: "} {
+	for i, begin := range []string{"Allow the tool", "Command: ", "With: ", "Reason: ", "Rule: ", "Caller: ",
+		"Approval: "} {
 		if i >= len(lines) || !strings.HasPrefix(lines[i], begin) {
 			t.Fatalf("line %d does not begin with %q:\n%s", i, begin, q)
 		}

@@ -13,13 +13,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// failed is a call that could not be carried out. Models see why, and may do
-// better; what concerns the way itself is an error of the protocol.
+// failed returns the result of a call that could not be carried out. Models see the reason and can
+// react. Errors of the connection are protocol errors.
 func (s *Server) failed(a Access, err error) (*mcp.CallToolResult, error) {
 	if errdefs.IsUnauthorized(err) {
 		return nil, s.protocolError(a, err, "call refused")
 	}
-	text := s.words(a, err, "tool call not carried out")
+	text := s.words(a, err, "tool call failed")
 	meta := mcp.Meta{}
 	if e, ok := errors.AsType[*engine.EmptyError](err); ok && e.RetryAfter > 0 {
 		meta[metaError] = v1.ToolError{Type: "unavailable", Message: text, RetryAfterMS: e.RetryAfter.Milliseconds()}
@@ -35,8 +35,8 @@ func (s *Server) protocolError(a Access, err error, what string) error {
 	return &jsonrpc.Error{Code: code, Message: s.words(a, err, what)}
 }
 
-// words is an error as its caller may read it: operators all of it, others
-// what was said to them. The rest may tell of the host, and stays in the log.
+// words returns the part of an error that its caller may read: all of it for operators, else what
+// was written for callers. The rest may reveal details of the host and stays in the log.
 func (s *Server) words(a Access, err error, what string) string {
 	said := err
 	if !a.Principal.Operator {
@@ -51,10 +51,12 @@ func (s *Server) words(a Access, err error, what string) string {
 	return strings.ReplaceAll(withoutClass(said.Error()), "\n", "; ")
 }
 
-// classes are those of errors that are no fault of the service.
+// classes are the classes of errors that are not the service's fault.
 var classes = []error{
-	errdefs.ErrInvalidArgument, errdefs.ErrOutOfRange, errdefs.ErrUnauthenticated, errdefs.ErrPermissionDenied, errdefs.ErrNotFound,
-	errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrConflict, errdefs.ErrResourceExhausted, errdefs.ErrNotImplemented, errdefs.ErrUnavailable,
+	errdefs.ErrInvalidArgument, errdefs.ErrOutOfRange, errdefs.ErrUnauthenticated, errdefs.ErrPermissionDenied,
+	errdefs.ErrNotFound,
+	errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrConflict, errdefs.ErrResourceExhausted,
+	errdefs.ErrNotImplemented, errdefs.ErrUnavailable,
 }
 
 func known(err error) bool {
@@ -66,7 +68,7 @@ func known(err error) bool {
 	return false
 }
 
-// withoutClass leaves out what a wrapped class adds to a message.
+// withoutClass removes the suffix that a wrapped class adds to a message.
 func withoutClass(s string) string {
 	for _, c := range classes {
 		if cut, ok := strings.CutSuffix(s, ": "+c.Error()); ok {

@@ -10,20 +10,19 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// Bounds of the events that are kept for clients that come back.
+// Limits of the events that are kept for clients that resume a stream.
 const (
 	maxEventBytes = 10 << 20 // of all sessions
-	// eventCost and streamCost are what an event and a stream take beside their
-	// bytes.
+	// eventCost and streamCost are the overhead of an event and of a stream, in bytes.
 	eventCost  = 128
 	streamCost = 512
 )
 
-// eventStore keeps the latest events of streams, for clients whose stream broke
-// off. It is bounded in bytes. When it is full, the largest session of the caller
-// that holds most loses the stream that was written least recently, or else the
-// oldest event of its only one. What is lost is mcp.ErrEventsPurged to a client
-// that comes back. It implements mcp.EventStore and may be used concurrently.
+// eventStore keeps the latest events of streams, for clients that resume a broken stream. It is
+// bounded in bytes. When it is full, it takes the caller that holds the most and that caller's
+// largest session. The session loses its least recently written stream, or the oldest event of its
+// only one. A client that resumes a lost stream gets mcp.ErrEventsPurged. It implements
+// mcp.EventStore and may be used concurrently.
 type eventStore struct {
 	max int
 
@@ -32,15 +31,15 @@ type eventStore struct {
 	sessions map[string]*sessionEvents
 }
 
-// sessionEvents are those of one session.
+// sessionEvents are the events of one session.
 type sessionEvents struct {
 	owner   string // the caller
 	bytes   int
-	streams map[string]*chain.Element // of *streamEvents, in order
+	streams map[string]*chain.Element // of *streamEvents in order
 	order   chain.List                // of *streamEvents, the least recently written first
 }
 
-// streamEvents are those of one stream.
+// streamEvents are the events of one stream.
 type streamEvents struct {
 	id    string
 	first int // the index of events[0]
@@ -52,8 +51,8 @@ func newEventStore(maxBytes int) *eventStore {
 	return &eventStore{max: maxBytes, sessions: map[string]*sessionEvents{}}
 }
 
-// Open implements mcp.EventStore. The context is of the request that opens the
-// stream, and so tells whose it is.
+// Open implements mcp.EventStore. ctx belongs to the request that opens the stream, and identifies
+// its caller.
 func (e *eventStore) Open(ctx context.Context, session, stream string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -72,8 +71,8 @@ func (e *eventStore) Open(ctx context.Context, session, stream string) error {
 	return nil
 }
 
-// Append implements mcp.EventStore. Nothing is kept of a stream that was purged:
-// where its later events belong is not known.
+// Append implements mcp.EventStore. It ignores events of a purged stream, because their positions
+// are unknown.
 func (e *eventStore) Append(_ context.Context, session, stream string, data []byte) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,7 +137,7 @@ func (e *eventStore) grow(s *sessionEvents, st *streamEvents, n int) {
 	st.bytes += n
 }
 
-// purge drops events until there is room. The lock is held.
+// purge drops events until the limit is kept. The caller holds the lock.
 func (e *eventStore) purge() {
 	for e.bytes > e.max {
 		s := e.largest()
@@ -157,12 +156,12 @@ func (e *eventStore) purge() {
 			st.data[0] = nil
 			st.data, st.first = st.data[1:], st.first+1
 		default:
-			return // sessions alone fill it, and their number is bounded
+			return // only sessions are left, and their number is bounded
 		}
 	}
 }
 
-// largest is the largest session of the caller that holds most. The lock is held.
+// largest returns the largest session of the caller that holds the most. The caller holds the lock.
 func (e *eventStore) largest() (most *sessionEvents) {
 	held := map[string]int{}
 	for _, s := range e.sessions {

@@ -20,11 +20,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// long bounds what must happen on a machine that is busy with other things.
+// long bounds waits on a busy machine.
 const long = 2 * time.Minute
 
-// fake is an engine with one tool that understands a few commands. It keeps
-// sessions, waits for approvals and notes what it was asked.
+// fake is an engine with one tool that understands a few commands. It keeps sessions, waits for
+// approvals and records its requests.
 type fake struct {
 	tools []v1.Tool
 
@@ -33,21 +33,25 @@ type fake struct {
 	by       []engine.Principal
 	refused  []string // tool: cause
 	ended    []string
-	toolsErr error // what Tools fails with
-	callErr  error // what CallTool fails with
+	toolsErr error // the error of Tools
+	callErr  error // the error of CallTool
 	answers  map[string]chan v1.ApprovalAnswer
 	answered []engine.Principal
-	running  chan string // told when a command runs that waits
-	killed   chan error  // told why it ended
+	running  chan string // receives the command when it waits
+	killed   chan error  // receives the reason of its end
 }
 
 func newFake() *fake {
 	object := json.RawMessage(`{"type":"object","properties":{"command":{"type":"string"}},"required":["command"]}`)
 	return &fake{
 		tools: []v1.Tool{
-			{Name: "system.bash", Title: "Bash", Description: "Runs a command.", Input: object, Output: json.RawMessage(`{"type":"object"}`),
+			{Name: "system.bash", Title: "Bash", Description: "Runs a command.", Input: object,
+				Output:  json.RawMessage(`{"type":"object"}`),
 				Effects: []string{"calls(shell)"}, Trust: 3, Destructive: true, Enabled: true},
-			{Name: "fs.read", Description: "Reads a file.", Input: json.RawMessage(`{"type":"object"}`), ReadOnly: true, Idempotent: true, Enabled: true},
+			{
+				Name: "fs.read", Description: "Reads a file.", Input: json.RawMessage(`{"type":"object"}`),
+				ReadOnly: true, Idempotent: true, Enabled: true,
+			},
 			{Name: "fs.gone", Description: "Is off.", Input: json.RawMessage(`{"type":"object"}`)},
 			{Name: "web.fetch", Description: "Fetches a page.", Effects: []string{"calls(network)"}, Enabled: true},
 		},
@@ -66,7 +70,7 @@ func (f *fake) RefuseCall(_ context.Context, p engine.Principal, name string, bo
 	return cause
 }
 
-// hasRefused returns what was recorded as refused since the last time.
+// hasRefused returns the refusals recorded since the last call.
 func (f *fake) hasRefused() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -75,7 +79,9 @@ func (f *fake) hasRefused() []string {
 	return out
 }
 
-func (f *fake) CallTool(ctx context.Context, p engine.Principal, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
+func (f *fake) CallTool(
+	ctx context.Context, p engine.Principal, name string, r v1.ToolCall, w engine.Watch,
+) (v1.ToolResult, error) {
 	f.mu.Lock()
 	f.calls, f.by = append(f.calls, r), append(f.by, p)
 	id := fmt.Sprintf("call-%d", len(f.calls))
@@ -128,10 +134,13 @@ func (f *fake) CallTool(ctx context.Context, p engine.Principal, name string, r 
 	return res, nil
 }
 
-// ask asks and waits for an answer.
-func (f *fake) ask(ctx context.Context, id string, p engine.Principal, r v1.ToolCall, w engine.Watch) (denied bool, err error) {
+// ask creates an approval request and waits for its answer.
+func (f *fake) ask(
+	ctx context.Context, id string, p engine.Principal, r v1.ToolCall, w engine.Watch,
+) (denied bool, err error) {
 	answer := make(chan v1.ApprovalAnswer, 1)
-	a := v1.Approval{ID: "apr-" + id, Kind: "call", State: "pending", Caller: p.Caller, Tool: "system.bash", Input: r.Input, Rule: "push", Reason: "it leaves the machine"}
+	a := v1.Approval{ID: "apr-" + id, Kind: "call", State: "pending", Caller: p.Caller, Tool: "system.bash",
+		Input: r.Input, Rule: "push", Reason: "it leaves the machine"}
 	f.mu.Lock()
 	f.answers[a.ID] = answer
 	f.mu.Unlock()
@@ -146,7 +155,9 @@ func (f *fake) ask(ctx context.Context, id string, p engine.Principal, r v1.Tool
 	}
 }
 
-func (f *fake) AnswerApproval(_ context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+func (f *fake) AnswerApproval(
+	_ context.Context, p engine.Principal, id string, a v1.ApprovalAnswer,
+) (v1.Approval, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c, ok := f.answers[id]
@@ -195,7 +206,7 @@ func (f *fake) hasEnded() []string {
 	return append([]string(nil), f.ended...)
 }
 
-// within waits for a value, as long as a busy machine may need.
+// within waits for a value.
 func within[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()
 	select {
@@ -207,7 +218,7 @@ func within[T any](t *testing.T, c <-chan T, what string) T {
 	}
 }
 
-// eventually waits until something holds.
+// eventually waits until holds returns true.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(long); !holds(); time.Sleep(5 * time.Millisecond) {
@@ -220,7 +231,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 // operator is the access of a test's session.
 var operator = Access{Principal: engine.Principal{Caller: "anna", Operator: true}}
 
-// connect gives a client's session with a server over memory.
+// connect returns a client's session with a server over memory.
 func connect(t *testing.T, o Options, co *mcp.ClientOptions) (*mcp.ClientSession, *Server) {
 	t.Helper()
 	s := New(o)

@@ -17,7 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// Names by which the library hands our own on.
+// Keys and headers that pass our data through the library.
 const (
 	accessKey   = "access"
 	headerID    = "Mcp-Session-Id"
@@ -26,25 +26,26 @@ const (
 
 type accessContext struct{}
 
-// post is an HTTP request that may bring calls. Its context outlives the
-// connection: a client may come back for the rest.
+// post is an HTTP request that may contain calls. Its context outlives the connection, so that a
+// client can resume.
 type post struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	in     *intake
 }
 
-// holder names who may use a session: tokens of one caller with the same rights.
-// Another token of the caller could answer what the session's user is asked.
+// holder identifies who may use a session: tokens of one caller with the same rights. A token with
+// other rights could answer questions to the session's user.
 func holder(c engine.Principal) string {
 	return fmt.Sprintf("%s profile=%s trust=%d operator=%t", c.Caller, c.Profile, c.Trust, c.Operator)
 }
 
-// newHTTP makes the library's handler. It binds a session to the holder who
-// began it; the token itself was checked before and is not handed on.
+// newHTTP returns the library's handler. It binds a session to the holder that started it. The
+// token was checked before and is not passed to the library.
 func (s *Server) newHTTP() http.Handler {
 	h := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s.sdk }, &mcp.StreamableHTTPOptions{
-		EventStore: newEventStore(maxEventBytes), SessionTimeout: s.opts.SessionIdle, MaxRequestBodyBytes: maxMessage, Logger: s.log,
+		EventStore: newEventStore(maxEventBytes), SessionTimeout: s.opts.SessionIdle, MaxRequestBodyBytes: maxMessage,
+		Logger: s.log,
 	})
 	verify := func(_ context.Context, _ string, r *http.Request) (*auth.TokenInfo, error) {
 		a, ok := r.Context().Value(accessContext{}).(Access)
@@ -56,9 +57,9 @@ func (s *Server) newHTTP() http.Handler {
 	return auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(h)
 }
 
-// Serve answers one request of the streamable HTTP transport, made by call's
-// caller. The query may say where tools run: workspace, read_only, template,
-// job and, for operators, profile. Every tool call in it leaves a record.
+// Serve answers one request of the streamable HTTP transport for call's caller. The query may say
+// where tools run: workspace, read_only, template, job and, for operators, profile. Every tool call
+// in the request is recorded.
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p engine.Principal) {
 	if r.Method != http.MethodPost {
 		s.serve(w, r, p, nil)
@@ -69,9 +70,9 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p engine.Principa
 	r.Body = in
 	s.serve(out, r, p, in)
 	if out.status < http.StatusBadRequest && r.Context().Err() != nil {
-		return // the client left: calls may still be on their way to their tools
+		return // the client left; calls may still reach their tools
 	}
-	_ = s.recordMissed(w, r, in, p, out.cause()) // it was answered
+	_ = s.recordMissed(w, r, in, p, out.cause()) // the request was answered
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, p engine.Principal, in *intake) {
@@ -80,7 +81,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p engine.Principa
 		return
 	}
 	if strings.Count(r.URL.RawQuery, "&") >= maxParameters {
-		http.Error(w, fmt.Sprintf("Bad Request: the query has over %d parameters", maxParameters), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("Bad Request: the query has over %d parameters", maxParameters),
+			http.StatusBadRequest)
 		return
 	}
 	a, err := placement(r.URL.Query())
@@ -89,9 +91,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p engine.Principa
 		return
 	}
 	a.Principal = p
-	a.Principal.Key = "" // a key is of one call, and comes with it
+	a.Principal.Key = "" // an idempotency key belongs to one call
 	x := s.byID(r.Header.Get(headerID))
-	if x != nil && x.holder != holder(p) { // in the library's words for one that is not there
+	if x != nil && x.holder != holder(p) { // the same answer as for a missing session
 		http.Error(w, "session not found", http.StatusNotFound)
 		return
 	}
@@ -107,9 +109,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p engine.Principa
 		a.post.in = in
 		defer s.leave(r, x, a.post)
 	case http.MethodGet:
-		// Who only waits is let go at once when a hand-over begins.
+		// Requests that only wait end at once when a hand-over begins.
 		defer context.AfterFunc(s.stopping, cancel)()
-		// What begins with "_" is an event of the session's own stream.
+		// Ids that begin with "_" are events of the session's own stream.
 		if id := r.Header.Get(headerEvent); x != nil && id != "" && !strings.HasPrefix(id, "_") {
 			defer x.resume(s.opts.Resume)()
 		}
@@ -119,7 +121,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p engine.Principa
 		}
 	}
 	r = r.Clone(context.WithValue(ctx, accessContext{}, a))
-	r.Header.Set("Authorization", "Bearer checked") // the library wants one; the real one ends here
+	r.Header.Set("Authorization", "Bearer checked") // the library requires a token; the real one is not passed on
 	s.http.ServeHTTP(w, r)
 }
 
@@ -129,12 +131,12 @@ func newPost(ctx context.Context) *post {
 	return p
 }
 
-// leave is for the end of a request. If the client is gone and its answer was
-// not whole, it has a while to come back.
+// leave handles the end of a request. If the client left before the whole answer, it may resume for
+// a limited time.
 func (s *Server) leave(r *http.Request, x *session, p *post) {
 	switch {
 	case r.Context().Err() == nil:
-		p.cancel(context.Canceled) // all is answered, or the session has ended
+		p.cancel(context.Canceled) // everything was answered, or the session has ended
 	case x == nil || s.stopping.Err() != nil:
 		p.cancel(errGone)
 	default:
@@ -142,11 +144,11 @@ func (s *Server) leave(r *http.Request, x *session, p *post) {
 	}
 }
 
-// placement reads where tools run from a URL's query.
+// placement returns where tools run, from a URL's query.
 func placement(q url.Values) (a Access, err error) {
 	for k, v := range q {
 		if len(v) > 1 {
-			return a, fmt.Errorf("%s is there %d times", k, len(v))
+			return a, fmt.Errorf("%s is given %d times", k, len(v))
 		}
 		switch k {
 		case "profile":
@@ -162,17 +164,19 @@ func placement(q url.Values) (a Access, err error) {
 				return a, fmt.Errorf("read_only is %s: use true or false", quote(v[0], maxName))
 			}
 		default:
-			return a, fmt.Errorf("query %s is not known: use profile, workspace, read_only, template or job", quote(k, maxName))
+			return a, fmt.Errorf("unknown query parameter %s: use profile, workspace, read_only, template or job",
+				quote(k, maxName))
 		}
 	}
 	return a, nil
 }
 
-// checkOrigin refuses pages of other places: a browser sends their Origin, and
-// with a rebound name their Host. Other programs send no Origin.
+// checkOrigin returns an error for web pages of other origins. Browsers send the page's Origin, and
+// for a rebound name its Host. Other programs send no Origin.
 func (s *Server) checkOrigin(r *http.Request) error {
-	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && isLoopback(local.String()) && !isLoopback(r.Host) {
-		return fmt.Errorf("Host %s is not this machine's", quote(r.Host, maxName))
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && isLoopback(local.String()) &&
+		!isLoopback(r.Host) {
+		return fmt.Errorf("Host %s is not a loopback name", quote(r.Host, maxName))
 	}
 	for _, origin := range r.Header.Values("Origin") {
 		if slices.Contains(s.opts.Origins, origin) {
@@ -186,7 +190,7 @@ func (s *Server) checkOrigin(r *http.Request) error {
 	return nil
 }
 
-// isLoopback says whether HOST or HOST:PORT is this machine alone.
+// isLoopback reports whether HOST or HOST:PORT is a loopback address or localhost.
 func isLoopback(address string) bool {
 	host := address
 	if h, _, err := net.SplitHostPort(address); err == nil {

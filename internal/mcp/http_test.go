@@ -18,8 +18,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// serve gives a server's URL; the bearer token is the caller, "root" is an
-// operator. What comes after a slash is the token's profile.
+// serve returns a server's URL. The bearer token is the caller, "root" is an operator, and the text
+// after a slash is the profile.
 func serve(t *testing.T, o Options) (string, *Server) {
 	t.Helper()
 	s := New(o)
@@ -34,7 +34,7 @@ func serve(t *testing.T, o Options) (string, *Server) {
 	return h.URL, s
 }
 
-// bearer is a client's way of requests with a token.
+// bearer is a RoundTripper that adds a token.
 type bearer string
 
 func (a bearer) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -55,7 +55,7 @@ func dial(t *testing.T, at, caller string) *mcp.ClientSession {
 	return cs
 }
 
-func TestHTTPCallsAreTheCallers(t *testing.T) {
+func TestHTTPCallsUseCallerAndPlacement(t *testing.T) {
 	f := newFake()
 	at, _ := serve(t, Options{Engine: f})
 	cs := dial(t, at+"/mcp?workspace=notes&read_only=true&template=big", "ben")
@@ -68,11 +68,11 @@ func TestHTTPCallsAreTheCallers(t *testing.T) {
 	if c := f.calls[0]; c.Workspace != "notes" || !c.ReadOnly || c.Template != "big" {
 		t.Errorf("called %+v", c)
 	}
-	cs.Close() // DELETE
+	cs.Close() // sends DELETE
 	eventually(t, "the end of the session", func() bool { return len(f.hasEnded()) == 1 })
 }
 
-func TestTheEndOfAnHTTPSessionEndsWhatRuns(t *testing.T) {
+func TestHTTPSessionEndCancelsCalls(t *testing.T) {
 	f := newFake()
 	at, _ := serve(t, Options{Engine: f})
 	cs := dial(t, at, "ben")
@@ -85,10 +85,10 @@ func TestTheEndOfAnHTTPSessionEndsWhatRuns(t *testing.T) {
 	within(t, f.killed, "the end of the command")
 }
 
-// request sends one request as MCP has them.
+// request sends one MCP request and reads the whole answer.
 func request(t *testing.T, method, at, caller, session, body string, header ...string) (*http.Response, string) {
 	t.Helper()
-	res := begin(t, t.Context(), method, at, caller, session, body, header...)
+	res := begin(t.Context(), t, method, at, caller, session, body, header...)
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
 	if err != nil {
@@ -97,7 +97,9 @@ func request(t *testing.T, method, at, caller, session, body string, header ...s
 	return res, string(b)
 }
 
-func begin(t *testing.T, ctx context.Context, method, at, caller, session, body string, header ...string) *http.Response { //nolint:revive // t first, as in every helper
+func begin(
+	ctx context.Context, t *testing.T, method, at, caller, session, body string, header ...string,
+) *http.Response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, at, strings.NewReader(body))
 	if err != nil {
@@ -124,9 +126,12 @@ func begin(t *testing.T, ctx context.Context, method, at, caller, session, body 
 }
 
 const (
-	hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`
-	call  = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"system_bash","arguments":{"command":"wait for it"}}}`
-	quick = `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"system_bash","arguments":{"command":"echo quick"}}}`
+	hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{` +
+		`"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`
+	call = `{"jsonrpc":"2.0","id":2,"method":"tools/call",` +
+		`"params":{"name":"system_bash","arguments":{"command":"wait for it"}}}`
+	quick = `{"jsonrpc":"2.0","id":3,"method":"tools/call",` +
+		`"params":{"name":"system_bash","arguments":{"command":"echo quick"}}}`
 )
 
 // introduce opens a session by hand.
@@ -140,11 +145,11 @@ func introduce(t *testing.T, at, caller string) string {
 	return id
 }
 
-func TestASessionIsOnlyForTheCallerWhoBeganIt(t *testing.T) {
+func TestSessionRefusesOtherHolders(t *testing.T) {
 	f := newFake()
 	at, _ := serve(t, Options{Engine: f})
 	id := introduce(t, at, "ben")
-	for _, other := range []string{"eve", "ben/readonly"} { // another token of ben's too
+	for _, other := range []string{"eve", "ben/readonly"} { // also another token of ben
 		for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
 			res, body := request(t, method, at, other, id, quick)
 			if res.StatusCode != http.StatusNotFound {
@@ -152,7 +157,8 @@ func TestASessionIsOnlyForTheCallerWhoBeganIt(t *testing.T) {
 			}
 		}
 	}
-	if res, body := request(t, http.MethodPost, at, "ben", id, quick); res.StatusCode != http.StatusOK || !strings.Contains(body, "quick") {
+	if res, body := request(t, http.MethodPost, at, "ben", id, quick); res.StatusCode != http.StatusOK ||
+		!strings.Contains(body, "quick") {
 		t.Errorf("the owner is answered %d %s", res.StatusCode, body)
 	}
 	if res, _ := request(t, http.MethodPost, at, "ben", "no-such", quick); res.StatusCode != http.StatusNotFound {
@@ -180,13 +186,13 @@ func TestSessionHolderHasTheSameRights(t *testing.T) {
 	}
 }
 
-func TestALostStreamEndsItsCall(t *testing.T) {
+func TestLostStreamEndsItsCall(t *testing.T) {
 	f := newFake()
 	at, _ := serve(t, Options{Engine: f, Resume: time.Millisecond})
 	id := introduce(t, at, "ben")
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
-	res := begin(t, ctx, http.MethodPost, at, "ben", id, call)
+	res := begin(ctx, t, http.MethodPost, at, "ben", id, call)
 	defer res.Body.Close()
 	within(t, f.running, "a running command")
 	hangUp()
@@ -195,7 +201,7 @@ func TestALostStreamEndsItsCall(t *testing.T) {
 	}
 }
 
-func TestAClientThatComesBackKeepsItsCall(t *testing.T) {
+func TestResumedStreamKeepsItsCall(t *testing.T) {
 	f := newFake()
 	at, s := serve(t, Options{Engine: f, Resume: time.Hour})
 	id := introduce(t, at, "ben")
@@ -207,7 +213,7 @@ func TestAClientThatComesBackKeepsItsCall(t *testing.T) {
 	}
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
-	res := begin(t, ctx, http.MethodPost, at, "ben", id, call)
+	res := begin(ctx, t, http.MethodPost, at, "ben", id, call)
 	defer res.Body.Close()
 	within(t, f.running, "a running command")
 	event := firstEvent(t, res.Body)
@@ -216,7 +222,7 @@ func TestAClientThatComesBackKeepsItsCall(t *testing.T) {
 
 	ctx, leave := context.WithCancel(t.Context())
 	gone := make(chan struct{})
-	go func() { // answered only when there is something to tell
+	go func() { // answered with the first event
 		defer close(gone)
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, http.NoBody)
 		if err != nil {
@@ -224,7 +230,8 @@ func TestAClientThatComesBackKeepsItsCall(t *testing.T) {
 			return
 		}
 		for k, v := range map[string]string{
-			"Accept": "text/event-stream", "Authorization": "Bearer ben", headerID: id, headerEvent: event, "Mcp-Protocol-Version": "2025-11-25",
+			"Accept": "text/event-stream", "Authorization": "Bearer ben", headerID: id, headerEvent: event,
+			"Mcp-Protocol-Version": "2025-11-25",
 		} {
 			r.Header.Set(k, v)
 		}
@@ -233,7 +240,7 @@ func TestAClientThatComesBackKeepsItsCall(t *testing.T) {
 		}
 	}()
 	eventually(t, "the return of the client", func() bool { _, resumed := state(); return resumed == 1 })
-	x.giveUp() // too late: it is back
+	x.giveUp() // too late: the client resumed
 	if len(f.killed) != 0 {
 		t.Error("the command was ended although its client came back")
 	}
@@ -244,7 +251,7 @@ func TestAClientThatComesBackKeepsItsCall(t *testing.T) {
 	within(t, f.killed, "the end of the command")
 }
 
-// firstEvent reads the id of the first event of a stream.
+// firstEvent returns the id of the first event of a stream.
 func firstEvent(t *testing.T, r io.Reader) string {
 	t.Helper()
 	for lines := bufio.NewScanner(r); lines.Scan(); {
@@ -256,7 +263,7 @@ func firstEvent(t *testing.T, r io.Reader) string {
 	return ""
 }
 
-func TestPagesOfOtherPlacesAreRefused(t *testing.T) {
+func TestOtherOriginsAreRefused(t *testing.T) {
 	f := newFake()
 	at, _ := serve(t, Options{Engine: f, Origins: []string{"https://ok.example"}})
 	u, err := url.Parse(at)
@@ -272,9 +279,10 @@ func TestPagesOfOtherPlacesAreRefused(t *testing.T) {
 		"one that is configured": {[]string{"Origin", "https://ok.example"}, http.StatusOK},
 		"another page":           {[]string{"Origin", "http://evil.example"}, http.StatusForbidden},
 		"another port":           {[]string{"Origin", "http://" + u.Hostname() + ":1"}, http.StatusForbidden},
-		"no place at all":        {[]string{"Origin", "null"}, http.StatusForbidden},
-		"a name that was bound":  {[]string{"Host", "evil.example", "Origin", "http://evil.example"}, http.StatusForbidden},
-		"a name without origin":  {[]string{"Host", "evil.example"}, http.StatusForbidden},
+		"a null origin":          {[]string{"Origin", "null"}, http.StatusForbidden},
+		"a rebound name": {[]string{"Host", "evil.example", "Origin", "http://evil.example"},
+			http.StatusForbidden},
+		"a name without origin": {[]string{"Host", "evil.example"}, http.StatusForbidden},
 	} {
 		if res, body := request(t, http.MethodPost, at, "ben", "", hello, c.header...); res.StatusCode != c.want {
 			t.Errorf("%s: %d %s, want %d", what, res.StatusCode, body, c.want)
@@ -282,7 +290,7 @@ func TestPagesOfOtherPlacesAreRefused(t *testing.T) {
 	}
 }
 
-func TestBadHTTPRequestsAreRefusedClearly(t *testing.T) {
+func TestInvalidHTTPRequestsAreRefused(t *testing.T) {
 	at, _ := serve(t, Options{Engine: newFake()})
 	for what, c := range map[string]struct {
 		query, body string
@@ -290,12 +298,14 @@ func TestBadHTTPRequestsAreRefusedClearly(t *testing.T) {
 		says        string
 	}{
 		"an unknown parameter": {"?workspce=x", hello, http.StatusBadRequest, "workspce"},
-		"a flag that is none":  {"?read_only=perhaps", hello, http.StatusBadRequest, "read_only"},
-		"one thing twice":      {"?job=a&job=b", hello, http.StatusBadRequest, "job is there 2 times"},
-		"many things":          {"?" + strings.Repeat("job=a&", maxParameters), hello, http.StatusBadRequest, "over 64 parameters"},
-		"not JSON":             {"", "{", http.StatusBadRequest, "malformed"},
-		"nothing":              {"", "", http.StatusBadRequest, "body"},
-		"too much":             {"", `"` + strings.Repeat("x", maxMessage+1) + `"`, http.StatusRequestEntityTooLarge, "exceeds"},
+		"an invalid flag":      {"?read_only=perhaps", hello, http.StatusBadRequest, "read_only"},
+		"a repeated parameter": {"?job=a&job=b", hello, http.StatusBadRequest, "job is given 2 times"},
+		"many parameters": {"?" + strings.Repeat("job=a&", maxParameters), hello, http.StatusBadRequest,
+			"over 64 parameters"},
+		"not JSON": {"", "{", http.StatusBadRequest, "malformed"},
+		"no body":  {"", "", http.StatusBadRequest, "body"},
+		"a large body": {"", `"` + strings.Repeat("x", maxMessage+1) + `"`, http.StatusRequestEntityTooLarge,
+			"exceeds"},
 	} {
 		res, body := request(t, http.MethodPost, at+c.query, "ben", "", c.body)
 		if res.StatusCode != c.want || !strings.Contains(body, c.says) {
@@ -304,7 +314,7 @@ func TestBadHTTPRequestsAreRefusedClearly(t *testing.T) {
 	}
 }
 
-func TestOneCallerCannotTakeAllSessions(t *testing.T) {
+func TestSessionsPerCallerAreBounded(t *testing.T) {
 	at, _ := serve(t, Options{Engine: newFake()})
 	for range maxOfCaller {
 		introduce(t, at, "eve")
@@ -315,11 +325,11 @@ func TestOneCallerCannotTakeAllSessions(t *testing.T) {
 	introduce(t, at, "ben")
 }
 
-func TestAHandOverLetsWaitingStreamsGo(t *testing.T) {
+func TestStopEndsWaitingStreams(t *testing.T) {
 	f := newFake()
 	at, s := serve(t, Options{Engine: f})
 	id := introduce(t, at, "ben")
-	res := begin(t, t.Context(), http.MethodGet, at, "ben", id, "")
+	res := begin(t.Context(), t, http.MethodGet, at, "ben", id, "")
 	defer res.Body.Close()
 	s.Stop()
 	if _, err := io.ReadAll(res.Body); err != nil {
@@ -330,8 +340,8 @@ func TestAHandOverLetsWaitingStreamsGo(t *testing.T) {
 	}
 }
 
-// What the library keeps of a session is bounded, whatever a client sends.
-func TestWhatASessionKeepsIsBounded(t *testing.T) {
+// The library keeps a bounded part of a session, whatever a client sends.
+func TestKeptSessionStateIsBounded(t *testing.T) {
 	at, s := serve(t, Options{Engine: newFake()})
 	long := strings.Repeat("x", maxParams)
 	big := strings.Replace(hello, `"capabilities":{}`, `"capabilities":{"experimental":{"x":"`+long+`"}}`, 1)
@@ -345,18 +355,21 @@ func TestWhatASessionKeepsIsBounded(t *testing.T) {
 	for method, params := range map[string]string{
 		"logging/setLevel": `{"level":"` + long + `"}`, "resources/subscribe": `{"uri":"` + long + `"}`,
 	} {
-		_, body := request(t, http.MethodPost, at, "ben", id, `{"jsonrpc":"2.0","id":7,"method":"`+method+`","params":`+params+`}`)
+		_, body := request(t, http.MethodPost, at, "ben", id,
+			`{"jsonrpc":"2.0","id":7,"method":"`+method+`","params":`+params+`}`)
 		if !strings.Contains(body, "parameters of") {
 			t.Errorf("%s is answered %.200s", method, body)
 		}
 	}
-	call := `{"jsonrpc":"2.0","id":8,"method":"tools/call","params":{"name":"bash","arguments":{},"_meta":{"progressToken":"` + long + `"}}}`
+	call := `{"jsonrpc":"2.0","id":8,"method":"tools/call",` +
+		`"params":{"name":"bash","arguments":{},"_meta":{"progressToken":"` + long + `"}}}`
 	if _, body := request(t, http.MethodPost, at, "ben", id, call); !strings.Contains(body, "progressToken is over") {
 		t.Errorf("a long token is answered %.200s", body)
 	}
-	// However many resources are subscribed to, one is kept.
+	// Of many subscriptions, one is kept.
 	for _, uri := range []string{"a", "b", "c"} {
-		request(t, http.MethodPost, at, "ben", id, `{"jsonrpc":"2.0","id":9,"method":"resources/subscribe","params":{"uri":"`+uri+`:x"}}`)
+		request(t, http.MethodPost, at, "ben", id,
+			`{"jsonrpc":"2.0","id":9,"method":"resources/subscribe","params":{"uri":"`+uri+`:x"}}`)
 	}
 	kept := reflect.ValueOf(s.sdk).Elem().FieldByName("resourceSubscriptions")
 	if !kept.IsValid() || kept.Len() != 1 {

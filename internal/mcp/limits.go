@@ -12,15 +12,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// DefaultRequests is how many requests of one caller are under way at once.
+// DefaultRequests is the default of Options.Requests.
 const DefaultRequests = 512
 
-// retryTime is when to ask again, as nobody can tell when a request ends.
+// retryTime is the suggested retry delay, as the end of requests is unknown.
 const retryTime = time.Second
 
-// requestLimiter counts requests under way by caller: a batch has many, and
-// those whose client left go on for a while. Operators are not counted. The zero
-// value is good.
+// requestLimiter counts running requests by caller. A batch has many requests, and those whose
+// client left continue for a while. Operators are not counted. The zero value is ready to use.
 type requestLimiter struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -34,7 +33,8 @@ func (l *requestLimiter) enter(p engine.Principal, most int) (leave func(), err 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if n := l.n[p.Caller]; n >= most {
-		return nil, &engine.QuotaError{Quota: "max_requests", Limit: int64(most), Used: int64(n), Unit: "requests at once (callers.max_requests)", RetryAfter: retryTime}
+		return nil, &engine.QuotaError{Quota: "max_requests", Limit: int64(most), Used: int64(n),
+			Unit: "requests at once (callers.max_requests)", RetryAfter: retryTime}
 	}
 	if l.n == nil {
 		l.n = map[string]int{}
@@ -49,9 +49,10 @@ func (l *requestLimiter) enter(p engine.Principal, most int) (leave func(), err 
 	}, nil
 }
 
-// limit answers a request within the caller's bound. A tool call beyond it leaves
-// a record.
-func (s *Server) limit(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request) (mcp.Result, error) {
+// limit handles a request within the caller's limit. A tool call over the limit is recorded.
+func (s *Server) limit(
+	ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request,
+) (mcp.Result, error) {
 	a := s.access(req)
 	leave, err := s.requests.enter(a.Principal, cmp.Or(s.opts.Requests, DefaultRequests))
 	if err != nil {
@@ -67,12 +68,12 @@ func (s *Server) limit(ctx context.Context, next mcp.MethodHandler, method strin
 	return next(ctx, method, req)
 }
 
-// errCrowded ends a session for another caller's.
-var errCrowded = errors.New("all sessions are taken, and another caller has fewer")
+// errCrowded is the reason of a session that ends for another caller's.
+var errCrowded = errors.New("all sessions are in use, and another caller has fewer")
 
-// crowded returns the session that ends for one of caller: of the caller that
-// has most and more than this one, the session that has rested longest with
-// nothing under way. nil: there is none. The lock is held.
+// crowded returns the session to end for a new one of caller, or nil. It is an idle session of the
+// caller that has the most, and more than this one; the one that is idle longest. The caller holds
+// the lock.
 func (s *Server) crowded(caller string) (*mcp.ServerSession, *session) {
 	held := map[string]int{}
 	for _, x := range s.sessions {
@@ -86,7 +87,8 @@ func (s *Server) crowded(caller string) (*mcp.ServerSession, *session) {
 			continue
 		}
 		if out != nil {
-			if _, longest := out.rest(); held[x.caller] < held[out.caller] || held[x.caller] == held[out.caller] && !rested.Before(longest) {
+			if _, longest := out.rest(); held[x.caller] < held[out.caller] ||
+				held[x.caller] == held[out.caller] && !rested.Before(longest) {
 				continue
 			}
 		}
@@ -95,15 +97,14 @@ func (s *Server) crowded(caller string) (*mcp.ServerSession, *session) {
 	return of, out
 }
 
-// rest says whether something of the session is under way, and else since when
-// nothing is.
+// rest reports whether something in the session is running, and otherwise since when it is idle.
 func (x *session) rest() (busy bool, since time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.busy > 0, x.since
 }
 
-// begin notes that something of the session is under way until end is called.
+// begin marks the session as busy until end is called.
 func (x *session) begin() (end func()) {
 	x.mu.Lock()
 	x.busy++

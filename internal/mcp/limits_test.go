@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// A batch is as many requests as it has messages.
-func TestRequestsOfACallerAreBounded(t *testing.T) {
+// A batch counts as many requests as it has messages.
+func TestRequestsPerCallerAreBounded(t *testing.T) {
 	f := newFake()
 	at, s := serve(t, Options{Engine: f, Requests: 2, Resume: time.Millisecond})
 	id, other := introduce(t, at, "ben"), introduce(t, at, "eve")
@@ -25,7 +25,8 @@ func TestRequestsOfACallerAreBounded(t *testing.T) {
 	}
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
-	res := begin(t, ctx, http.MethodPost, at, "ben", id, "["+strings.Join(batch, ",")+"]", "Mcp-Protocol-Version", "2025-03-26")
+	res := begin(ctx, t, http.MethodPost, at, "ben", id, "["+strings.Join(batch, ",")+"]", "Mcp-Protocol-Version",
+		"2025-03-26")
 	defer res.Body.Close()
 	for range 2 {
 		within(t, f.running, "a running command")
@@ -35,10 +36,12 @@ func TestRequestsOfACallerAreBounded(t *testing.T) {
 		refused = append(refused, f.hasRefused()...)
 		return len(refused) >= 8
 	})
-	if len(refused) != 8 || !strings.HasPrefix(refused[0], "ben mcp system_bash") || !strings.Contains(refused[0], "callers.max_requests") {
+	if len(refused) != 8 || !strings.HasPrefix(refused[0], "ben mcp system_bash") ||
+		!strings.Contains(refused[0], "callers.max_requests") {
 		t.Errorf("recorded %d refusals, want 8: %q", len(refused), refused)
 	}
-	if _, body := request(t, http.MethodPost, at, "ben", id, quick); !strings.Contains(body, "2 of 2 requests at once") {
+	if _, body := request(t, http.MethodPost, at, "ben", id, quick); !strings.Contains(body,
+		"2 of 2 requests at once") {
 		t.Errorf("one more is answered %s", body)
 	}
 	if _, body := request(t, http.MethodPost, at, "eve", other, quick); !strings.Contains(body, "quick") {
@@ -58,8 +61,8 @@ func TestRequestsOfACallerAreBounded(t *testing.T) {
 	}
 }
 
-// A client that leaves again and again has no more under way than the bound.
-func TestLostRequestsOfASessionAreBounded(t *testing.T) {
+// The requests of a client that leaves repeatedly are bounded.
+func TestLostRequestsPerSessionAreBounded(t *testing.T) {
 	x := &session{}
 	var posts []*post
 	for range maxLost + 3 {
@@ -78,8 +81,8 @@ func TestLostRequestsOfASessionAreBounded(t *testing.T) {
 	}
 }
 
-// Callers who together hold all sessions keep neither others nor operators out.
-func TestAllSessionsAreSharedFairly(t *testing.T) {
+// Callers that together hold all sessions exclude neither other callers nor operators.
+func TestSessionsAreSharedFairly(t *testing.T) {
 	f := newFake()
 	at, s := serve(t, Options{Engine: f})
 	held := func() map[string]int {
@@ -94,7 +97,7 @@ func TestAllSessionsAreSharedFairly(t *testing.T) {
 	busy := introduce(t, at, "a")
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
-	res := begin(t, ctx, http.MethodPost, at, "a", busy, call)
+	res := begin(ctx, t, http.MethodPost, at, "a", busy, call)
 	defer res.Body.Close()
 	within(t, f.running, "a running command")
 	resting := introduce(t, at, "a")
@@ -110,14 +113,15 @@ func TestAllSessionsAreSharedFairly(t *testing.T) {
 		t.Errorf("sessions by caller: %v", got)
 	}
 	if s.byID(busy) == nil || s.byID(resting) != nil {
-		t.Errorf("the session in use is there: %v; the one that rested longest: %v", s.byID(busy) != nil, s.byID(resting) != nil)
+		t.Errorf("the session in use is there: %v; the one that rested longest: %v", s.byID(busy) != nil,
+			s.byID(resting) != nil)
 	}
 	hangUp()
 	within(t, f.killed, "the end of the command")
 }
 
-// A client that subscribes to ever new addresses takes no memory by it.
-func TestSubscriptionsAreToOneAddress(t *testing.T) {
+// Subscriptions to many URIs use no memory.
+func TestSubscriptionsUseOneURI(t *testing.T) {
 	s := New(Options{Engine: newFake()})
 	var got []string
 	h := s.receive(func(_ context.Context, _ string, req mcp.Request) (mcp.Result, error) {
@@ -131,10 +135,12 @@ func TestSubscriptionsAreToOneAddress(t *testing.T) {
 	})
 	for i := range 3 {
 		uri := fmt.Sprintf("orchestrator://calls/%d/stdout", i)
-		if _, err := h(t.Context(), "resources/subscribe", &mcp.SubscribeRequest{Session: &mcp.ServerSession{}, Params: &mcp.SubscribeParams{URI: uri}}); err != nil {
+		if _, err := h(t.Context(), "resources/subscribe",
+			&mcp.SubscribeRequest{Session: &mcp.ServerSession{}, Params: &mcp.SubscribeParams{URI: uri}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := h(t.Context(), "resources/unsubscribe", &mcp.UnsubscribeRequest{Session: &mcp.ServerSession{}, Params: &mcp.UnsubscribeParams{URI: uri}}); err != nil {
+		if _, err := h(t.Context(), "resources/unsubscribe", &mcp.UnsubscribeRequest{Session: &mcp.ServerSession{},
+			Params: &mcp.UnsubscribeParams{URI: uri}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -148,7 +154,7 @@ func TestSubscriptionsAreToOneAddress(t *testing.T) {
 	}
 }
 
-// of is the context of a caller's request.
+// of returns the context of a caller's request.
 func of(t *testing.T, caller string) context.Context {
 	t.Helper()
 	return context.WithValue(t.Context(), accessContext{}, Access{Principal: engine.Principal{Caller: caller}})
@@ -166,11 +172,12 @@ func replay(t *testing.T, e *eventStore, session, stream string, index int) (str
 	return strings.Join(out, " "), nil
 }
 
-func TestEventsOfStreamsAreReplayed(t *testing.T) {
+func TestEventStoreReplaysStreams(t *testing.T) {
 	e := newEventStore(1 << 20)
 	ctx := of(t, "ann")
 	for _, stream := range []string{"", "s"} {
-		if err := errors.Join(e.Open(ctx, "x", stream), e.Append(ctx, "x", stream, []byte("0"+stream)), e.Append(ctx, "x", stream, []byte("1"+stream))); err != nil {
+		if err := errors.Join(e.Open(ctx, "x", stream), e.Append(ctx, "x", stream, []byte("0"+stream)),
+			e.Append(ctx, "x", stream, []byte("1"+stream))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -187,13 +194,14 @@ func TestEventsOfStreamsAreReplayed(t *testing.T) {
 	}
 }
 
-// A caller with many sessions and streams drops its own events, and nobody
-// else's, and takes no more than the store may.
-func TestEventsAreBoundedAndDroppedFairly(t *testing.T) {
+// A caller with many sessions and streams loses its own events, not those of others, and the store
+// stays within its limit.
+func TestEventStoreIsBoundedAndFair(t *testing.T) {
 	const most = 64 << 10
 	e := newEventStore(most)
 	ann := of(t, "ann")
-	if err := errors.Join(e.Open(ann, "a", ""), e.Open(ann, "a", "s"), e.Append(ann, "a", "s", make([]byte, 20<<10))); err != nil {
+	if err := errors.Join(e.Open(ann, "a", ""), e.Open(ann, "a", "s"),
+		e.Append(ann, "a", "s", make([]byte, 20<<10))); err != nil {
 		t.Fatal(err)
 	}
 	hog := of(t, "hog")
@@ -204,7 +212,8 @@ func TestEventsAreBoundedAndDroppedFairly(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := errors.Join(e.Open(hog, session, fmt.Sprint(i)), e.Append(hog, session, fmt.Sprint(i), make([]byte, i%100))); err != nil {
+		if err := errors.Join(e.Open(hog, session, fmt.Sprint(i)),
+			e.Append(hog, session, fmt.Sprint(i), make([]byte, i%100))); err != nil {
 			t.Fatal(err)
 		}
 		if e.bytes > most {
@@ -223,7 +232,7 @@ func TestEventsAreBoundedAndDroppedFairly(t *testing.T) {
 	if err := e.Append(hog, "h0", "0", []byte("late")); err != nil || e.sessions["h0"].streams["0"] != nil {
 		t.Errorf("a stream that was dropped came back: %v", err)
 	}
-	// One stream that is too much loses its beginning.
+	// A single stream that is too large loses its first events.
 	if err := errors.Join(e.SessionClosed(ann, "a"), e.Open(ann, "b", "")); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-func TestToolsAreListedAsModelsMayCallThem(t *testing.T) {
+func TestListToolsDescribesTools(t *testing.T) {
 	cs, _ := connect(t, Options{Engine: newFake(), Access: operator, PageSize: 1}, nil)
 	var got []*mcp.Tool
 	for tool, err := range cs.Tools(t.Context(), nil) {
@@ -35,7 +35,8 @@ func TestToolsAreListedAsModelsMayCallThem(t *testing.T) {
 	switch {
 	case bash.Title != "Bash" || bash.Description != "Runs a command.":
 		t.Errorf("title and description are %q and %q", bash.Title, bash.Description)
-	case bash.Annotations == nil || bash.Annotations.ReadOnlyHint || !*bash.Annotations.DestructiveHint || *bash.Annotations.OpenWorldHint:
+	case bash.Annotations == nil || bash.Annotations.ReadOnlyHint || !*bash.Annotations.DestructiveHint ||
+		*bash.Annotations.OpenWorldHint:
 		t.Errorf("annotations are %+v", bash.Annotations)
 	case bash.OutputSchema == nil:
 		t.Error("the output schema is missing")
@@ -52,8 +53,9 @@ func TestToolsAreListedAsModelsMayCallThem(t *testing.T) {
 	if got[0].Meta[metaName] != "system.bash" {
 		t.Errorf("_meta is %v", got[0].Meta)
 	}
-	if _, err := cs.ListTools(t.Context(), &mcp.ListToolsParams{Cursor: "nonsense"}); codeOf(err) != jsonrpc.CodeInvalidParams {
-		t.Errorf("a foreign cursor: %v", err)
+	if _, err := cs.ListTools(t.Context(),
+		&mcp.ListToolsParams{Cursor: "nonsense"}); codeOf(err) != jsonrpc.CodeInvalidParams {
+		t.Errorf("an unknown cursor: %v", err)
 	}
 }
 
@@ -64,15 +66,16 @@ func codeOf(err error) int64 {
 	return 0
 }
 
-func TestToolsWhoseNamesFallTogetherKeepDifferentOnes(t *testing.T) {
+func TestNamingKeepsNamesUnique(t *testing.T) {
 	got := naming([]v1.Tool{{Name: "web.fetch"}, {Name: "web_fetch"}, {Name: "web fetch"}, {Name: "run"}})
-	want := map[string]string{"web_fetch": "web_fetch", "web_fetch_": "web.fetch", "web_fetch__": "web fetch", "run": "run"}
+	want := map[string]string{"web_fetch": "web_fetch", "web_fetch_": "web.fetch", "web_fetch__": "web fetch",
+		"run": "run"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-func TestACallAnswersWithTextAndStructure(t *testing.T) {
+func TestCallReturnsTextAndStructure(t *testing.T) {
 	cs, _ := connect(t, Options{Engine: newFake(), Access: operator}, nil)
 	r, err := cs.CallTool(t.Context(), bash("echo hello"))
 	if err != nil {
@@ -89,7 +92,7 @@ func TestACallAnswersWithTextAndStructure(t *testing.T) {
 	}
 }
 
-func TestARefusalIsAResultThatIsAnError(t *testing.T) {
+func TestRefusalIsErrorResult(t *testing.T) {
 	cs, _ := connect(t, Options{Engine: newFake(), Access: operator}, nil)
 	r, err := cs.CallTool(t.Context(), bash("refuse rm"))
 	if err != nil {
@@ -100,15 +103,16 @@ func TestARefusalIsAResultThatIsAnError(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeCarriedOutIsToldToTheModel(t *testing.T) {
+func TestFailedCallIsReportedToModel(t *testing.T) {
 	cs, _ := connect(t, Options{Engine: newFake(), Access: Access{Principal: engine.Principal{Caller: "ben"}}}, nil)
 	for what, c := range map[string]struct {
 		params *mcp.CallToolParams
 		want   string
 	}{
-		"a missing field":   {&mcp.CallToolParams{Name: "system_bash", Arguments: map[string]any{}}, "input.command is missing"},
+		"a missing field": {&mcp.CallToolParams{Name: "system_bash", Arguments: map[string]any{}},
+			"input.command is missing"},
 		"arguments missing": {&mcp.CallToolParams{Name: "system_bash"}, "input.command is missing"},
-		"an inner error":    {bash("break it"), "tool call not carried out: the service could not do this; its log says why"},
+		"an inner error":    {bash("break it"), "tool call failed: the service could not do this; its log says why"},
 		"no room":           {bash("full house"), ""},
 	} {
 		r, err := cs.CallTool(t.Context(), c.params)
@@ -123,7 +127,7 @@ func TestWhatCannotBeCarriedOutIsToldToTheModel(t *testing.T) {
 	}
 }
 
-func TestAnUnknownToolIsAnErrorOfTheProtocol(t *testing.T) {
+func TestUnknownToolIsProtocolError(t *testing.T) {
 	f := newFake()
 	cs, _ := connect(t, Options{Engine: f, Access: operator}, nil)
 	_, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: "rm\x1b[2J"})
@@ -135,7 +139,7 @@ func TestAnUnknownToolIsAnErrorOfTheProtocol(t *testing.T) {
 	}
 }
 
-func TestAnIdempotencyKeyComesWithTheCall(t *testing.T) {
+func TestIdempotencyKeyComesFromMeta(t *testing.T) {
 	f := newFake()
 	cs, _ := connect(t, Options{Engine: f, Access: operator}, nil)
 	p := bash("echo once")
@@ -148,11 +152,11 @@ func TestAnIdempotencyKeyComesWithTheCall(t *testing.T) {
 	}
 	p.Meta = mcp.Meta{metaKey: 1}
 	if _, err := cs.CallTool(t.Context(), p); codeOf(err) != jsonrpc.CodeInvalidParams {
-		t.Errorf("a key that is no string: %v", err)
+		t.Errorf("a key of another type: %v", err)
 	}
 }
 
-func TestASessionKeepsItsNameAndIsEnded(t *testing.T) {
+func TestSessionKeepsNameAndEnds(t *testing.T) {
 	f := newFake()
 	cs, s := connect(t, Options{Engine: f, Access: operator}, nil)
 	other, _ := connect(t, Options{Engine: f, Access: operator}, nil)
@@ -173,7 +177,7 @@ func TestASessionKeepsItsNameAndIsEnded(t *testing.T) {
 	closeServer(t, s)
 }
 
-func TestASessionThatCalledNothingHasNothingToEnd(t *testing.T) {
+func TestUnusedSessionEndsNothing(t *testing.T) {
 	f := newFake()
 	cs, s := connect(t, Options{Engine: f, Access: operator}, nil)
 	cs.Close()
@@ -183,7 +187,7 @@ func TestASessionThatCalledNothingHasNothingToEnd(t *testing.T) {
 	}
 }
 
-func TestACancelledCallEndsWhatRuns(t *testing.T) {
+func TestCanceledCallEndsCommand(t *testing.T) {
 	f := newFake()
 	cs, _ := connect(t, Options{Engine: f, Access: operator}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -203,7 +207,7 @@ func TestACancelledCallEndsWhatRuns(t *testing.T) {
 	}
 }
 
-func TestTheEndOfTheServerEndsWhatRuns(t *testing.T) {
+func TestServerCloseEndsCalls(t *testing.T) {
 	f := newFake()
 	cs, s := connect(t, Options{Engine: f, Access: operator}, nil)
 	go func() { _, _ = cs.CallTool(context.Background(), bash("wait for it")) }()
@@ -243,7 +247,7 @@ func TestProgressGrowsWithTheOutput(t *testing.T) {
 	}
 }
 
-func TestTheLastLineOfOutputIsShownWhole(t *testing.T) {
+func TestProgressShowsLastLine(t *testing.T) {
 	for _, c := range []struct {
 		pieces []string
 		want   string
@@ -267,7 +271,7 @@ func TestTheLastLineOfOutputIsShownWhole(t *testing.T) {
 	}
 }
 
-func TestOutputOfAnEarlierCallIsAResource(t *testing.T) {
+func TestCallOutputIsResource(t *testing.T) {
 	cs, _ := connect(t, Options{Engine: newFake(), Access: operator}, nil)
 	r, err := cs.CallTool(t.Context(), bash("long output"))
 	if err != nil {
@@ -282,7 +286,8 @@ func TestOutputOfAnEarlierCallIsAResource(t *testing.T) {
 		t.Errorf("read %v, %v", res, err)
 	}
 	c, err := cs.Complete(t.Context(), &mcp.CompleteParams{
-		Ref: &mcp.CompleteReference{Type: "ref/resource", URI: outputTemplate}, Argument: mcp.CompleteParamsArgument{Name: "id", Value: "call"},
+		Ref:      &mcp.CompleteReference{Type: "ref/resource", URI: outputTemplate},
+		Argument: mcp.CompleteParamsArgument{Name: "id", Value: "call"},
 	})
 	if err != nil || !cmp.Equal(c.Completion.Values, []string{"call-1"}) {
 		t.Errorf("completed to %v, %v", c, err)
@@ -294,13 +299,15 @@ func TestOutputOfAnEarlierCallIsAResource(t *testing.T) {
 	}
 }
 
-func TestAPromptTellsHowToRunInTheBackground(t *testing.T) {
+func TestBackgroundPrompt(t *testing.T) {
 	cs, _ := connect(t, Options{Engine: newFake(), Access: operator}, nil)
-	r, err := cs.GetPrompt(t.Context(), &mcp.GetPromptParams{Name: "background", Arguments: map[string]string{"command": "make all"}})
+	r, err := cs.GetPrompt(t.Context(),
+		&mcp.GetPromptParams{Name: "background", Arguments: map[string]string{"command": "make all"}})
 	if err != nil || !strings.Contains(r.Messages[0].Content.(*mcp.TextContent).Text, "make all") {
 		t.Errorf("got %v, %v", r, err)
 	}
-	if _, err := cs.GetPrompt(t.Context(), &mcp.GetPromptParams{Name: "background"}); codeOf(err) != jsonrpc.CodeInvalidParams {
+	if _, err := cs.GetPrompt(t.Context(),
+		&mcp.GetPromptParams{Name: "background"}); codeOf(err) != jsonrpc.CodeInvalidParams {
 		t.Errorf("without a command: %v", err)
 	}
 }

@@ -11,25 +11,25 @@ import (
 const (
 	// progressEvery is the shortest time between two notifications of a call.
 	progressEvery = 250 * time.Millisecond
-	// heartbeat tells a client that a silent call is alive: many give up a
-	// request that says nothing for a minute.
+	// heartbeat is the interval of notifications without progress. Many clients cancel a request
+	// that is silent for a minute.
 	heartbeat = 15 * time.Second
 	maxLine   = 200 // runes of the last line
 	keptLine  = 4 * maxLine
-	// beatStep makes a heartbeat's progress larger than the one before, as the
-	// protocol wants, and smaller than that of one byte more.
+	// beatStep is what a heartbeat adds to the progress: the protocol requires an increase, and it
+	// must stay below one byte.
 	beatStep = 1.0 / (1 << 16)
 )
 
-// progress tells a client how far a call is: its output in bytes, and its last
-// line. What comes faster than it can be sent is told together.
+// progress notifies a client of the progress of a call: the size of its output in bytes, and its
+// last line. It merges updates that arrive faster than they can be sent.
 type progress struct {
 	send func(ctx context.Context, value float64, message string)
 
 	mu    sync.Mutex
 	bytes int64
 	line  []byte
-	ended bool   // the line: the next output begins a new one
+	ended bool   // the line is complete: the next output starts a new one
 	note  string // what the call waits for
 	wake  chan struct{}
 
@@ -39,15 +39,17 @@ type progress struct {
 	done  chan struct{}
 }
 
-// startProgress starts telling; finish ends it.
+// startProgress starts the notifications; finish ends them.
 func startProgress(ctx context.Context, send func(ctx context.Context, value float64, message string)) *progress {
-	p := &progress{send: send, wake: make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}), sent: -1, began: time.Now()}
-	go p.run(ctx) // finish waits
+	p := &progress{
+		send: send, wake: make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
+		sent: -1, began: time.Now(),
+	}
+	go p.run(ctx) // finish waits for it
 	return p
 }
 
-// finish tells what is left, and waits until nothing more is told: after the
-// result there must be none.
+// finish sends the last notification and waits until all are sent: none may follow the result.
 func (p *progress) finish() {
 	close(p.over)
 	<-p.done
@@ -103,7 +105,7 @@ func (p *progress) message() string {
 	return fmt.Sprintf("%d bytes of output (%s): %s", p.bytes, took, plain(string(p.line), maxLine))
 }
 
-// wait notes what the call waits for; "" that it runs.
+// wait sets what the call waits for; "" means that it runs.
 func (p *progress) wait(note string) {
 	p.mu.Lock()
 	p.note = note
@@ -111,7 +113,7 @@ func (p *progress) wait(note string) {
 	p.nudge()
 }
 
-// output takes a piece of output; it never waits.
+// output adds a piece of output. It never waits.
 func (p *progress) output(b []byte) {
 	p.mu.Lock()
 	p.bytes += int64(len(b))
@@ -131,6 +133,6 @@ func (p *progress) output(b []byte) {
 func (p *progress) nudge() {
 	select {
 	case p.wake <- struct{}{}:
-	default: // it will look anyway
+	default: // a wake-up is already pending
 	}
 }

@@ -19,22 +19,22 @@ import (
 )
 
 const (
-	// maxHead is how much of a request's body is kept to see which tools it calls.
+	// maxHead is how many bytes of a request's body are kept to find its tool calls.
 	maxHead = 64 << 10
-	// headTime bounds reading what is missing of it once the request is refused.
+	// headTime bounds reading the rest of these bytes after a refusal.
 	headTime = 5 * time.Second
-	// methodCall is the method whose refusals are recorded. It stands for the
-	// tool's name where that cannot be read.
+	// methodCall is the method whose refusals are recorded. It replaces a tool name that cannot be
+	// read.
 	methodCall = "tools/call"
 	maxCause   = 300 // bytes of an answer's text
 )
 
-// intake is the body of a POST and the tool calls in it. Each call either
-// reaches callTool, which leaves a record, or was refused before.
+// intake is the body of a POST and its tool calls. Each call either reaches callTool, which records
+// it, or was refused before.
 type intake struct {
 	io.ReadCloser
-	head []byte // the body's beginning
-	cut  bool   // there is more
+	head []byte // the first bytes of the body
+	cut  bool   // the body is longer
 	eof  bool
 
 	mu      sync.Mutex
@@ -51,7 +51,7 @@ func (in *intake) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// took notes a call that reached callTool.
+// took records that a call reached callTool.
 func (in *intake) took(tool string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -64,7 +64,7 @@ func (in *intake) missed() []toolCall {
 	defer in.mu.Unlock()
 	calls := callsIn(in.head)
 	if calls == nil && in.cut && len(in.reached) == 0 {
-		return []toolCall{{name: methodCall}} // too long to tell
+		return []toolCall{{name: methodCall}} // the body is too long to parse
 	}
 	left := slices.Clone(in.reached)
 	return slices.DeleteFunc(calls, func(c toolCall) bool {
@@ -76,14 +76,13 @@ func (in *intake) missed() []toolCall {
 	})
 }
 
-// toolCall is a tools/call as far as it can be read.
+// toolCall is a tools/call as far as it could be parsed.
 type toolCall struct {
 	name  string
 	input json.RawMessage
 }
 
-// callsIn returns the tool calls of a message or a batch; nil if the text is no
-// JSON.
+// callsIn returns the tool calls of a message or a batch, or nil if the text is not JSON.
 func callsIn(body []byte) []toolCall {
 	type message struct {
 		Method string          `json:"method"`
@@ -114,8 +113,7 @@ func callsIn(body []byte) []toolCall {
 	return calls
 }
 
-// Refuse records the tool calls of a POST that is refused before Serve, and
-// returns the reason.
+// Refuse records the tool calls of a POST that is refused before Serve, and returns cause.
 func (s *Server) Refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, cause error) error {
 	if r.Method != http.MethodPost {
 		return cause
@@ -123,19 +121,21 @@ func (s *Server) Refuse(w http.ResponseWriter, r *http.Request, p engine.Princip
 	return s.recordMissed(w, r, &intake{ReadCloser: r.Body}, p, cause)
 }
 
-// recordMissed records the calls of a body that reached no tool. It reads what is
-// missing of the body's beginning.
+// recordMissed records the calls of a body that did not reach a tool, and returns cause. It reads
+// the missing part of the body's first bytes.
 func (s *Server) recordMissed(w http.ResponseWriter, r *http.Request, in *intake, p engine.Principal, cause error) error {
 	if !in.eof && !in.cut {
 		ctl := http.NewResponseController(w)
-		_ = ctl.SetReadDeadline(time.Now().Add(headTime)) // any connection can
+		_ = ctl.SetReadDeadline(time.Now().Add(headTime)) // every connection supports it
 		_, _ = io.CopyN(io.Discard, in, maxHead+1)
 		_ = ctl.SetReadDeadline(time.Time{})
 	}
 	p.Key, p.Via = "", "mcp"
 	missed := in.missed()
 	for _, c := range missed {
-		if err := s.engine.RefuseCall(r.Context(), p, c.name, c.input, cause); err != cause { //nolint:errorlint // that the record failed is added
+		// A failure to record is joined to cause.
+		err := s.engine.RefuseCall(r.Context(), p, c.name, c.input, cause)
+		if err != cause { //nolint:errorlint // the same error, not one that wraps it
 			s.log.Error("failed to record a refused call", "caller", p.Caller, "error", err)
 		}
 	}
@@ -145,27 +145,27 @@ func (s *Server) recordMissed(w http.ResponseWriter, r *http.Request, in *intake
 	return cause
 }
 
-// refuse records a call that reached no tool, and returns the reason.
+// refuse records a call that did not reach a tool, and returns the error to answer.
 func (s *Server) refuse(ctx context.Context, a Access, tool string, input json.RawMessage, cause error) error {
 	err := s.engine.RefuseCall(ctx, a.Principal, tool, input, cause)
 	s.opts.Refused(a.Principal, 1)
 	return err
 }
 
-// outcome is a response whose refusal is kept.
+// outcome is a ResponseWriter that keeps the text of a refusal.
 type outcome struct {
 	http.ResponseWriter
 	status int
 	text   bytes.Buffer
 }
 
-// WriteHeader notes the status.
+// WriteHeader records the status.
 func (o *outcome) WriteHeader(status int) {
 	o.status = cmp.Or(o.status, status)
 	o.ResponseWriter.WriteHeader(status)
 }
 
-// Write keeps the beginning of a refusal.
+// Write keeps the first bytes of a refusal.
 func (o *outcome) Write(p []byte) (int, error) {
 	if o.status >= http.StatusBadRequest {
 		o.text.Write(p[:min(len(p), maxCause-o.text.Len())])
@@ -173,13 +173,14 @@ func (o *outcome) Write(p []byte) (int, error) {
 	return o.ResponseWriter.Write(p)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped ResponseWriter, for http.ResponseController.
 func (o *outcome) Unwrap() http.ResponseWriter { return o.ResponseWriter }
 
-// cause is why calls were refused whose tool was not reached.
+// cause returns the reason for calls that did not reach a tool.
 func (o *outcome) cause() error {
 	if o.status < http.StatusBadRequest {
-		return usererror.Errorf(errdefs.ErrInvalidArgument, "the message of the protocol cannot be used")
+		return usererror.Errorf(errdefs.ErrInvalidArgument, "invalid MCP message")
 	}
-	return usererror.Errorf(errdefs.ErrInvalidArgument, "answered with status %d: %s", o.status, strings.TrimSpace(o.text.String()))
+	return usererror.Errorf(errdefs.ErrInvalidArgument, "answered with status %d: %s", o.status,
+		strings.TrimSpace(o.text.String()))
 }

@@ -10,36 +10,46 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// Every refusal of a tool call leaves a record, wherever on its way it is refused.
-func TestARefusedCallIsRecorded(t *testing.T) {
+// Every refusal of a tool call is recorded, at whatever point it is refused.
+func TestRefusedCallIsRecorded(t *testing.T) {
 	f := newFake()
 	at, _ := serve(t, Options{Engine: f})
 	id := introduce(t, at, "ben")
-	long := `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"_meta":{"x":"` + strings.Repeat("x", maxHead) + `"},"name":"system_bash"}}`
-	old := []string{"Mcp-Protocol-Version", "2025-03-26"} // which has batches
+	long := `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"_meta":{"x":"` + strings.Repeat("x", maxHead) +
+		`"},"name":"system_bash"}}`
+	old := []string{"Mcp-Protocol-Version", "2025-03-26"} // this revision has batches
 	for what, c := range map[string]struct {
 		query, session, body string
 		header               []string
 		want                 []string
 	}{
-		"a query that is not known":   {"?workspce=x", id, quick, nil, []string{`system_bash {"command":"echo quick"}: answered with status 400: Bad Request: query "workspce"`}},
-		"one thing twice":             {"?profile=a&profile=b", id, quick, nil, []string{"system_bash"}},
-		"an origin of elsewhere":      {"", id, quick, []string{"Origin", "http://evil.example"}, []string{"system_bash"}},
-		"no session":                  {"", "", quick, nil, []string{"system_bash"}},
-		"a session that is not there": {"", "nobodys", quick, nil, []string{"system_bash"}},
-		"a version that is not known": {"", id, quick, []string{"Mcp-Protocol-Version", "1999-01-01"}, []string{"system_bash"}},
-		"another form":                {"", id, quick, []string{"Content-Type", "text/plain"}, []string{"system_bash"}},
-		"an answer in no form":        {"", id, quick, []string{"Accept", "image/png"}, []string{"system_bash"}},
-		"a key that is a number":      {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"_meta":{"orchestrator/idempotency-key":7},"name":"fs_read"}}`, nil, []string{"fs_read"}},
-		"a name that is a number":     {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":7}}`, nil, []string{methodCall}},
-		"no parameters":               {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":[]}`, nil, []string{methodCall}},
-		"a notification":              {"", id, `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"fs_read"}}`, nil, []string{"fs_read"}},
-		"too long to be read twice":   {"?workspce=x", id, long, nil, []string{methodCall}},
-		"a batch that is too long":    {"", id, "[" + strings.Repeat(quick+",", maxBatch) + quick + "]", old, make([]string, maxBatch+1)},
-		"a batch":                     {"", id, "[" + quick + "," + strings.ReplaceAll(quick, `"name":"system_bash"`, `"name":7`) + "]", old, []string{methodCall}},
-		"no call":                     {"?workspce=x", id, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, nil, nil},
-		"a call that is carried out":  {"", id, quick, nil, nil},
-		"a long one":                  {"", id, long, nil, nil},
+		"an unknown parameter": {"?workspce=x", id, quick, nil,
+			[]string{`system_bash {"command":"echo quick"}: answered with status 400: Bad Request: unknown query parameter "workspce"`}},
+		"a repeated parameter": {"?profile=a&profile=b", id, quick, nil, []string{"system_bash"}},
+		"another origin": {"", id, quick, []string{"Origin", "http://evil.example"},
+			[]string{"system_bash"}},
+		"no session":         {"", "", quick, nil, []string{"system_bash"}},
+		"an unknown session": {"", "nobodys", quick, nil, []string{"system_bash"}},
+		"an unknown version": {"", id, quick, []string{"Mcp-Protocol-Version", "1999-01-01"},
+			[]string{"system_bash"}},
+		"another content type":  {"", id, quick, []string{"Content-Type", "text/plain"}, []string{"system_bash"}},
+		"an unsupported Accept": {"", id, quick, []string{"Accept", "image/png"}, []string{"system_bash"}},
+		"a key that is a number": {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call",` +
+			`"params":{"_meta":{"orchestrator/idempotency-key":7},"name":"fs_read"}}`, nil, []string{"fs_read"}},
+		"a name that is a number": {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":7}}`,
+			nil, []string{methodCall}},
+		"no parameters": {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":[]}`, nil,
+			[]string{methodCall}},
+		"a notification": {"", id, `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"fs_read"}}`,
+			nil, []string{"fs_read"}},
+		"too long to be read twice": {"?workspce=x", id, long, nil, []string{methodCall}},
+		"a batch that is too long": {"", id, "[" + strings.Repeat(quick+",", maxBatch) + quick + "]", old,
+			make([]string, maxBatch+1)},
+		"a batch": {"", id, "[" + quick + "," +
+			strings.ReplaceAll(quick, `"name":"system_bash"`, `"name":7`) + "]", old, []string{methodCall}},
+		"no call":       {"?workspce=x", id, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, nil, nil},
+		"a served call": {"", id, quick, nil, nil},
+		"a long call":   {"", id, long, nil, nil},
 	} {
 		t.Run(what, func(t *testing.T) {
 			_, body := request(t, http.MethodPost, at+c.query, "ben", c.session, c.body, c.header...)
@@ -56,8 +66,8 @@ func TestARefusedCallIsRecorded(t *testing.T) {
 	}
 }
 
-// A profile that is not the caller's is refused by the engine, which records it.
-func TestARefusedProfileGetsToTheEngine(t *testing.T) {
+// The engine refuses and records a profile that the caller may not use.
+func TestRefusedProfileReachesEngine(t *testing.T) {
 	f := newFake()
 	f.toolsErr = &engine.InvalidError{Field: "profile", Message: "is not yours to choose"}
 	f.callErr = f.toolsErr
@@ -72,15 +82,17 @@ func TestARefusedProfileGetsToTheEngine(t *testing.T) {
 	}
 }
 
-func TestARequestRefusedBeforeServeIsRecorded(t *testing.T) {
+func TestRefuseRecordsCalls(t *testing.T) {
 	f := newFake()
 	_, s := serve(t, Options{Engine: f})
 	cause := errors.New("too many requests")
 	r := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader(quick))
-	if err := s.Refuse(httptest.NewRecorder(), r, engine.Principal{Caller: "ben", Via: "http"}, cause); !errors.Is(err, cause) {
+	if err := s.Refuse(httptest.NewRecorder(), r, engine.Principal{Caller: "ben", Via: "http"}, cause); !errors.Is(err,
+		cause) {
 		t.Errorf("Refuse() = %v, want %v", err, cause)
 	}
-	if got := f.hasRefused(); len(got) != 1 || !strings.HasPrefix(got[0], "ben mcp system_bash") || !strings.HasSuffix(got[0], cause.Error()) {
+	if got := f.hasRefused(); len(got) != 1 || !strings.HasPrefix(got[0], "ben mcp system_bash") ||
+		!strings.HasSuffix(got[0], cause.Error()) {
 		t.Errorf("recorded %q", got)
 	}
 }

@@ -14,20 +14,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// The whole output of earlier calls, as resources.
+// The output of earlier calls as resources.
 const (
 	outputScheme   = "orchestrator://calls/"
 	outputTemplate = outputScheme + "{id}/{stream}"
-	// maxResource bounds one reading; the tools read the rest from an offset.
+	// maxResource bounds one read, in bytes. Tools read the rest from an offset.
 	maxResource = 1 << 20
-	maxValues   = 100 // of a completion, as the protocol says
+	maxValues   = 100 // values of a completion, by the protocol
 )
 
 func outputURI(id, stream string) string { return outputScheme + url.PathEscape(id) + "/" + stream }
 
-// outputLink says where the rest of a call's output is.
+// outputLink returns the link to the rest of a call's output.
 func outputLink(id string) *mcp.ResourceLink {
-	return &mcp.ResourceLink{URI: outputURI(id, "stdout"), Name: "stdout", Description: "The whole standard output of this call.", MIMEType: "text/plain"}
+	return &mcp.ResourceLink{
+		URI: outputURI(id, "stdout"), Name: "stdout", MIMEType: "text/plain",
+		Description: "The whole standard output of this call.",
+	}
 }
 
 func (s *Server) addResources() {
@@ -37,7 +40,7 @@ func (s *Server) addResources() {
 	}, s.readOutput)
 }
 
-// readOutput reads a stream of an earlier call, up to maxResource.
+// readOutput returns a stream of an earlier call, up to maxResource bytes.
 func (s *Server) readOutput(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
 	uri := req.Params.URI
 	id, stream, ok := strings.Cut(strings.TrimPrefix(uri, outputScheme), "/")
@@ -49,14 +52,15 @@ func (s *Server) readOutput(ctx context.Context, req *mcp.ReadResourceRequest) (
 	var b []byte
 	meta := mcp.Meta{}
 	for offset := int64(0); ; {
-		o, err := s.engine.CallOutput(ctx, a.Principal, id, engine.OutputRequest{Stream: stream, Offset: offset, Limit: maxResource - int64(len(b))})
+		o, err := s.engine.CallOutput(ctx, a.Principal, id,
+			engine.OutputRequest{Stream: stream, Offset: offset, Limit: maxResource - int64(len(b))})
 		if err != nil {
-			return nil, s.protocolError(a, err, "output not read")
+			return nil, s.protocolError(a, err, "failed to read output")
 		}
 		piece := []byte(o.Data)
 		if o.Base64 != "" {
 			if piece, err = base64.StdEncoding.DecodeString(o.Base64); err != nil {
-				return nil, s.protocolError(a, fmt.Errorf("output of a call: %w", err), "output not read")
+				return nil, s.protocolError(a, fmt.Errorf("output of a call: %w", err), "failed to read output")
 			}
 		}
 		b = append(b, piece...)
@@ -74,8 +78,7 @@ func (s *Server) readOutput(ctx context.Context, req *mcp.ReadResourceRequest) (
 	}}}, nil
 }
 
-// subscribe is for clients that subscribe to whatever they read. What an ended
-// call wrote changes no more, so there is nothing to tell.
+// subscribe accepts subscriptions and does nothing: the output of an ended call does not change.
 func (s *Server) subscribe(context.Context, *mcp.SubscribeRequest) error { return nil }
 
 func (s *Server) unsubscribe(context.Context, *mcp.UnsubscribeRequest) error { return nil }
@@ -92,7 +95,7 @@ func (s *Server) complete(_ context.Context, req *mcp.CompleteRequest) (*mcp.Com
 				x.mu.Lock()
 				of = slices.Clone(x.calls)
 				x.mu.Unlock()
-				slices.Reverse(of) // the newest first
+				slices.Reverse(of) // newest first
 			}
 		}
 	}
@@ -102,9 +105,9 @@ func (s *Server) complete(_ context.Context, req *mcp.CompleteRequest) (*mcp.Com
 			values = append(values, v)
 		}
 	}
-	res := &mcp.CompleteResult{Completion: mcp.CompletionResultDetails{Total: len(values), HasMore: len(values) > maxValues}}
-	res.Completion.Values = values[:min(len(values), maxValues)]
-	return res, nil
+	return &mcp.CompleteResult{Completion: mcp.CompletionResultDetails{
+		Total: len(values), HasMore: len(values) > maxValues, Values: values[:min(len(values), maxValues)],
+	}}, nil
 }
 
 func (s *Server) addPrompts() {
@@ -115,11 +118,16 @@ func (s *Server) addPrompts() {
 	}, func(_ context.Context, req *mcp.GetPromptRequest) (*mcp.GetPromptResult, error) {
 		command := req.Params.Arguments["command"]
 		if strings.TrimSpace(command) == "" {
-			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "argument command is empty: give the command to run"}
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams,
+				Message: "argument command is empty: give the command to run"}
 		}
-		return &mcp.GetPromptResult{Messages: []*mcp.PromptMessage{{Role: "user", Content: &mcp.TextContent{Text: fmt.Sprintf(
-			"Run this command in the background (run_in_background), so that it can take its time:\n\n%s\n\n"+
-				"Then read its output from the offset where the last reading ended until it has ended, and say how it went. "+
-				"If it hangs, kill it by its id.", command)}}}}, nil
+		text := fmt.Sprintf(backgroundPrompt, command)
+		return &mcp.GetPromptResult{Messages: []*mcp.PromptMessage{
+			{Role: "user", Content: &mcp.TextContent{Text: text}},
+		}}, nil
 	})
 }
+
+const backgroundPrompt = "Run this command in the background (run_in_background), so that it can take its time:" +
+	"\n\n%s\n\nThen read its output from the offset where the last reading ended until it has ended, " +
+	"and say how it went. If it hangs, kill it by its id."

@@ -19,12 +19,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// Engine is what a Server needs of the service. *engine.Engine is one; a
-// client of a running server is another.
+// Engine is the part of the service that a Server uses. *engine.Engine implements it, and so does a
+// client of a running server.
 type Engine interface {
 	Tools(ctx context.Context, p engine.Principal, profile string) ([]v1.Tool, error)
 	CallTool(ctx context.Context, p engine.Principal, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error)
-	// RefuseCall records a tool call that did not get to CallTool, and returns cause.
+	// RefuseCall records a tool call that did not reach CallTool, and returns cause.
 	RefuseCall(ctx context.Context, p engine.Principal, name string, body []byte, cause error) error
 	CallOutput(ctx context.Context, p engine.Principal, id string, r engine.OutputRequest) (v1.Output, error)
 	AnswerApproval(ctx context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error)
@@ -36,68 +36,65 @@ type Engine interface {
 const (
 	DefaultPageSize    = 100
 	DefaultSessionIdle = time.Hour
-	// DefaultResume is enough for a client that comes back at once: the
-	// official ones wait for a second.
+	// DefaultResume suffices for a client that reconnects at once: the official ones wait a second.
 	DefaultResume = 5 * time.Second
 )
 
-// Bounds that keep a caller from using the server up.
+// Limits that keep a caller from exhausting the server.
 const (
-	maxMessage = 32 << 20 // a request; over HTTP the interface takes less
-	// maxParameters bounds the parameters of a URL.
+	maxMessage = 32 << 20 // bytes of a request; over HTTP a smaller limit applies
+	// maxParameters bounds the number of URL parameters.
 	maxParameters = 64
-	// maxParams bounds the parameters of every request but tools/call, as JSON in bytes: the library
-	// keeps some of them for as long as the session lasts.
+	// maxParams bounds the parameters of every request except tools/call, as JSON in bytes. The
+	// library keeps some of them until the session ends.
 	maxParams = 64 << 10
-	// maxToken bounds a progress token, which each message about progress repeats, in bytes.
+	// maxToken bounds a progress token, in bytes. Every progress notification repeats it.
 	maxToken    = 256
-	maxSessions = 1024 // at once; each is a goroutine until it calls something
-	maxOfCaller = 256  // of them
-	maxLost     = 64   // requests of a session whose client left, at once
+	maxSessions = 1024 // at once; each has a goroutine
+	maxOfCaller = 256  // of one caller
+	maxLost     = 64   // requests of one session whose client left
 	endTime     = time.Minute
 )
 
-// Options of a Server. Engine is needed.
+// Options configure a Server. Engine is required.
 type Options struct {
 	Engine Engine
 	// Refused is called before the answer that refuses n tool calls, and may delay it. It may be nil.
 	Refused func(p engine.Principal, n int)
-	// Version is told to clients.
+	// Version is sent to clients.
 	Version string
-	// Access is whose calls those on stdio are. HTTP brings its own.
+	// Access applies to calls on stdio. HTTP requests have their own.
 	Access Access
-	// NoElicit never asks a session's user for approvals. ElicitAll asks the
-	// user of any session, otherwise only an operator's: an elicited answer is
-	// only as good as the client that gives it.
+	// NoElicit disables asking a session's user for approvals. ElicitAll asks the user of every
+	// session, otherwise only an operator's: the client decides what it answers.
 	NoElicit, ElicitAll bool
-	// PageSize is how many tools a page of tools/list has at most.
+	// PageSize is the maximum number of tools in a page of tools/list.
 	PageSize int
-	// SessionIdle ends an HTTP session that asks nothing for so long.
+	// SessionIdle is how long an HTTP session without requests is kept.
 	SessionIdle time.Duration
-	// Requests is how many requests of one caller are under way at once, unless it
-	// is an operator; zero is DefaultRequests.
+	// Requests bounds the concurrent requests of one caller that is not an operator. Zero means
+	// DefaultRequests.
 	Requests int
-	// Resume is how long calls whose HTTP stream was lost run on for a client
-	// that comes back for the rest.
+	// Resume is how long the calls of a broken HTTP stream continue for a client that resumes.
 	Resume time.Duration
-	// Origins are those, besides the server's own, whose pages may call it:
+	// Origins are additional origins whose pages may call the server, such as
 	// "https://example.com".
 	Origins []string
 	Log     *slog.Logger
 }
 
-// Access says as whom calls are made, and where they run.
+// Access says for whom calls are made, and where they run.
 type Access struct {
 	Principal engine.Principal
-	// Profile is for operators. The others are for the sandbox that the session
-	// gets with its first call, as in v1.ToolCall.
+	// Profile is for operators. The other fields configure the sandbox that the session gets with
+	// its first call, as in v1.ToolCall.
 	Profile, Workspace, Template, Job string
 	ReadOnly                          bool
 
 	post *post // of an HTTP request
 }
 
-// Server speaks MCP. Use New.
+// Server serves MCP. Use New. Its methods may be called concurrently.
 type Server struct {
 	opts   Options
 	log    *slog.Logger
@@ -105,7 +102,7 @@ type Server struct {
 	sdk    *mcp.Server
 	http   http.Handler
 
-	// stopping ends when a hand-over begins: nothing new is taken.
+	// stopping ends when a hand-over begins; then new sessions are refused.
 	stopping context.Context
 	stop     context.CancelCauseFunc
 
@@ -113,19 +110,22 @@ type Server struct {
 
 	mu       sync.Mutex
 	sessions map[*mcp.ServerSession]*session
-	ending   sync.WaitGroup // a goroutine for each of them
+	ending   sync.WaitGroup // one goroutine per session
 }
 
 var errStopping = fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
 
-const instructions = `Every tool runs inside a sandbox of this session: a disposable container. Files and background commands stay from call to call and are gone when the session ends, but for what a workspace keeps.
-A long command is best started in the background: read its output from the offset where the last reading ended, and kill it when it is no longer needed.
-Output that was cut says where the rest can be read. A refused call says which rule refused it; asking again does not change that.`
+const instructions = "Every tool runs inside a sandbox of this session: a disposable container. Files and background " +
+	"commands stay from call to call and are gone when the session ends, but for what a workspace keeps.\n" +
+	"A long command is best started in the background: read its output from the offset where the last " +
+	"reading ended, and kill it when it is no longer needed.\n" +
+	"Output that was cut says where the rest can be read. A refused call says which rule refused it; " +
+	"asking again does not change that."
 
-// versions of the protocol that have sessions, the newest first.
+// versions are the supported revisions of the protocol, newest first.
 var versions = []string{"2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"}
 
-// New returns a server without a session.
+// New returns a server without sessions.
 func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -144,15 +144,17 @@ func New(o Options) *Server {
 	}
 	s := &Server{opts: o, log: o.Log, engine: o.Engine, sessions: map[*mcp.ServerSession]*session{}}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
-	s.sdk = mcp.NewServer(&mcp.Implementation{Name: "orchestrator", Title: "Orchestrator", Version: o.Version}, &mcp.ServerOptions{
-		Instructions: instructions,
-		Capabilities: &mcp.ServerCapabilities{
-			Tools: &mcp.ToolCapabilities{}, Logging: &mcp.LoggingCapabilities{}, //nolint:staticcheck // logging is for the revisions that have it
-			Resources: &mcp.ResourceCapabilities{Subscribe: true}, Prompts: &mcp.PromptCapabilities{},
-		},
-		CompletionHandler: s.complete, SubscribeHandler: s.subscribe, UnsubscribeHandler: s.unsubscribe,
-		SupportedProtocolVersions: versions,
-	})
+	s.sdk = mcp.NewServer(&mcp.Implementation{Name: "orchestrator", Title: "Orchestrator", Version: o.Version},
+		&mcp.ServerOptions{
+			Instructions: instructions,
+			Capabilities: &mcp.ServerCapabilities{
+				Tools:     &mcp.ToolCapabilities{},
+				Logging:   &mcp.LoggingCapabilities{}, //nolint:staticcheck // for the revisions that have logging
+				Resources: &mcp.ResourceCapabilities{Subscribe: true}, Prompts: &mcp.PromptCapabilities{},
+			},
+			CompletionHandler: s.complete, SubscribeHandler: s.subscribe, UnsubscribeHandler: s.unsubscribe,
+			SupportedProtocolVersions: versions,
+		})
 	s.addResources()
 	s.addPrompts()
 	s.sdk.AddReceivingMiddleware(s.receive)
@@ -160,7 +162,7 @@ func New(o Options) *Server {
 	return s
 }
 
-// receive takes what concerns sessions and tools; the library does the rest.
+// receive handles requests about sessions and tools. The library handles all others.
 func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 	take := func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		ss, ok := req.GetSession().(*mcp.ServerSession)
@@ -187,30 +189,31 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 		return next(ctx, method, req)
 	}
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
-		if strings.HasPrefix(method, "notifications/") { // they end what is under way
+		if strings.HasPrefix(method, "notifications/") { // they end running requests
 			return take(ctx, method, req)
 		}
 		return s.limit(ctx, take, method, req)
 	}
 }
 
-// subscribed stands for whatever a client subscribes to. The library keeps each URI, and nobody is
-// told of any: see subscribe.
+// subscribed replaces the URI of every subscription, because the library keeps each URI. No
+// notifications are sent: see subscribe.
 const subscribed = "orchestrator:///"
 
-// checkParams refuses parameters that are too large to be kept.
+// checkParams returns an error for parameters that are too large to keep.
 func checkParams(method string, p mcp.Params) error {
 	if _, call := p.(*mcp.CallToolParamsRaw); call {
-		return nil // they end with the call
+		return nil // its parameters are not kept after the call
 	}
 	b, err := json.Marshal(p)
 	if err != nil || len(b) > maxParams {
-		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: fmt.Sprintf("parameters of %s are over %d bytes", quote(method, maxName), maxParams)}
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams,
+			Message: fmt.Sprintf("parameters of %s are over %d bytes", quote(method, maxName), maxParams)}
 	}
 	return nil
 }
 
-// access is as whom a request was made.
+// access returns for whom a request is made.
 func (s *Server) access(req mcp.Request) Access {
 	a := s.opts.Access
 	if extra := req.GetExtra(); extra != nil && extra.TokenInfo != nil {
@@ -222,13 +225,11 @@ func (s *Server) access(req mcp.Request) Access {
 	return a
 }
 
-// Stop begins a hand-over: new sessions are refused, streams that only wait
-// are let go, and a call whose client is gone ends at once. Calls under way go
-// on until Close. It may be called more than once.
+// Stop begins a hand-over: it refuses new sessions, ends streams that only wait, and ends calls
+// whose client is gone. Other calls continue until Close. It may be called more than once.
 func (s *Server) Stop() { s.stop(errStopping) }
 
-// Close ends all sessions and what they run, and waits until their sandboxes
-// are removed, or ctx ends.
+// Close ends all sessions and their calls, and waits until their sandboxes are removed or ctx ends.
 func (s *Server) Close(ctx context.Context) error {
 	s.Stop()
 	s.mu.Lock()
@@ -236,13 +237,13 @@ func (s *Server) Close(ctx context.Context) error {
 		x.cancel(errStopping)
 		s.ending.Go(func() {
 			if err := ss.Close(); err != nil {
-				s.log.Debug("mcp session not closed", "session", x.name, "error", err)
+				s.log.Debug("failed to close mcp session", "session", x.name, "error", err)
 			}
 		})
 	}
 	s.mu.Unlock()
 	done := make(chan struct{})
-	go func() { // ends with the sessions, each of which is bounded
+	go func() { // ends with the sessions, whose time is bounded
 		s.ending.Wait()
 		close(done)
 	}()
@@ -250,6 +251,6 @@ func (s *Server) Close(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		return errors.Join(errors.New("mcp sessions have not all ended"), context.Cause(ctx))
+		return errors.Join(errors.New("mcp sessions are still open"), context.Cause(ctx))
 	}
 }

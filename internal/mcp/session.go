@@ -17,8 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// keptCalls is how many ids of earlier calls a session remembers, for
-// completion.
+// keptCalls is how many ids of earlier calls a session keeps for completion.
 const keptCalls = 100
 
 var (
@@ -26,31 +25,31 @@ var (
 	errGone  = errors.New("the client went away")
 )
 
-// session is one MCP session: a session of the engine, its name.
+// session is one MCP session. name is its session in the engine.
 type session struct {
 	name     string
 	caller   string
 	operator bool
 	holder   string
-	// ctx ends with the session, and with it what the session runs.
+	// ctx ends with the session and cancels its calls.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	mu     sync.Mutex
-	busy   int       // calls under way
-	since  time.Time // when there was none
-	used   bool      // something was called
+	busy   int       // running calls
+	since  time.Time // the last end of a call
+	used   bool      // a tool was called
 	access Access
 	names  names
 	calls  []string
-	// lost are requests whose HTTP stream broke off; resumed counts the
-	// streams by which the client came back for the rest.
+	// lost are requests whose HTTP stream broke. resumed counts the streams with which the client
+	// resumed.
 	lost    []*post
 	resumed int
 	timer   *time.Timer
 }
 
-// admit opens the session of a client that introduces itself.
+// admit opens the session of a client that initializes.
 func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +57,7 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 		return refused("the service is stopping")
 	}
 	if _, ok := s.sessions[ss]; ok {
-		return nil // the library refuses the second introduction
+		return nil // the library refuses a second initialize
 	}
 	own := 0
 	for _, x := range s.sessions {
@@ -74,38 +73,41 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 			delete(s.sessions, other)
 			s.ending.Go(func() {
 				if err := other.Close(); err != nil {
-					s.log.Debug("mcp session not closed", "session", x.name, "error", err)
+					s.log.Debug("failed to close mcp session", "session", x.name, "error", err)
 				}
 			})
 		}
 	}
 	if own >= maxOfCaller || full {
-		return refused(fmt.Sprintf("too many sessions: you have %d of at most %d, all together %d of %d; end some (DELETE), or wait until they are given up",
-			own, maxOfCaller, len(s.sessions), maxSessions))
+		return refused(fmt.Sprintf("too many sessions: you have %d of at most %d, all callers %d of %d; "+
+			"end some (DELETE), or wait until idle ones end", own, maxOfCaller, len(s.sessions), maxSessions))
 	}
-	x := &session{name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Principal.Caller, operator: a.Principal.Operator, holder: holder(a.Principal), since: time.Now()}
+	x := &session{
+		name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Principal.Caller, operator: a.Principal.Operator,
+		holder: holder(a.Principal), since: time.Now(),
+	}
 	x.ctx, x.cancel = context.WithCancelCause(context.Background())
 	s.sessions[ss] = x
 	s.ending.Go(func() { s.end(ss, x) })
 	return nil
 }
 
-// refused is an error of the protocol.
+// refused returns a protocol error.
 func refused(message string) error {
 	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: message}
 }
 
-// session is the session of a client that has introduced itself.
+// session returns the session of a client that has initialized.
 func (s *Server) session(ss *mcp.ServerSession) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if x, ok := s.sessions[ss]; ok {
 		return x, nil
 	}
-	return nil, refused("there is no session: initialize first")
+	return nil, refused("session not found: initialize first")
 }
 
-// byID is the session that an HTTP header names, or nil.
+// byID returns the session that an HTTP header names, or nil.
 func (s *Server) byID(id string) *session {
 	if id == "" {
 		return nil
@@ -123,7 +125,7 @@ func (s *Server) byID(id string) *session {
 // end waits for the end of a session and removes its sandbox.
 func (s *Server) end(ss *mcp.ServerSession, x *session) {
 	if err := ss.Wait(); err != nil {
-		s.log.Debug("mcp session broke off", "session", x.name, "error", err)
+		s.log.Debug("mcp session ended with an error", "session", x.name, "error", err)
 	}
 	x.cancel(errEnded)
 	x.mu.Lock()
@@ -131,11 +133,13 @@ func (s *Server) end(ss *mcp.ServerSession, x *session) {
 	x.mu.Unlock()
 	if used {
 		p.Key = ""
-		ctx, cancel := context.WithTimeoutCause(context.Background(), endTime, fmt.Errorf("the session's sandbox was not removed within %s", endTime))
+		ctx, cancel := context.WithTimeoutCause(context.Background(), endTime,
+			fmt.Errorf("the session's sandbox was not removed within %s", endTime))
 		defer cancel()
-		// One whose sandbox is gone already, or that never got one, is as well.
+		// NotFound means that the sandbox is gone or was never created.
 		if err := s.engine.EndSession(ctx, p, x.name); err != nil && !errdefs.IsNotFound(err) {
-			s.log.Warn("sandbox of an mcp session not removed", "session", x.name, "error", errors.Join(err, context.Cause(ctx)))
+			s.log.Warn("failed to remove sandbox of mcp session", "session", x.name,
+				"error", errors.Join(err, context.Cause(ctx)))
 		}
 	}
 	s.mu.Lock()
@@ -143,7 +147,7 @@ func (s *Server) end(ss *mcp.ServerSession, x *session) {
 	s.mu.Unlock()
 }
 
-// use notes that something is called, and by whom.
+// use records a call and its caller.
 func (x *session) use(a Access) engine.Principal {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -151,7 +155,7 @@ func (x *session) use(a Access) engine.Principal {
 	return a.Principal
 }
 
-// called remembers a call's id.
+// called records the id of a call.
 func (x *session) called(id string) {
 	if id == "" {
 		return
@@ -164,21 +168,19 @@ func (x *session) called(id string) {
 	}
 }
 
-// lose takes over a request whose stream broke off: it ends unless the client
-// comes back in time.
+// lose takes over a request whose stream broke. It ends unless the client resumes in time.
 func (x *session) lose(p *post, in time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.lost = append(x.lost, p)
-	if len(x.lost) > maxLost { // or who leaves again and again has any number
+	if len(x.lost) > maxLost { // bounds clients that leave repeatedly
 		x.lost[0].cancel(errGone)
 		x.lost = slices.Delete(x.lost, 0, 1)
 	}
 	x.arm(in)
 }
 
-// resume notes that the client came back; what it returns notes that it went
-// away again.
+// resume records that the client resumed. The returned function records that it left again.
 func (x *session) resume(in time.Duration) (gone func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

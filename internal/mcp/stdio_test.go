@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestStdioServesOneSessionUntilItsInputEnds(t *testing.T) {
+func TestRunServesOneSessionUntilInputEnds(t *testing.T) {
 	f := newFake()
 	inR, inW, err := os.Pipe()
 	if err != nil {
@@ -45,7 +45,7 @@ func TestStdioServesOneSessionUntilItsInputEnds(t *testing.T) {
 	outW.Close()
 }
 
-func TestStdioEndsWithItsContext(t *testing.T) {
+func TestRunEndsWithContext(t *testing.T) {
 	f := newFake()
 	inR, inW, err := os.Pipe()
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// quote shows foreign text on one line: what cannot be seen, or changes how
-// the rest is seen, is written as an escape. At most limit runes of it.
+// quote returns untrusted text as one quoted line of at most limit runes. Invisible characters, and
+// those that change the display of others, are escaped.
 func quote(s string, limit int) string {
 	cut, whole := bound(s, limit)
 	q := strconv.QuoteToGraphic(strings.ToValidUTF8(cut, "\uFFFD"))
@@ -18,8 +18,7 @@ func quote(s string, limit int) string {
 	return q
 }
 
-// plain is foreign text without anything that cannot be seen, at most limit
-// runes.
+// plain returns untrusted text without invisible characters, at most limit runes.
 func plain(s string, limit int) string {
 	s = strings.Map(func(r rune) rune {
 		switch {
@@ -37,7 +36,7 @@ func plain(s string, limit int) string {
 	return cut
 }
 
-// bound cuts s after limit runes and says whether that was all.
+// bound cuts s after limit runes. It reports whether s was complete.
 func bound(s string, limit int) (string, bool) {
 	n := 0
 	for i := range s {

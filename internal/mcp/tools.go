@@ -14,7 +14,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Keys of _meta that are ours.
+// Keys in _meta that belong to this server.
 const (
 	metaName    = "orchestrator/name"
 	metaEffects = "orchestrator/effects"
@@ -29,13 +29,13 @@ const (
 	metaError   = "orchestrator/error"
 )
 
-// names maps the names of tools in MCP to the engine's, for one profile.
+// names maps the MCP names of tools to the engine's, for one profile.
 type names struct {
 	profile string
 	of      map[string]string
 }
 
-// name is a tool's name as models may use it: letters, digits, '_' and '-'.
+// name returns a tool's MCP name: letters, digits, '_' and '-'.
 func name(tool string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -46,8 +46,8 @@ func name(tool string) string {
 	}, tool)
 }
 
-// naming gives every tool a name of its own. Where two would have the same,
-// the one that is called so keeps it, and others get a '_' more.
+// naming assigns every tool a unique MCP name. If two names collide, a tool with exactly that name
+// keeps it, and the others get an additional '_'.
 func naming(tools []v1.Tool) map[string]string {
 	of := make(map[string]string, len(tools))
 	for _, t := range tools {
@@ -68,12 +68,12 @@ func naming(tools []v1.Tool) map[string]string {
 	return of
 }
 
-// listTools answers tools/list with a page of the caller's tools. The cursor is
-// the name of the last tool of the page before.
+// listTools answers tools/list with a page of the caller's tools. The cursor is the last tool of
+// the previous page.
 func (s *Server) listTools(ctx context.Context, a Access, p *mcp.ListToolsParams) (*mcp.ListToolsResult, error) {
 	tools, err := s.engine.Tools(ctx, a.Principal, a.Profile)
 	if err != nil {
-		return nil, s.protocolError(a, err, "tools not listed")
+		return nil, s.protocolError(a, err, "failed to list tools")
 	}
 	cursor := ""
 	if p != nil {
@@ -92,7 +92,7 @@ func page(tools []v1.Tool, cursor string, size int) (*mcp.ListToolsResult, error
 		last, err := base64.RawURLEncoding.DecodeString(cursor)
 		i := slices.IndexFunc(tools, func(t v1.Tool) bool { return t.Name == string(last) })
 		if err != nil || i < 0 {
-			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "cursor is none of ours: list from the start"}
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown cursor: list from the start"}
 		}
 		tools = tools[i+1:]
 	}
@@ -112,7 +112,8 @@ func describe(t v1.Tool, called string) *mcp.Tool {
 	out := &mcp.Tool{
 		Name: called, Title: t.Title, Description: t.Description, InputSchema: t.Input,
 		Annotations: &mcp.ToolAnnotations{
-			Title: t.Title, ReadOnlyHint: t.ReadOnly, DestructiveHint: &t.Destructive, IdempotentHint: t.Idempotent, OpenWorldHint: &open,
+			Title: t.Title, ReadOnlyHint: t.ReadOnly, DestructiveHint: &t.Destructive, IdempotentHint: t.Idempotent,
+			OpenWorldHint: &open,
 		},
 		Meta: mcp.Meta{metaName: t.Name, metaEffects: t.Effects, metaTrust: t.Trust},
 	}
@@ -122,7 +123,7 @@ func describe(t v1.Tool, called string) *mcp.Tool {
 	if out.Description == "" {
 		out.Description = "The tool " + t.Name + "."
 	}
-	// Clients hold structured content to its schema, and it must be an object.
+	// Clients validate structured content against the schema, which must be an object.
 	if isObject(t.Output) {
 		out.OutputSchema = t.Output
 	}
@@ -136,8 +137,10 @@ func isObject(schema json.RawMessage) bool {
 	return len(schema) > 0 && json.Unmarshal(schema, &s) == nil && s.Type == "object"
 }
 
-// resolve finds the engine's name of a tool.
-func (s *Server) resolve(ctx context.Context, x *session, a Access, called string) (tool string, known bool, err error) {
+// resolve returns the engine's name of a tool.
+func (s *Server) resolve(
+	ctx context.Context, x *session, a Access, called string,
+) (tool string, known bool, err error) {
 	profile := a.Principal.Token + "/" + a.Principal.Profile + "/" + a.Profile
 	x.mu.Lock()
 	if x.names.profile == profile {
@@ -160,5 +163,6 @@ func (s *Server) resolve(ctx context.Context, x *session, a Access, called strin
 }
 
 func unknownTool(called string) error {
-	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: fmt.Sprintf("unknown tool %s: see tools/list", quote(called, 100))}
+	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams,
+		Message: fmt.Sprintf("unknown tool %s: see tools/list", quote(called, 100))}
 }
