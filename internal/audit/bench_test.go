@@ -11,14 +11,15 @@ import (
 
 var typical = Record{
 	Call: "c", Caller: "ann", Token: "t-01", Profile: "universal", Trust: 2, Session: "s-01", Via: "http",
-	Action:    "system.bash",
-	Input:     json.RawMessage(`{"command":"cd /workspace && go test ./... 2>&1 | tail -n 40","timeout_ms":60000,"env":{"CI":"1","GOFLAGS":"-mod=mod"},"cwd":"/workspace","description":"run the tests of the whole module and show the end of what they say, as the one before failed in the store"}`),
+	Action: "system.bash",
+	Input: json.RawMessage(`{"command":"cd /workspace && go test ./... 2>&1 | tail -n 40","timeout_ms":60000,` +
+		`"env":{"CI":"1","GOFLAGS":"-mod=mod"},"cwd":"/workspace","description":"run the tests of the whole module ` +
+		`and show the end of what they say, as the one before failed in the store"}`),
 	Workspace: "w-01", Image: "sha256:0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1",
 }
 
-// BenchmarkCallOfOneCaller is one call after the other; the figures are those
-// of Begin.
-func BenchmarkCallOfOneCaller(b *testing.B) {
+// BenchmarkSequentialCalls makes one call after another. It measures Begin.
+func BenchmarkSequentialCalls(b *testing.B) {
 	w := newWorld(b)
 	var took []time.Duration
 	for i := 0; b.Loop(); i++ {
@@ -39,8 +40,8 @@ func BenchmarkCallOfOneCaller(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "begin-p99-µs")
 }
 
-// BenchmarkCallsAtOnce is what many callers write together.
-func BenchmarkCallsAtOnce(b *testing.B) {
+// BenchmarkConcurrentCalls measures concurrent calls of many callers.
+func BenchmarkConcurrentCalls(b *testing.B) {
 	w := newWorld(b)
 	var n atomic.Int64
 	b.SetParallelism(64)
@@ -62,7 +63,7 @@ func BenchmarkCallsAtOnce(b *testing.B) {
 	b.ReportMetric(2*float64(b.N)/b.Elapsed().Seconds(), "records/s")
 }
 
-// BenchmarkVerify is a log of 40,000 records.
+// BenchmarkVerify verifies a log of 40,000 records.
 func BenchmarkVerify(b *testing.B) {
 	w := newWorld(b)
 	const calls = 20_000
@@ -83,7 +84,7 @@ func BenchmarkVerify(b *testing.B) {
 	w.flush()
 	for b.Loop() {
 		if r := w.verify(""); !r.OK || r.Records != 2*calls {
-			b.Fatalf("%+v", r)
+			b.Fatalf("Verify = %+v, want OK with all records", r)
 		}
 	}
 	b.ReportMetric(2*calls*float64(b.N)/b.Elapsed().Seconds(), "records/s")
@@ -96,7 +97,7 @@ func BenchmarkRedactJSON(b *testing.B) {
 			for i := range n {
 				r.Add(fmt.Sprintf("secret value %d", i*7919))
 			}
-			r.shared() // compiled by the first use
+			r.shared() // compiled on first use
 			b.SetBytes(int64(len(typical.Input)))
 			for b.Loop() {
 				v := r.record("")
@@ -109,7 +110,10 @@ func BenchmarkRedactJSON(b *testing.B) {
 func BenchmarkRedactText(b *testing.B) {
 	r := NewRedactor()
 	r.Add("correct horse battery")
-	s := `curl -sS -H "Authorization: Bearer abcdef0123456789" https://ann:hunter22@example.com/v1/items?token=abcdef | jq . > /workspace/out.json; export API_KEY="0123456789" && echo correct horse battery | tee -a log.txt && ls -la /usr/share/doc | sort -u -k3 | head -n 20; git status --short; date`
+	s := `curl -sS -H "Authorization: Bearer abcdef0123456789" ` +
+		`https://ann:hunter22@example.com/v1/items?token=abcdef | jq . > /workspace/out.json; export ` +
+		`API_KEY="0123456789" && echo correct horse battery | tee -a log.txt && ls -la /usr/share/doc | sort -u ` +
+		`-k3 | head -n 20; git status --short; date`
 	b.SetBytes(int64(len(s)))
 	for b.Loop() {
 		v := r.record("")

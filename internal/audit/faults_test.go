@@ -23,8 +23,7 @@ const (
 	childKeep = "AUDIT_CHILD_KEEP"
 )
 
-// The child of the test below: it has a call open, and ends parts until it is
-// killed.
+// The child of the test below has an open call and rotates parts until it is killed.
 func init() {
 	dir := os.Getenv(childDir)
 	if dir == "" {
@@ -32,7 +31,7 @@ func init() {
 	}
 	ctx := context.Background()
 	now := newClock()
-	now.advance(partAge / 2) // behind what its parent recorded
+	now.advance(partAge / 2) // after the records of its parent
 	r := Retention{PartAge: partAge}
 	if os.Getenv(childKeep) != "" {
 		r.KeepSize = 1
@@ -48,15 +47,15 @@ func init() {
 	for err == nil {
 		now.advance(partAge)
 		if err = l.Event(ctx, Record{Action: "event"}); err == nil {
-			_, err = fmt.Println("written") // a caller was told so
+			_, err = fmt.Println("written") // reports a durable record to the parent
 		}
 	}
 	fmt.Fprintln(os.Stderr, "not killed:", err)
 	os.Exit(3)
 }
 
-// Killed at any step of a rotation or a deletion, the log is whole, has every
-// record that somebody was told of, closes the call that was open, and goes on.
+// A process that is killed at any step of a rotation or a deletion leaves a valid log with every
+// reported record. The next start closes the open call and continues the log.
 func TestKilledRotations(t *testing.T) {
 	for _, c := range []struct{ point, keep string }{
 		{"audit.rotate.begun", ""},
@@ -92,7 +91,8 @@ func TestKilledRotations(t *testing.T) {
 			w.open()
 			w.sound()
 			r := w.verify("")
-			if told := strings.Count(string(out), "written"); c.keep == "" && len(w.list(Filter{Action: "event"})) < told {
+			if told := strings.Count(string(out), "written"); c.keep == "" &&
+				len(w.list(Filter{Action: "event"})) < told {
 				t.Errorf("%d events are there, and %d were written", len(w.list(Filter{Action: "event"})), told)
 			}
 			if got := w.list(Filter{Call: "open", Ending: LostEnding}); len(got) != 1 {

@@ -159,7 +159,8 @@ func loadKey(path string) (key []byte, fresh bool, err error) {
 		return key, false, nil
 	case err == nil:
 		return nil, false,
-			fmt.Errorf("invalid audit log key %s: %d bytes, want %d: restore the right key, or remove the file to create a new one: %w", path, len(key), keyLength, errdefs.ErrFailedPrecondition)
+			fmt.Errorf("invalid audit log key %s: %d bytes, want %d: restore the right key, "+
+				"or remove the file to create a new one: %w", path, len(key), keyLength, errdefs.ErrFailedPrecondition)
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, false, fmt.Errorf("load the audit log's key: %w", err)
 	}

@@ -199,7 +199,8 @@ func (l *Log) compareHead(last head, fresh bool) *Problem {
 	case err != nil:
 		return found(Unreadable, "the head file cannot be used: %v", err)
 	case h.Seq > last.Seq:
-		return found(Cut, "the log ends at record %d, but the head file names record %d: it was truncated", last.Seq, h.Seq)
+		return found(Cut, "the log ends at record %d, but the head file names record %d: it was truncated", last.Seq,
+			h.Seq)
 	case h.Seq == last.Seq && !hmac.Equal(h.Hash, last.Hash):
 		return found(Changed, "record %d does not match the head file", last.Seq)
 	}
@@ -222,7 +223,8 @@ func (l *Log) recordRecovery(ctx context.Context, mismatch *Problem) error {
 	for _, row := range running {
 		r, err := decode(row.Record)
 		if err != nil || r.Call != row.Opens {
-			r = Record{Call: row.Opens, Action: "unknown"} // the record was tampered with, but the call must still be closed
+			// the record was tampered with, but the call must still be closed
+			r = Record{Call: row.Opens, Action: "unknown"}
 		}
 		e := &Entry{log: l, open: r}
 		if err := e.Close(ctx, Record{Ending: LostEnding, Error: LostError}); err != nil {
@@ -237,7 +239,7 @@ func (l *Log) recordRecovery(ctx context.Context, mismatch *Problem) error {
 
 // Begin records that a call is about to run, as a record of kind KindOpen. It returns when the
 // record is durable. The call must not run without it. If ctx ends before the record is written,
-// there is no record.
+// nothing is recorded.
 func (l *Log) Begin(ctx context.Context, r Record) (*Entry, error) {
 	e, err := l.Start(ctx, r)
 	if err != nil {

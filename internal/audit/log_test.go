@@ -29,7 +29,7 @@ type world struct {
 	db  *store.AuditDB
 	log *Log
 	red *Redactor
-	// options are those of the next open, beside the usual ones.
+	// options are additional options of the next open.
 	options Options
 }
 
@@ -66,7 +66,7 @@ func (w *world) close() {
 	w.log = nil
 }
 
-// die leaves everything as a killed process does: what is open stays open.
+// die leaves everything open, as a killed process does.
 func (w *world) die() {
 	w.t.Helper()
 	w.flush()
@@ -116,13 +116,14 @@ func kinds(all []Stored) string {
 	return strings.Join(words, " ")
 }
 
-func TestACallHasAnOpenAndACloseRecord(t *testing.T) {
+func TestCallHasOpenAndCloseRecord(t *testing.T) {
 	w := newWorld(t)
 	e := w.begin("c1")
 	code := 3
-	for range 2 { // the second changes nothing
-		if err := e.Close(t.Context(), Record{Verdict: "allow", Rule: "r", Ending: "exit", ExitCode: &code, Sandbox: "b1",
-			CPUMS: 1.5}); err != nil {
+	for range 2 { // the second open changes nothing
+		if err := e.Close(t.Context(),
+			Record{Verdict: "allow", Rule: "r", Ending: "exit", ExitCode: &code, Sandbox: "b1",
+				CPUMS: 1.5}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -134,7 +135,8 @@ func TestACallHasAnOpenAndACloseRecord(t *testing.T) {
 	if string(open.Input) != `{"command":"ls"}` || end.Input != nil {
 		t.Errorf("inputs %s and %s", open.Input, end.Input)
 	}
-	if end.Caller != "ann" || end.Action != "system.bash" || end.Trust != 2 || end.Verdict != "allow" || *end.ExitCode != 3 || end.CPUMS != 1.5 {
+	if end.Caller != "ann" || end.Action != "system.bash" || end.Trust != 2 || end.Verdict != "allow" ||
+		*end.ExitCode != 3 || end.CPUMS != 1.5 {
 		t.Errorf("closed as %+v", end.Record)
 	}
 	if open.Time.IsZero() || len(open.Hash) != 64 || open.Hash == end.Hash {
@@ -150,7 +152,7 @@ func TestACallHasAnOpenAndACloseRecord(t *testing.T) {
 	}
 }
 
-func TestCallsThatACrashLeftOpenAreClosed(t *testing.T) {
+func TestOpenClosesCallsOfCrash(t *testing.T) {
 	w := newWorld(t)
 	w.begin("c1")
 	w.call("c2")
@@ -171,7 +173,7 @@ func TestCallsThatACrashLeftOpenAreClosed(t *testing.T) {
 	}
 }
 
-func TestFiltersMatchTheRecordThatClosesACall(t *testing.T) {
+func TestFiltersMatchCloseRecords(t *testing.T) {
 	w := newWorld(t)
 	ends := []Record{{Verdict: "allow", Ending: "exit", Sandbox: "b1"}, {Verdict: "deny", Ending: "refused"},
 		{Verdict: "allow", Ending: "timeout", Sandbox: "b2"}}
@@ -212,7 +214,7 @@ func TestFiltersMatchTheRecordThatClosesACall(t *testing.T) {
 	}
 }
 
-func TestAnExportIsTheStoredBytesAndTheHash(t *testing.T) {
+func TestExportIsStoredBytesAndHash(t *testing.T) {
 	w := newWorld(t)
 	w.call("c1")
 	all := w.list(Filter{})
@@ -241,7 +243,7 @@ func TestAnExportIsTheStoredBytesAndTheHash(t *testing.T) {
 		return 0,
 			full
 	})); !errors.Is(err, full) {
-		t.Errorf("%v", err)
+		t.Errorf("Export to a full writer = %v, want its error", err)
 	}
 }
 
@@ -249,14 +251,15 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-func TestManyCallsAtOnceKeepTheirOrder(t *testing.T) {
+func TestConcurrentCallsKeepOrder(t *testing.T) {
 	w := newWorld(t)
 	const callers, calls = 16, 25
 	var wg sync.WaitGroup
 	for i := range callers {
 		wg.Go(func() {
 			for j := range calls {
-				e, err := w.log.Begin(t.Context(), Record{Call: fmt.Sprintf("c%d-%d", i, j), Caller: fmt.Sprint(i), Action: "a"})
+				e, err := w.log.Begin(t.Context(),
+					Record{Call: fmt.Sprintf("c%d-%d", i, j), Caller: fmt.Sprint(i), Action: "a"})
 				if err != nil {
 					t.Error(err)
 					return
@@ -285,7 +288,7 @@ func TestManyCallsAtOnceKeepTheirOrder(t *testing.T) {
 	w.sound()
 }
 
-// failing is a store whose disk is full from time to time.
+// failing is a store whose disk can be full.
 type failing struct {
 	Store
 	mu  sync.Mutex
@@ -307,7 +310,7 @@ func (f *failing) Append(ctx context.Context, rows []store.AuditRow) error {
 	return f.Store.Append(ctx, rows)
 }
 
-func TestNothingBeginsThatCannotBeRecorded(t *testing.T) {
+func TestBeginFailsWithoutRecord(t *testing.T) {
 	w := newWorld(t)
 	w.close()
 	db, err := store.OpenAudit(t.Context(), w.dir)
@@ -342,7 +345,7 @@ func TestNothingBeginsThatCannotBeRecorded(t *testing.T) {
 	w.sound()
 }
 
-func TestAFullDiskIsAnErrorOfBegin(t *testing.T) {
+func TestBeginFailsOnFullDisk(t *testing.T) {
 	w := newWorld(t)
 	w.sql("CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
 	if _, err := w.log.Begin(t.Context(), Record{Call: "c1", Action: "a"}); !errdefs.IsResourceExhausted(err) {
@@ -356,7 +359,7 @@ func TestAFullDiskIsAnErrorOfBegin(t *testing.T) {
 	w.sound()
 }
 
-func TestNothingBeginsWithoutADatabase(t *testing.T) {
+func TestBeginFailsWithoutDatabase(t *testing.T) {
 	w := newWorld(t)
 	if err := w.db.Close(); err != nil {
 		t.Fatal(err)
@@ -366,9 +369,8 @@ func TestNothingBeginsWithoutADatabase(t *testing.T) {
 	}
 }
 
-// A closing that is lost with the log is no silent loss: Close says so, and
-// the next Open closes the call.
-func TestCloseSaysWhatCouldNotBeWritten(t *testing.T) {
+// Close reports a closing record that is lost with the log, and the next Open closes the call.
+func TestCloseReportsFailedWrite(t *testing.T) {
 	w := newWorld(t)
 	e := w.begin("c1")
 	w.sql("CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
@@ -376,7 +378,7 @@ func TestCloseSaysWhatCouldNotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := w.log.Close(); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Close = %v, want ResourceExhausted", err)
 	}
 	if err := w.db.Close(); err != nil {
 		t.Fatal(err)
@@ -396,7 +398,7 @@ func TestCloseSaysWhatCouldNotBeWritten(t *testing.T) {
 	}
 }
 
-func TestBeginGivesUpWithItsContext(t *testing.T) {
+func TestBeginEndsWithContext(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -406,7 +408,7 @@ func TestBeginGivesUpWithItsContext(t *testing.T) {
 	}
 }
 
-func TestAClosedLogRefuses(t *testing.T) {
+func TestClosedLogRefusesRecords(t *testing.T) {
 	w := newWorld(t)
 	e := w.begin("c1")
 	w.flush()
@@ -429,7 +431,10 @@ func TestRecordsAreRedactedAndBounded(t *testing.T) {
 	w.red.Add("correct horse")
 	long := strings.Repeat("x", 3*MaxInput)
 	for _, r := range []Record{
-		{Action: "a", Input: json.RawMessage(`{"command":"echo correct horse && ls > out"}`), Error: "no correct horse"},
+		{
+			Action: "a", Input: json.RawMessage(`{"command":"echo correct horse && ls > out"}`),
+			Error: "no correct horse",
+		},
 		{Action: "a", Input: json.RawMessage(`{"content":"` + long + `"}`)},
 		{Action: "a", Input: json.RawMessage(`{broken "correct horse`)},
 		{Action: long + "correct horse", Error: "\x00\xff" + long},
@@ -439,10 +444,12 @@ func TestRecordsAreRedactedAndBounded(t *testing.T) {
 		}
 	}
 	all := w.list(Filter{})
-	if got := short(string(all[0].Input)); got != `{"command":"echo [redacted] && ls > out"}` || short(all[0].Error) != "no [redacted]" {
+	if got := short(string(all[0].Input)); got != `{"command":"echo [redacted] && ls > out"}` ||
+		short(all[0].Error) != "no [redacted]" {
 		t.Errorf("%s, %s", got, all[0].Error)
 	}
-	if r := all[1]; len(r.Input) > MaxInput || len(r.Input) < MaxInput*9/10 || r.InputBytes != len(long)+14 || len(r.InputHash) != 64 {
+	if r := all[1]; len(r.Input) > MaxInput || len(r.Input) < MaxInput*9/10 || r.InputBytes != len(long)+14 ||
+		len(r.InputHash) != 64 {
 		t.Errorf("%d bytes of %d, %s", len(r.Input), r.InputBytes, r.InputHash)
 	}
 	if got := short(string(all[2].Input)); got != `"{broken \"[redacted]"` {

@@ -11,20 +11,20 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// model is what a log has to have after what was done to it.
+// model is the expected content of a log.
 type model struct {
 	*world
 	clock   *clock
 	rand    *rand.Rand
-	records []string // of each record "action call", from number 1 on
-	parts   []int64  // the number of each sealed part's last record
-	removed int      // how many of them were deleted
+	records []string // "action call" of each record, from number 1
+	parts   []int64  // the last record number of each sealed part
+	removed int      // the number of deleted parts
 	running []string
 	calls   int
 	trace   []string
 }
 
-// heldParts is how many sealed parts retention leaves in a model.
+// heldParts is how many sealed parts retention keeps.
 const heldParts = 3
 
 func newModel(t *testing.T, seed uint64) *model {
@@ -38,7 +38,7 @@ func (m *model) note(format string, args ...any) {
 
 func (m *model) add(action, call string) { m.records = append(m.records, action+" "+call) }
 
-// step does one thing that a service does, or that happens to it.
+// step performs one random operation or event of a service.
 func (m *model) step() {
 	switch n := m.rand.IntN(100); {
 	case n < 35:
@@ -60,7 +60,7 @@ func (m *model) step() {
 	}
 }
 
-// advanceAndRotate ends the part that is written, if it has records.
+// advanceAndRotate rotates the open part if it has records.
 func (m *model) advanceAndRotate() {
 	m.settle()
 	m.clock.advance(partAge)
@@ -70,8 +70,7 @@ func (m *model) advanceAndRotate() {
 	m.sealedUpTo()
 }
 
-// sealedUpTo takes over where the parts ended: a part that was empty until now
-// goes on.
+// sealedUpTo updates the ends of the parts: a part that was empty until now continues.
 func (m *model) sealedUpTo() {
 	parts, err := m.db.Parts(m.t.Context())
 	if err != nil {
@@ -83,8 +82,8 @@ func (m *model) sealedUpTo() {
 	}
 }
 
-// crash copies the files as a kill would leave them, half-done steps included,
-// and goes on with the copy.
+// crash copies the files as a kill would leave them, including partial steps, and continues with
+// the copy.
 func (m *model) crash() {
 	m.settle()
 	m.die()
@@ -96,9 +95,9 @@ func (m *model) crash() {
 	keep := m.rand.IntN(3) == 0
 	m.note("crash %d, keep %v", half, keep)
 	switch half {
-	case 0: // the next part was made, in part
+	case 0: // the next part was partly created
 		m.write(store.AuditPartFile(next), "")
-	case 1: // it was made, and not come to a seal
+	case 1: // it was created, but the part has no seal yet
 		made := &world{t: m.t, dir: m.t.TempDir()}
 		p, err := store.OpenAudit(m.t.Context(), made.dir)
 		if err != nil {
@@ -108,12 +107,12 @@ func (m *model) crash() {
 		m.write(store.AuditPartFile(next), made.read(store.AuditFile))
 	case 2:
 		m.write(store.AuditSealFile(next-1)+".new", `{"part":`)
-	case 3: // a part was marked as removed, and is there
+	case 3: // a part is marked as removed, and its file exists
 		if m.removed < len(m.parts) {
 			m.removed++
 			m.reseal(m.removed, func(s *seal) { at := m.clock.now(); s.Removed = &at })
 		}
-	case 4: // the file of a removed part is gone, what is beside it is not
+	case 4: // the file of a removed part is gone, and its side files exist
 		if m.removed > 0 {
 			m.write(store.AuditPartFile(m.removed)+"-wal", "left")
 		}
@@ -131,7 +130,7 @@ func (m *model) crash() {
 	m.running = nil
 }
 
-// retained is what a start or a rotation deletes of old parts.
+// retained applies what a start or a rotation deletes of old parts.
 func (m *model) retained() {
 	if m.options.Retention.KeepAge == 0 {
 		return
@@ -149,7 +148,7 @@ func (m *model) retained() {
 	}
 }
 
-// first is the number of the first record that is there.
+// first returns the number of the first existing record.
 func (m *model) first() int64 {
 	if m.removed == 0 {
 		return 1
@@ -187,8 +186,8 @@ func (m *model) check() {
 	}
 }
 
-// tamper does one thing to the files that a service does not do, and returns
-// what; "" if the log has nothing to do it to.
+// tamper changes the files as an attacker would, and returns a description, or "" if that is
+// impossible.
 func (m *model) tamper() string {
 	last := len(m.parts) + 1
 	part := m.removed + 1 + m.rand.IntN(last-m.removed)
@@ -205,14 +204,16 @@ func (m *model) tamper() string {
 	seq := first + m.rand.Int64N(end-first+1)
 	switch n := m.rand.IntN(8); {
 	case n == 0:
-		m.sqlOf(part, fmt.Sprintf("UPDATE records SET record = replace(record, '\"kind\"', '\"kinds\"') WHERE seq = %d", seq))
+		m.sqlOf(part,
+			fmt.Sprintf("UPDATE records SET record = replace(record, '\"kind\"', '\"kinds\"') WHERE seq = %d", seq))
 	case n == 1:
 		m.sqlOf(part, fmt.Sprintf("DELETE FROM records WHERE seq = %d", seq))
 	case n == 2:
 		m.sqlOf(part, fmt.Sprintf("DELETE FROM records WHERE seq >= %d", seq))
 	case n == 3:
 		m.sqlOf(part,
-			fmt.Sprintf("INSERT INTO records (seq, record, prev, hash) SELECT 1000000, record, prev, hash FROM records WHERE seq = %d", seq))
+			fmt.Sprintf("INSERT INTO records (seq, record, prev, hash) SELECT 1000000, record, prev, hash FROM "+
+				"records WHERE seq = %d", seq))
 	case n == 4:
 		m.remove(store.AuditPartFile(part), store.AuditPartFile(part)+"-wal", store.AuditPartFile(part)+"-shm")
 	case part == last:
@@ -224,7 +225,7 @@ func (m *model) tamper() string {
 		digit := strings.Index(string(text), `"last":`) + len(`"last":`)
 		text[digit] = '1' + (text[digit]-'0')%9
 		m.write(store.AuditSealFile(part), string(text))
-	case n == 7: // the seal says that it was removed, by another key
+	case n == 7: // the seal says removed, signed with another key
 		m.remove(store.AuditPartFile(part))
 		s, err := parseSeal([]byte(m.read(KeyFile)), part, []byte(m.read(store.AuditSealFile(part))))
 		if err != nil {
@@ -241,10 +242,9 @@ func (m *model) tamper() string {
 	return fmt.Sprintf("tampered with part %d of %d at record %d", part, last, seq)
 }
 
-// In any order of records, rotations, kills and deletions, the log has
-// what the model has and is whole; and a change that is then made to its files by
-// others is found.
-func TestTheLogIsAsTheModelSays(t *testing.T) {
+// After any sequence of records, rotations, kills and deletions, the log matches the model and
+// verifies. Verify finds a change that an attacker then makes to its files.
+func TestLogMatchesModel(t *testing.T) {
 	runs := 12
 	if testing.Short() {
 		runs = 3
@@ -270,7 +270,8 @@ func TestTheLogIsAsTheModelSays(t *testing.T) {
 					m.event("after")
 					m.settle()
 					if r := m.verify(""); r.OK {
-						t.Errorf("%s, and a start: nothing was found in %s, after %s", what, states(r), strings.Join(m.trace, ", "))
+						t.Errorf("%s, and a start: nothing was found in %s, after %s", what, states(r),
+							strings.Join(m.trace, ", "))
 					}
 					m.die()
 				}

@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// own makes values a caller's, until the test ends.
+// own registers values of a caller until the test ends.
 func own(t testing.TB, r *Redactor, caller string, list ...string) (release func()) {
 	t.Helper()
 	release, err := r.Own(t.Context(), caller, list)
@@ -20,7 +20,7 @@ func own(t testing.TB, r *Redactor, caller string, list ...string) (release func
 	return release
 }
 
-func TestOwnedValuesHideInRecordsOfTheirCallerOnly(t *testing.T) {
+func TestOwnHidesOnlyInCallersRecords(t *testing.T) {
 	r := NewRedactor()
 	r.Add("of the operator")
 	own(t, r, "ann", "redacted", `{"comm`, "rm -r /work", "victimsecret123")
@@ -42,7 +42,7 @@ func TestOwnedValuesHideInRecordsOfTheirCallerOnly(t *testing.T) {
 	}
 }
 
-func TestMarkersShowLengthAndAHashOfTheCaller(t *testing.T) {
+func TestMarkersShowLengthAndCallersHash(t *testing.T) {
 	r := NewRedactor()
 	r.Add("of the operator")
 	own(t, r, "ann", "rm -r /work")
@@ -75,7 +75,7 @@ func TestMarkersShowLengthAndAHashOfTheCaller(t *testing.T) {
 	}
 }
 
-func TestMarkersOutliveTheProcess(t *testing.T) {
+func TestMarkersSurviveRestart(t *testing.T) {
 	w := newWorld(t)
 	write := func() string {
 		t.Helper()
@@ -95,7 +95,7 @@ func TestMarkersOutliveTheProcess(t *testing.T) {
 	}
 }
 
-func TestNoValueHidesFromAnApprover(t *testing.T) {
+func TestForApproverShowsOwnedValues(t *testing.T) {
 	r := NewRedactor()
 	r.Add("of the operator")
 	own(t, r, "ann", "rm -r /work", "command", "redacted")
@@ -128,7 +128,7 @@ func TestNoValueHidesFromAnApprover(t *testing.T) {
 	}
 }
 
-func TestOwnedValuesHideNothingThatNamesARecord(t *testing.T) {
+func TestOwnedValuesKeepNamesReadable(t *testing.T) {
 	w := newWorld(t)
 	words := []string{
 		"annnnn", "action", "session", "workspace", "profile", "sandbox", "example.com", "connect", "10.0.0.1:443",
@@ -161,7 +161,7 @@ func TestOwnedValuesHideNothingThatNamesARecord(t *testing.T) {
 	}
 }
 
-func TestOwnedValuesAreForgottenAfterTheirLastRelease(t *testing.T) {
+func TestOwnReleaseForgetsValues(t *testing.T) {
 	r := NewRedactor()
 	a := own(t, r, "ann", "correct horse", " correct horse\n", "short", "")
 	b := own(t, r, "ann", "correct horse")
@@ -171,7 +171,7 @@ func TestOwnedValuesAreForgottenAfterTheirLastRelease(t *testing.T) {
 		t.Error(got)
 	}
 	a()
-	a() // releasing twice releases once
+	a() // a second release has no effect
 	if got := short(textFor(r, "ann", "correct horse")); got != "[redacted]" {
 		t.Error(got)
 	}
@@ -185,7 +185,7 @@ func TestOwnedValuesAreForgottenAfterTheirLastRelease(t *testing.T) {
 	}
 }
 
-func TestOwnedValuesAreBoundedForEachCaller(t *testing.T) {
+func TestOwnIsBoundedPerCaller(t *testing.T) {
 	r := NewRedactor()
 	var releases []func()
 	large := func(i int) []string { return []string{fmt.Sprint(i, strings.Repeat("x", MaxOwned/4))} }
@@ -195,7 +195,7 @@ func TestOwnedValuesAreBoundedForEachCaller(t *testing.T) {
 	if _, err := r.Own(t.Context(), "ann", large(3)); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("Own over the bound = %v, want ResourceExhausted", err)
 	}
-	own(t, r, "ann", large(0)...) // the same again costs nothing
+	own(t, r, "ann", large(0)...) // an equal set costs nothing
 	own(t, r, "bob", large(3)...)
 	many := make([]string, MaxOwned/ownedCost)
 	for i := range many {
@@ -208,7 +208,7 @@ func TestOwnedValuesAreBoundedForEachCaller(t *testing.T) {
 	own(t, r, "ann", large(3)...)
 }
 
-func TestOwnedValuesComeAndGoWhileTextIsRedacted(t *testing.T) {
+func TestOwnIsSafeDuringRedaction(t *testing.T) {
 	r := NewRedactor()
 	r.Add("correct horse")
 	var wg sync.WaitGroup

@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,7 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// clock is one that only a test moves.
+// clock is a clock that only the test advances.
 type clock struct{ at atomic.Int64 }
 
 func newClock() *clock {
@@ -29,10 +28,10 @@ func newClock() *clock {
 func (c *clock) now() time.Time          { return time.Unix(0, c.at.Load()).UTC() }
 func (c *clock) advance(d time.Duration) { c.at.Add(int64(d)) }
 
-// partAge is that of the parts in these tests: only rotate moves the clock so far.
+// partAge is the age of parts in these tests: only rotate advances the clock so far.
 const partAge = time.Hour
 
-// newParts is a world whose log goes on in a new part when rotate is called.
+// newParts returns a world whose log starts a new part when rotate is called.
 func newParts(t testing.TB) (*world, *clock) {
 	t.Helper()
 	c := newClock()
@@ -50,9 +49,9 @@ func (w *world) rotate(c *clock) {
 	before := w.log.part.number
 	c.advance(partAge)
 	w.event("last")
-	w.settle() // the rotation comes before it
+	w.settle() // the rotation precedes it
 	if w.log.part.number == before {
-		w.event("last") // the part was empty: this one began it
+		w.event("last") // the part was empty: this record began it
 		c.advance(partAge)
 		w.event("last")
 		w.settle()
@@ -69,13 +68,13 @@ func (w *world) event(action string) {
 	}
 }
 
-// settle returns once all that was recorded is written, and a rotation done.
+// settle returns when all records are written and rotations are done.
 func (w *world) settle() {
 	w.t.Helper()
 	w.log.awaitQueue(w.t.Context())
 }
 
-// states is what Verify says of the parts.
+// states returns the states of the parts in a report.
 func states(r Report) string {
 	var all []string
 	for _, p := range r.Parts {
@@ -84,7 +83,7 @@ func states(r Report) string {
 	return strings.Join(all, " ")
 }
 
-// verifyFiles verifies a copy of the files, as somebody does who has no service.
+// verifyFiles verifies a copy of the files without a service.
 func (w *world) verifyFiles(head string) Report {
 	w.t.Helper()
 	dir := w.t.TempDir()
@@ -104,7 +103,7 @@ func (w *world) copyTo(dir string) {
 	}
 	for _, f := range files {
 		if strings.HasSuffix(f.Name(), "-shm") {
-			continue // it is memory, and locks
+			continue // shared memory and locks
 		}
 		if err := os.WriteFile(filepath.Join(dir, f.Name()), []byte(w.read(f.Name())), 0o600); err != nil {
 			w.t.Fatal(err)
@@ -112,7 +111,7 @@ func (w *world) copyTo(dir string) {
 	}
 }
 
-func TestTheLogGoesOnInANewPart(t *testing.T) {
+func TestRotateContinuesInNewPart(t *testing.T) {
 	w, c := newParts(t)
 	long := w.begin("long")
 	for i := range 3 {
@@ -130,7 +129,7 @@ func TestTheLogGoesOnInANewPart(t *testing.T) {
 	}
 	all := w.list(Filter{})
 	if len(all) != 13 || all[0].Call != "long" || all[12].Call != "long" || all[12].Action != "system.bash" {
-		t.Errorf("%s", kinds(all))
+		t.Errorf("records = %s, want 13 with both ends of the call", kinds(all))
 	}
 	for _, c := range []struct {
 		f    Filter
@@ -164,7 +163,7 @@ func TestTheLogGoesOnInANewPart(t *testing.T) {
 
 func (s Stored) head() string { return fmt.Sprintf("%d:%s", s.Seq, s.Hash) }
 
-func TestACallOfAnEarlierPartIsClosedAfterACrash(t *testing.T) {
+func TestOpenClosesCallsOfEarlierPart(t *testing.T) {
 	w, c := newParts(t)
 	w.begin("c1")
 	w.begin("c2")
@@ -178,7 +177,7 @@ func TestACallOfAnEarlierPartIsClosedAfterACrash(t *testing.T) {
 	w.open()
 	lost := w.list(Filter{Ending: LostEnding})
 	if len(lost) != 2 || lost[0].Call != "c1" || lost[1].Call != "c2" || lost[0].Action != "system.bash" {
-		t.Errorf("%s", kinds(lost))
+		t.Errorf("closed calls = %s, want c1 and c2", kinds(lost))
 	}
 	w.die()
 	w.open()
@@ -187,7 +186,7 @@ func TestACallOfAnEarlierPartIsClosedAfterACrash(t *testing.T) {
 	}
 }
 
-func TestAPartEndsAtItsSize(t *testing.T) {
+func TestPartRotatesAtSize(t *testing.T) {
 	w := &world{t: t, dir: t.TempDir(), red: NewRedactor(), options: Options{Retention: Retention{PartSize: 128 << 10}}}
 	w.open()
 	t.Cleanup(w.close)
@@ -209,8 +208,8 @@ func TestAPartEndsAtItsSize(t *testing.T) {
 	}
 }
 
-// A part that is too large already ends at the start, and is not old for that.
-func TestAStartEndsAPartThatIsTooLarge(t *testing.T) {
+// Open rotates a part that is already too large, even if it is not old.
+func TestOpenRotatesLargePart(t *testing.T) {
 	w, c := newParts(t)
 	w.call("a")
 	w.die()
@@ -228,8 +227,8 @@ func TestAStartEndsAPartThatIsTooLarge(t *testing.T) {
 	}
 }
 
-// A rotation that fails leaves the part as it is, and is tried again a minute later.
-func TestARotationThatFailsIsTriedAgain(t *testing.T) {
+// A failed rotation leaves the part unchanged and is retried after a minute.
+func TestFailedRotationIsRetried(t *testing.T) {
 	w, c := newParts(t)
 	w.call("a")
 	w.settle()
@@ -273,9 +272,8 @@ func TestSealedPartsAreSingleFiles(t *testing.T) {
 	}
 }
 
-// A reader that stands in the middle of a part neither holds up the rotation nor
-// loses its rows.
-func TestAReaderDoesNotHoldUpARotation(t *testing.T) {
+// A reader in the middle of a part does not block the rotation and loses no rows.
+func TestReaderDoesNotBlockRotation(t *testing.T) {
 	w, c := newParts(t)
 	for i := range 5 {
 		w.call(fmt.Sprint("c", i))
@@ -291,7 +289,7 @@ func TestAReaderDoesNotHoldUpARotation(t *testing.T) {
 		return nil
 	})
 	if err != nil || len(seqs) < 10 || !slices.IsSorted(seqs) {
-		t.Errorf("%v %v", seqs, err)
+		t.Errorf("read %v, %v; want 10 or more sorted records", seqs, err)
 	}
 	w.sound()
 }
@@ -314,18 +312,19 @@ func TestRetentionDeletesWholeSealedParts(t *testing.T) {
 	if r.Parts[0].Removed != c.now() || r.Records != 10 {
 		t.Errorf("removed at %s, %d records", r.Parts[0].Removed, r.Records)
 	}
-	if got := w.list(Filter{Action: RemoveAction}); len(got) != 1 || string(got[0].Input) != `{"first":1,"last":3,"part":1}` {
-		t.Errorf("%+v", got)
+	if got := w.list(Filter{Action: RemoveAction}); len(got) != 1 ||
+		string(got[0].Input) != `{"first":1,"last":3,"part":1}` {
+		t.Errorf("removal records = %+v, want one of part 1", got)
 	}
 	if got := w.list(Filter{}); len(got) != 10 || got[0].Seq != 4 {
-		t.Errorf("%s", kinds(got))
+		t.Errorf("records = %s, want 10 from number 4", kinds(got))
 	}
 	if r := w.verifyFiles(""); !r.OK {
 		t.Errorf("offline: %s", words(r))
 	}
 	w.die()
 	w.options.Retention.KeepAge, w.options.Retention.KeepSize = 0, 1
-	w.open() // nothing but the part that is written is kept
+	w.open() // retention keeps only the open part
 	w.flush()
 	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r),
 		"1:removed:1-3 2:removed:4-6 3:removed:7-9 4:removed:10-12 5:open:") {
@@ -336,8 +335,8 @@ func TestRetentionDeletesWholeSealedParts(t *testing.T) {
 	w.sound()
 }
 
-// Where the last part is gone too, the log goes on behind the last seal.
-func TestALogWithoutRowsGoesOnBehindItsSeals(t *testing.T) {
+// If the last part is gone too, the log continues after the last seal.
+func TestLogContinuesAfterLastSeal(t *testing.T) {
 	w, c := newParts(t)
 	w.call("a")
 	w.rotate(c)
@@ -352,201 +351,8 @@ func TestALogWithoutRowsGoesOnBehindItsSeals(t *testing.T) {
 	}
 }
 
-// reseal changes a seal as somebody does who has the key.
-func (w *world) reseal(part int, change func(*seal)) {
-	w.t.Helper()
-	key := []byte(w.read(KeyFile))
-	s, err := parseSeal(key, part, []byte(w.read(store.AuditSealFile(part))))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	change(&s)
-	text, err := s.sign(key)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.write(store.AuditSealFile(part), string(text))
-}
-
-func TestWhatIsDoneToPartsIsFound(t *testing.T) {
-	part := store.AuditPartFile
-	for _, c := range []struct {
-		name string
-		do   func(w *world)
-		want string
-	}{
-		{"nothing", func(*world) {}, ""},
-		{"a part deleted", func(w *world) { w.remove(part(2)) }, "4:removed"},
-		{"the first deleted", func(w *world) { w.remove(part(1)) }, "1:removed"},
-		{"a part and its seal deleted", func(w *world) { w.remove(part(2), store.AuditSealFile(2)) }, "4:removed 4:removed"},
-		{"the first and its seal deleted", func(w *world) { w.remove(part(1), store.AuditSealFile(1)) },
-			"1:removed 1:removed"},
-		{"a seal deleted", func(w *world) { w.remove(store.AuditSealFile(2)) }, "4:removed"},
-		{"a seal changed", func(w *world) {
-			w.write(store.AuditSealFile(2), strings.Replace(w.read(store.AuditSealFile(2)), `"records":3`, `"records":2`, 1))
-		}, "4:changed"},
-		{"a seal destroyed", func(w *world) { w.write(store.AuditSealFile(2), "x") }, "4:changed"},
-		{"a seal too long", func(w *world) { w.write(store.AuditSealFile(2), strings.Repeat(" ", 1<<20)) }, "4:changed"},
-		{"a seal of another part", func(w *world) { w.write(store.AuditSealFile(2), w.read(store.AuditSealFile(1))) },
-			"4:changed"},
-		{"marked as removed without the key", func(w *world) {
-			w.write(store.AuditSealFile(2), strings.Replace(w.read(store.AuditSealFile(2)), `"mac"`,
-				`"removed":"2026-01-01T00:00:00Z","mac"`, 1))
-			w.remove(part(2))
-		}, "4:changed 4:removed"},
-		{"a record of a sealed part changed", func(w *world) {
-			w.sqlOf(2, "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 5")
-		}, "5:changed"},
-		{"its last record deleted", func(w *world) { w.sqlOf(2, "DELETE FROM records WHERE seq = 6") }, "6:removed"},
-		{"all of them deleted", func(w *world) { w.sqlOf(2, "DELETE FROM records") }, "4:removed"},
-		{"one added behind the seal", func(w *world) {
-			w.sqlOf(2,
-				"INSERT INTO records (seq, record, prev, hash) SELECT 7, record, hash, randomblob(32) FROM records WHERE seq = 6")
-		}, "7:inserted"},
-		{"two parts exchanged", func(w *world) {
-			one, two := w.read(part(2)), w.read(part(3))
-			w.write(part(2), two)
-			w.write(part(3), one)
-		}, "some"},
-		{"the last part deleted", func(w *world) { w.remove(part(4), part(4)+"-wal", part(4)+"-shm") }, "10:cut"},
-		{"the last two deleted", func(w *world) {
-			w.remove(part(4), part(4)+"-wal", part(4)+"-shm", part(3), store.AuditSealFile(3))
-		}, "7:cut"},
-		{"a part that cannot be read", func(w *world) { w.write(part(2), strings.Repeat("x", 5000)) }, "4:unreadable"},
-		{"a part that is empty", func(w *world) { w.write(part(2), "") }, "4:unreadable"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			w, clock := newParts(t)
-			for range 3 {
-				w.call("c")
-				w.rotate(clock)
-			}
-			w.call("c")
-			w.die()
-			c.do(w)
-			r := w.verifyFiles("")
-			if got := words(r); got != c.want && (c.want != "some" || got == "") {
-				t.Errorf("offline: %q, want %q\n%+v", got, c.want, r.Problems)
-			}
-			// The service goes on, and finds it too.
-			w.open()
-			w.call("d")
-			w.flush()
-			if r := w.verify(""); r.OK != (c.want == "") {
-				t.Errorf("after a start: %q, want %q", words(r), c.want)
-			}
-		})
-	}
-}
-
-func TestVerifyFilesNeedsTheKey(t *testing.T) {
-	w := ten(t)
-	w.die()
-	if _, err := VerifyFiles(t.Context(), w.dir, w.path("nowhere"), ""); !errdefs.IsNotFound(err) {
-		t.Error(err)
-	}
-	w.write("short", "x")
-	if _, err := VerifyFiles(t.Context(), w.dir, w.path("short"), ""); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
-	}
-	w.write("other", strings.Repeat("x", keyLength))
-	if r, err := VerifyFiles(t.Context(), w.dir, w.path("other"), ""); err != nil || r.OK {
-		t.Errorf("with another key: %+v %v", r, err)
-	}
-	if _, err := VerifyFiles(t.Context(), w.path("nowhere"), w.path(KeyFile), ""); err == nil {
-		t.Error("verified nothing")
-	}
-	w.remove(HeadFile)
-	if got := words(w.verifyFiles("")); got != "0:unreadable" {
-		t.Errorf("without a head: %q", got)
-	}
-}
-
-// vanishing is a store whose first part is removed right before it is read.
-type vanishing struct {
-	Store
-	remove func()
-}
-
-func (v *vanishing) ScanPart(ctx context.Context, part int, f store.AuditFilter, row func(store.AuditRow) error) error {
-	if part == 1 {
-		v.remove()
-	}
-	return v.Store.ScanPart(ctx, part, f, row)
-}
-
-func TestVerifyWhileAPartIsRemoved(t *testing.T) {
-	w, c := newParts(t)
-	w.call("a")
-	w.rotate(c)
-	w.call("b")
-	w.settle()
-	remove := func() {
-		s, err := parseSeal(w.log.key, 1, []byte(w.read(store.AuditSealFile(1))))
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := c.now()
-		s.Removed = &at
-		text, err := s.sign(w.log.key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := w.db.Remove(t.Context(), 1, text); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w.log.store = &vanishing{Store: w.db, remove: remove}
-	if r := w.verify(""); !r.OK || states(r) != "1:removed:1-3 2:open:4-5" {
-		t.Errorf("%s, parts %s", words(r), states(r))
-	}
-	w.log.store = w.db
-}
-
-// Sealed parts alone are whole up to a head that somebody kept.
-func TestSealedPartsAreVerifiedWithoutTheRest(t *testing.T) {
-	w, c := newParts(t)
-	w.call("a")
-	w.rotate(c)
-	kept := w.log.Head(t.Context())
-	w.call("b")
-	w.rotate(c)
-	w.die()
-	w.remove(store.AuditPartFile(3), HeadFile)
-	if r := w.verifyFiles(kept); !r.OK || states(r) != "1:sealed:1-3 2:sealed:4-6" {
-		t.Errorf("%s, parts %s", words(r), states(r))
-	}
-	w.sqlOf(2, "DELETE FROM records WHERE seq = 6")
-	if got := words(w.verifyFiles(kept)); got != "6:cut" {
-		t.Errorf("with a cut part: %q", got)
-	}
-}
-
-// Files that may not be written are verified as they are.
-func TestVerifyFilesWritesNothing(t *testing.T) {
-	w, c := newParts(t)
-	w.call("a")
-	w.rotate(c)
-	w.call("b")
-	w.die()
-	dir := t.TempDir()
-	w.copyTo(dir)
-	before, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r, err := VerifyFiles(t.Context(), dir, filepath.Join(dir, KeyFile), ""); err != nil || !r.OK {
-		t.Errorf("%+v %v", r, err)
-	}
-	after, err := os.ReadDir(dir)
-	if err != nil || len(after) != len(before) {
-		t.Errorf("%v, before %v", after, before)
-	}
-}
-
-// The shares of callers go on over parts and starts.
-func TestSharesGoOnOverPartsAndStarts(t *testing.T) {
+// The shares of callers continue after rotations and restarts.
+func TestSharesSurvivePartsAndRestarts(t *testing.T) {
 	w, c := newParts(t)
 	w.options.CallerDailyBytes = 4 << 10
 	w.die()
@@ -565,7 +371,7 @@ func TestSharesGoOnOverPartsAndStarts(t *testing.T) {
 	if !errdefs.IsResourceExhausted(err) || w.log.shares.bytes["ann"] != used {
 		t.Errorf("%v, %d bytes, want %d", err, w.log.shares.bytes["ann"], used)
 	}
-	// Operators' records count for nobody, and a new day begins with nothing.
+	// Operators' records are not charged, and a new day starts at zero.
 	e, err := w.log.Begin(t.Context(), Record{Call: "op", Caller: "ann", Action: "x", Uncharged: true})
 	if err != nil {
 		t.Fatal(err)

@@ -24,10 +24,10 @@ type pattern struct {
 // patternIndex holds the patterns by their first byte. The formats are those that the services
 // document.
 var patternIndex = index([]pattern{
-	token("AKIA", upper, 16), token("ASIA", upper, 16), token("AGPA", upper, 16), token("AIDA", upper, 16), token("AROA",
-		upper, 16),
-	token("ghp_", alnum, 20), token("gho_", alnum, 20), token("ghu_", alnum, 20), token("ghs_", alnum, 20), token("ghr_",
-		alnum, 20),
+	token("AKIA", upper, 16), token("ASIA", upper, 16), token("AGPA", upper, 16), token("AIDA", upper, 16),
+	token("AROA", upper, 16),
+	token("ghp_", alnum, 20), token("gho_", alnum, 20), token("ghu_", alnum, 20), token("ghs_", alnum, 20),
+	token("ghr_", alnum, 20),
 	token("github_pat_", name, 20), token("glpat-", name, 16), token("npm_", alnum, 30), token("pypi-", name, 16),
 	token("hf_", alnum, 30),
 	token("xoxa-", name, 10), token("xoxb-", name, 10), token("xoxe-", name, 10), token("xoxe.", name, 10),
@@ -200,7 +200,8 @@ func assignment(t *scan, i int) (span, bool) {
 	if s[i] == '=' && before > 0 && s[before-1] == ':' {
 		before-- // Go's :=
 	}
-	for before > 0 && i-before < 8 && (s[before-1] == ' ' || s[before-1] == '"' || s[before-1] == '\'' || s[before-1] == '\\') {
+	for before > 0 && i-before < 8 && (s[before-1] == ' ' || s[before-1] == '"' || s[before-1] == '\'' ||
+		s[before-1] == '\\') {
 		before--
 	}
 	start := before
@@ -306,8 +307,10 @@ const maxSecretName = 64
 
 // secretNames lists suffixes of names that hold secrets, without separators.
 var secretNames = []string{
-	"password", "passwd", "passphrase", "passcode", "pwd", "secret", "secrets", "token", "apikey", "accesskey", "accesskeyid", "privatekey", "secretkey", "secretkeybase",
-	"signingkey", "encryptionkey", "clientkey", "credential", "credentials", "authorization", "cookie", "connectionstring", "authkey", "sessionkey", "masterkey",
+	"password", "passwd", "passphrase", "passcode", "pwd", "secret", "secrets", "token", "apikey", "accesskey",
+	"accesskeyid", "privatekey", "secretkey", "secretkeybase",
+	"signingkey", "encryptionkey", "clientkey", "credential", "credentials", "authorization", "cookie",
+	"connectionstring", "authkey", "sessionkey", "masterkey",
 }
 
 // isSecretName reports whether a variable, member or header of this name holds a secret.

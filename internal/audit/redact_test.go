@@ -12,8 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// What looks like a secret is put together here, so that nobody's scanner
-// finds one in this file.
+// The secrets are composed here, so that secret scanners do not find them in this file.
 var (
 	aws    = "AKIA" + "ABCDEFGHIJKLMNOP"
 	github = "ghp_" + strings.Repeat("a1", 18)
@@ -44,7 +43,7 @@ func inputOf(r *Redactor, raw []byte) (json.RawMessage, int, string) {
 	return v.redactInput(raw)
 }
 
-func TestWhatLooksLikeASecretIsRedacted(t *testing.T) {
+func TestRedactPatterns(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		// Tokens of services.
 		{"key " + aws + " end", "key [redacted] end"},
@@ -90,12 +89,18 @@ func TestWhatLooksLikeASecretIsRedacted(t *testing.T) {
 		{"https://b.example/o?X-Amz-Expires=60&X-Amz-Signature=0123456789abcdef",
 			"https://b.example/o?X-Amz-Expires=60&X-Amz-Signature=[redacted]"},
 		{"https://b.example/o?sp=r&sig=ab%2Bcdefg%3D&se=1", "https://b.example/o?sp=r&sig=[redacted]&se=1"},
-		{"curl 'https://m.example/geo?key=abcdefghij0123456789#top'", "curl 'https://m.example/geo?key=[redacted]#top'"},
-		{"https://a.example/cb?state=x&code=4/abcdefghijklmnopq&x=1", "https://a.example/cb?state=x&code=[redacted]&x=1"},
-		// Two at once, and what overlaps.
+		{
+			"curl 'https://m.example/geo?key=abcdefghij0123456789#top'",
+			"curl 'https://m.example/geo?key=[redacted]#top'",
+		},
+		{
+			"https://a.example/cb?state=x&code=4/abcdefghijklmnopq&x=1",
+			"https://a.example/cb?state=x&code=[redacted]&x=1",
+		},
+		// Several and overlapping secrets.
 		{aws + " " + aws, "[redacted] [redacted]"},
 		{"token=" + github + " x", "token=[redacted] x"},
-		// What is none.
+		// Not secrets.
 		{"ssh://git@example.com/r", ""},
 		{"https://example.com/a@b?c=d", ""},
 		{"password=$PASSWORD make", ""},
@@ -129,7 +134,7 @@ func TestWhatLooksLikeASecretIsRedacted(t *testing.T) {
 	}
 }
 
-func TestJSONIsRedactedAndStaysAsItIs(t *testing.T) {
+func TestRedactJSONKeepsShape(t *testing.T) {
 	r := NewRedactor(regexp.MustCompile(`ticket-\d+`))
 	r.Add("correct horse")
 	r.Add(`with "quotes" and \`)
@@ -176,15 +181,17 @@ func TestJSONIsRedactedAndStaysAsItIs(t *testing.T) {
 	}
 }
 
-// written are the ways in which a value is looked for.
+// written returns the forms in which a value is searched for.
 func written(v string) map[string]string {
 	j, _ := json.Marshal(v)
 	jj, _ := json.Marshal(string(j))
 	return map[string]string{
-		"as it is": v, "JSON": string(j), "JSON in JSON": string(jj), "query": url.QueryEscape(v), "path": url.PathEscape(v),
-		"component":          strings.ReplaceAll(url.QueryEscape(v), "+", "%20"),
-		"lower case escapes": lowerEscapes(url.QueryEscape(v)),
-		"hex":                hex.EncodeToString([]byte(v)), "upper case hex": strings.ToUpper(hex.EncodeToString([]byte(v))),
+		"as it is": v, "JSON": string(j), "JSON in JSON": string(jj), "query": url.QueryEscape(v),
+		"path":                   url.PathEscape(v),
+		"component":              strings.ReplaceAll(url.QueryEscape(v), "+", "%20"),
+		"lower case escapes":     lowerEscapes(url.QueryEscape(v)),
+		"hex":                    hex.EncodeToString([]byte(v)),
+		"upper case hex":         strings.ToUpper(hex.EncodeToString([]byte(v))),
 		"base64":                 base64.StdEncoding.EncodeToString([]byte(v)),
 		"base64 for URLs":        base64.RawURLEncoding.EncodeToString([]byte(v)),
 		"base64 behind one byte": base64.StdEncoding.EncodeToString([]byte(":" + v)),
@@ -193,9 +200,8 @@ func written(v string) map[string]string {
 	}
 }
 
-// A caller who sends bytes that are no text does not make an export that
-// nobody can read.
-func TestRedactedJSONIsAlwaysText(t *testing.T) {
+// Bytes that are not valid UTF-8 do not break the export.
+func TestRedactJSONIsValidUTF8(t *testing.T) {
 	for _, in := range []string{"{\"a\":\"\xff\xfeb\"}", "{\"\xc3\":1}", "no json \xff", "\xff"} {
 		r := NewRedactor()
 		if out := []byte(jsonFor(r, "", in)); !utf8.Valid(out) || !json.Valid(out) {
@@ -207,7 +213,7 @@ func TestRedactedJSONIsAlwaysText(t *testing.T) {
 	}
 }
 
-func TestAKnownValueIsFoundInEveryForm(t *testing.T) {
+func TestKnownValueIsFoundInEveryForm(t *testing.T) {
 	for _, v := range []string{"sixsix", "correct horse/battery+staple", "a<b>&c\"d\\e\tf", "zeilen\nüber zeilen",
 		"\x01\x02\x03\x04\x05\x06", "?>?>?>~~~"} {
 		r := NewRedactor()
@@ -220,7 +226,7 @@ func TestAKnownValueIsFoundInEveryForm(t *testing.T) {
 	}
 }
 
-func TestALargeInputIsCutAndNoSecretWithIt(t *testing.T) {
+func TestLargeInputIsTruncatedWithoutSecrets(t *testing.T) {
 	r := NewRedactor()
 	secret := strings.Repeat("correct horse ", 20) + "battery"
 	r.Add(secret)
@@ -239,7 +245,7 @@ func TestALargeInputIsCutAndNoSecretWithIt(t *testing.T) {
 		}
 	}
 	if out, size, sum := inputOf(r, []byte(`{"a":1}`)); string(out) != `{"a":1}` || size != 0 || sum != "" {
-		t.Errorf("%s, %d, %s", out, size, sum)
+		t.Errorf("small input = %s, %d, %s; want it unchanged", out, size, sum)
 	}
 	grows := json.RawMessage(`["` + strings.TrimSuffix(strings.Repeat(`token=a","`, MaxInput/11), `,"`) + `]`)
 	if !json.Valid(grows) {

@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzRedact looks for a text that shows a known value, for a document that loses its shape, and
-// for a value of one caller that changes what is shown of another or to an approver.
+// FuzzRedact looks for a text that shows a known value, for a document that changes its shape, and
+// for a value of one caller that changes what others or an approver see.
 func FuzzRedact(f *testing.F) {
 	f.Add("correct horse", `{"a":"correct horse"}`, uint8(0))
 	f.Add(`a"b\c<d>`, `["x",{"token":1}]`, uint8(1))
@@ -57,7 +57,7 @@ func FuzzRedact(f *testing.F) {
 	})
 }
 
-// gone fails if a form of the secret is left. Text that stands in its place may look like one.
+// gone fails if a form of the secret is left. A marker may look like one.
 func gone(t *testing.T, known *values, secret, out string) {
 	t.Helper()
 	rest := markers.ReplaceAllString(out, "\x00")
@@ -86,7 +86,7 @@ func tokens(raw string) (all []any, ok bool) {
 	}
 }
 
-// sameShape fails if out is not a valid document, or not one of the same shape as raw is.
+// sameShape fails if out is invalid, or has another shape than raw.
 func sameShape(t *testing.T, raw, out string) {
 	t.Helper()
 	if !json.Valid([]byte(out)) || !utf8.ValidString(out) {

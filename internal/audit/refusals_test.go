@@ -19,7 +19,7 @@ func (w *world) refused(caller, action, rule, input string) {
 	}
 }
 
-// counted are the refusals in the log, "action rule count bytes".
+// counted returns the refusals in the log as "action rule count bytes".
 func (w *world) counted(caller string) (lines []string, refusals int64) {
 	w.t.Helper()
 	for _, r := range w.list(Filter{Caller: caller}) {
@@ -35,7 +35,7 @@ func (w *world) counted(caller string) (lines []string, refusals int64) {
 	return lines, refusals
 }
 
-func TestRefusalsOfAKindAreOneRecord(t *testing.T) {
+func TestRefusalsAreCombined(t *testing.T) {
 	w := newWorld(t)
 	for range 1000 {
 		w.refused("ann", "run", "quota:calls", `{"command":"secret"}`)
@@ -44,10 +44,11 @@ func TestRefusalsOfAKindAreOneRecord(t *testing.T) {
 	w.refused("bob", "run", "quota:calls", `{}`)
 	first := w.list(Filter{Caller: "ann"})[0]
 	sum := sha256.Sum256([]byte(`{"command":"secret"}`))
-	if first.Call != "c" || first.Count != 1 || first.InputBytes != 20 || first.InputHash != hex.EncodeToString(sum[:]) || first.Verdict != "deny" {
+	if first.Call != "c" || first.Count != 1 || first.InputBytes != 20 ||
+		first.InputHash != hex.EncodeToString(sum[:]) || first.Verdict != "deny" {
 		t.Errorf("the first one: %+v", first.Record)
 	}
-	w.die() // what was counted is written
+	w.die() // the counted refusals are written
 	w.open()
 	w.sound()
 	if got, n := w.counted("ann"); n != 1001 || strings.Join(got,
@@ -59,16 +60,15 @@ func TestRefusalsOfAKindAreOneRecord(t *testing.T) {
 	}
 }
 
-// A kind that does not come again for a minute is forgotten: the next refusal is
-// the first one again.
-func TestRefusalsAreWrittenEachMinute(t *testing.T) {
+// A kind without refusals for a minute is forgotten: the next refusal is written at once.
+func TestRefusalsAreWrittenEveryMinute(t *testing.T) {
 	w := newWorld(t)
 	l := &Log{store: w.db, redact: w.red, log: w.log.log, now: w.log.now, key: w.log.key, mac: newMAC(w.log.key),
 		headUpdates: make(chan head, 1), part: w.log.part, last: w.log.written()}
 	l.refusals.kinds = map[refusalKind]*refused{}
 	l.shares = shares{now: l.now, bytes: map[string]int64{}}
 	k := refusalKind{"ann", "run", "r"}
-	for range 3 { // of these the first was written
+	for range 3 { // the first was written
 		l.refusals.count(k, Record{Caller: "ann", Action: "run", Rule: "r", Kind: KindRefused})
 	}
 	for i, want := range []int64{1, 1, 1} {
@@ -77,11 +77,11 @@ func TestRefusalsAreWrittenEachMinute(t *testing.T) {
 		}
 	}
 	if len(l.refusals.kinds) > 0 {
-		t.Errorf("%v", l.refusals.kinds)
+		t.Errorf("kinds = %v, want none", l.refusals.kinds)
 	}
 }
 
-func TestRefusalsThatCannotBeWrittenAreCountedOn(t *testing.T) {
+func TestRefusalsAreKeptAfterFailedWrite(t *testing.T) {
 	w := newWorld(t)
 	f := &failing{Store: w.db}
 	w.log.store = f
@@ -102,13 +102,13 @@ func TestRefusalsThatCannotBeWrittenAreCountedOn(t *testing.T) {
 	}
 }
 
-// Beyond its share a caller has two kinds of refusals, whatever it calls.
-func TestBeyondTheShareAllActionsCountAsOne(t *testing.T) {
+// Over its share, a caller has two kinds of refusals, whatever it calls.
+func TestRefusalsOverShareCombineActions(t *testing.T) {
 	w := newWorld(t)
 	w.options.CallerDailyBytes = 1
 	w.die()
 	w.open()
-	w.event("one") // of ann's
+	w.event("one") // charged to ann
 	for i := range 100 {
 		w.refused("ann", fmt.Sprint("tool", i), "quota:calls", `{}`)
 		w.refused("ann", fmt.Sprint("tool", i), fmt.Sprint("rate:tool", i), `{}`)

@@ -24,7 +24,7 @@ func naive(s string, texts []string) []bool {
 	return covered
 }
 
-func TestValuesAreFoundAsByComparingEachOfThem(t *testing.T) {
+func TestValuesMatchNaiveSearch(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	word := func(n int) string {
 		b := make([]byte, n)
@@ -55,7 +55,7 @@ func TestValuesAreFoundAsByComparingEachOfThem(t *testing.T) {
 	}
 }
 
-func TestALongValueIsFoundWhole(t *testing.T) {
+func TestLongValueIsFoundCompletely(t *testing.T) {
 	for _, n := range []int{maxForm, maxForm + 1, 2*maxForm - 1, 2 * maxForm, 2*maxForm + 1, 5*maxForm + 7} {
 		b := make([]byte, n)
 		for i := range b {
@@ -73,7 +73,7 @@ func TestALongValueIsFoundWhole(t *testing.T) {
 	}
 }
 
-// soon fails unless do returns within a time that is hundreds of times what it needs.
+// soon fails unless do returns within hundreds of times the time it needs.
 func soon(t *testing.T, what string, do func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -88,8 +88,8 @@ func soon(t *testing.T, what string, do func()) {
 	}
 }
 
-// Values that share their beginning, and texts made of it, cost the most.
-func TestValuesThatShareTheirBeginningAreFoundInLinearTime(t *testing.T) {
+// Values with a common prefix, and texts made of it, cost the most.
+func TestValuesWithSharedPrefixTakeLinearTime(t *testing.T) {
 	for name, value := range map[string]func(i int) string{
 		"six bytes":   func(i int) string { return fmt.Sprintf("prefix%06d", i) },
 		"all but one": func(i int) string { return "prefix" + strings.Repeat("a", 200) + fmt.Sprintf("%06d", i) },
@@ -112,14 +112,14 @@ func TestValuesThatShareTheirBeginningAreFoundInLinearTime(t *testing.T) {
 	}
 }
 
-// No text makes the search slow: each of these would, if a pattern looked at
-// the same bytes again and again.
-func TestNoTextMakesTheSearchSlow(t *testing.T) {
+// Each of these texts would be slow if a pattern read the same bytes repeatedly.
+func TestSearchTakesLinearTime(t *testing.T) {
 	r := NewRedactor()
 	r.Add("aaaaaaaaaaaaaaaa")
 	key := "-----BEGIN PRIVATE KEY "
 	for _, part := range []string{
-		"a", "{\"a\":", "[\"-token\",\"a\",", "://", "=", ":", "-", "-u ", "token=", "token='", `token=\\\"`, "--token ",
+		"a", "{\"a\":", "[\"-token\",\"a\",", "://", "=", ":", "-", "-u ", "token=", "token='", `token=\\\"`,
+		"--token ",
 		"sk-", "eyJ", "eyJ.", "eyJ-", "bearer ",
 		"-----BEGIN ", key, key + "sk-" + strings.Repeat("a", 20) + " ", "%20", `\`, `"`, "[", "{", `{"token":`,
 		"password: \\'", "bearer+",

@@ -281,7 +281,8 @@ func (v *verifier) handleMissing(claims int64, prev []byte) {
 	if claims == first {
 		// Both records are valid and adjacent, but do not belong together.
 		v.problem(claims, Removed,
-			"record %d does not follow the record before it: the log was restored from an older copy and continued", claims)
+			"record %d does not follow the record before it: the log was restored from an older copy and continued",
+			claims)
 	}
 	lost := v.badMore > 0 // some rows may stand for any number
 	v.noteAbsent(v.classifyBad(claims, prev), claims, lost)
@@ -424,7 +425,8 @@ func (v *verifier) checkHeads() {
 			continue
 		}
 		if w.Seq == v.last.Seq && !hmac.Equal(w.Hash, v.last.Hash) {
-			v.problem(w.Seq, Changed, "record %d does not match %s: the log was recreated, or is a different log", w.Seq, w.name)
+			v.problem(w.Seq, Changed, "record %d does not match %s: the log was recreated, or is a different log",
+				w.Seq, w.name)
 		}
 		w.seen = true // skipped numbers are gaps or bad rows, and are reported as such
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// sql tampers with the database, from another connection.
+// sql tampers with the database from another connection.
 func (w *world) sql(statements ...string) {
 	w.t.Helper()
 	w.sqlOf(1, statements...)
@@ -64,7 +64,7 @@ func words(r Report) string {
 	return strings.Join(all, " ")
 }
 
-// ten makes a log of ten events.
+// ten returns a log of ten events.
 func ten(t testing.TB) *world {
 	w := newWorld(t)
 	for i := range 10 {
@@ -76,7 +76,7 @@ func ten(t testing.TB) *world {
 	return w
 }
 
-// copied opens a log with the files of one that is closed.
+// copied opens a log with the files of a closed one.
 func (w *world) copied(t testing.TB) *world {
 	t.Helper()
 	c := &world{t: t, dir: t.TempDir(), red: NewRedactor()}
@@ -95,11 +95,13 @@ func (w *world) copied(t testing.TB) *world {
 const (
 	makeRoom = "UPDATE records SET seq = -seq - 1 WHERE seq > 5; UPDATE records SET seq = -seq WHERE seq < 0"
 	closeUp  = "UPDATE records SET seq = -seq + 1 WHERE seq > 5; UPDATE records SET seq = -seq WHERE seq < 0"
-	swap     = "UPDATE records SET seq = -1 WHERE seq = 5; UPDATE records SET seq = 5 WHERE seq = 6; UPDATE records SET seq = 6 WHERE seq = -1"
-	forged   = `'{"seq":6,"time":"2026-01-01T00:00:00.000000Z","kind":"event","action":"forged"}'`
+	swap     = "UPDATE records SET seq = -1 WHERE seq = 5; UPDATE records SET seq = 5 WHERE seq = 6; UPDATE records " +
+		"SET seq = 6 WHERE seq = -1"
+	toBob  = "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = "
+	forged = `'{"seq":6,"time":"2026-01-01T00:00:00.000000Z","kind":"event","action":"forged"}'`
 )
 
-func TestVerifyTellsWhatWasDone(t *testing.T) {
+func TestVerifyClassifiesTampering(t *testing.T) {
 	whole := ten(t)
 	whole.die()
 	for _, c := range []struct{ name, sql, want string }{
@@ -107,7 +109,10 @@ func TestVerifyTellsWhatWasDone(t *testing.T) {
 		{"text changed", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 5", "5:changed"},
 		{"two changed", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq IN (5, 6)",
 			"5:changed 6:changed"},
-		{"two apart", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq IN (2, 7)", "2:changed 7:changed"},
+		{
+			"two apart", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq IN (2, 7)",
+			"2:changed 7:changed",
+		},
 		{"first changed", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 1", "1:changed"},
 		{"last changed", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 10", "10:changed"},
 		{"all changed", "UPDATE records SET record = replace(record, 'ann', 'bob')",
@@ -123,18 +128,20 @@ func TestVerifyTellsWhatWasDone(t *testing.T) {
 		{"first removed", "DELETE FROM records WHERE seq < 3", "1:removed"},
 		{"removed and closed up", "DELETE FROM records WHERE seq = 5; " + closeUp, "5:removed"},
 		{"one removed, the next changed",
-			"DELETE FROM records WHERE seq = 5; UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 6",
+			"DELETE FROM records WHERE seq = 5; " + toBob + "6",
 			"5:removed 6:changed"},
 		{"the last but one removed, the last changed",
-			"DELETE FROM records WHERE seq = 9; UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 10",
+			"DELETE FROM records WHERE seq = 9; " + toBob + "10",
 			"9:removed 10:changed"},
 		{"one changed, the next removed",
-			"DELETE FROM records WHERE seq = 6; UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 5",
+			"DELETE FROM records WHERE seq = 6; " + toBob + "5",
 			"5:changed 6:removed"},
 		{"forged in between",
-			makeRoom + "; INSERT INTO records (seq, record, prev, hash) SELECT 6, " + forged + ", hash, randomblob(32) FROM records WHERE seq = 5", "6:inserted"},
+			makeRoom + "; INSERT INTO records (seq, record, prev, hash) SELECT 6, " + forged +
+				", hash, randomblob(32) FROM records WHERE seq = 5", "6:inserted"},
 		{"forged at the end",
-			"INSERT INTO records (seq, record, prev, hash) SELECT 11, " + forged + ", hash, randomblob(32) FROM records WHERE seq = 10", "11:inserted"},
+			"INSERT INTO records (seq, record, prev, hash) SELECT 11, " + forged +
+				", hash, randomblob(32) FROM records WHERE seq = 10", "11:inserted"},
 		{"forged before all",
 			"INSERT INTO records (seq, record, prev, hash) VALUES (0, " + forged + ", zeroblob(32), zeroblob(32))",
 			"0:inserted"},
@@ -142,16 +149,18 @@ func TestVerifyTellsWhatWasDone(t *testing.T) {
 			"INSERT INTO records (seq, record, prev, hash) SELECT 11, record, prev, hash FROM records WHERE seq = 5",
 			"11:inserted"},
 		{"copied in between",
-			makeRoom + "; INSERT INTO records (seq, record, prev, hash) SELECT 6, record, prev, hash FROM records WHERE seq = 2", "6:inserted"},
+			makeRoom + "; INSERT INTO records (seq, record, prev, hash) SELECT 6, record, prev, hash FROM records " +
+				"WHERE seq = 2", "6:inserted"},
 		{"two exchanged", swap, "5:reordered"},
 		{"their texts exchanged",
-			"CREATE TEMP TABLE t AS SELECT seq, record FROM records; UPDATE records SET record = (SELECT record FROM t WHERE t.seq = 11 - records.seq) WHERE seq IN (5, 6)", "5:reordered 6:reordered"},
+			"CREATE TEMP TABLE t AS SELECT seq, record FROM records; UPDATE records SET record = (SELECT record FROM " +
+				"t WHERE t.seq = 11 - records.seq) WHERE seq IN (5, 6)", "5:reordered 6:reordered"},
 		{"moved to the end", "UPDATE records SET seq = 11 WHERE seq = 5", "5:reordered"},
 		{"all moved along", "UPDATE records SET seq = -seq - 100; UPDATE records SET seq = -seq", "1:reordered"},
 		{"tail cut", "DELETE FROM records WHERE seq > 7", "8:cut"},
 		{"all removed", "DELETE FROM records", "1:cut"},
 		{"tail cut, its end changed",
-			"DELETE FROM records WHERE seq > 7; UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 7",
+			"DELETE FROM records WHERE seq > 7; " + toBob + "7",
 			"7:changed 8:cut"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -175,7 +184,7 @@ func TestVerifyTellsWhatWasDone(t *testing.T) {
 	}
 }
 
-func TestVerifyWithAHeadThatWasKeptElsewhere(t *testing.T) {
+func TestVerifyWithKeptHead(t *testing.T) {
 	w := ten(t)
 	kept := w.log.Head(t.Context())
 	for range 3 {
@@ -185,7 +194,7 @@ func TestVerifyWithAHeadThatWasKeptElsewhere(t *testing.T) {
 	if r := w.verify(kept); !r.OK || r.Records != 16 || r.Head != w.log.Head(t.Context()) {
 		t.Fatalf("%+v", r)
 	}
-	other := newWorld(t) // made anew by somebody who has key and disk
+	other := newWorld(t) // recreated by an attacker with key and disk
 	for range 20 {
 		other.call("c")
 	}
@@ -206,7 +215,7 @@ func TestVerifyWithAHeadThatWasKeptElsewhere(t *testing.T) {
 	}
 }
 
-func TestVerifyListsAtMostAHundredProblems(t *testing.T) {
+func TestVerifyBoundsProblems(t *testing.T) {
 	w := newWorld(t)
 	for range 150 {
 		w.call("c")
@@ -223,7 +232,7 @@ func TestVerifyListsAtMostAHundredProblems(t *testing.T) {
 	}
 }
 
-// damaged is a store whose rows from one number to another cannot be read.
+// damaged is a store with a range of unreadable rows.
 type damaged struct {
 	Store
 	from, to int64
@@ -241,7 +250,7 @@ func (d damaged) ScanPart(ctx context.Context, part int, f store.AuditFilter, ro
 	return err
 }
 
-func TestVerifyGoesOnBehindWhatCannotBeRead(t *testing.T) {
+func TestVerifyContinuesAfterUnreadableRows(t *testing.T) {
 	w := ten(t)
 	w.sql("UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 10")
 	w.log.store = damaged{w.db, 4, 6}
@@ -255,7 +264,7 @@ func TestVerifyGoesOnBehindWhatCannotBeRead(t *testing.T) {
 	w.log.store = w.db
 }
 
-// events are the records that Open made of a head that does not fit.
+// events returns the records that Open wrote about a head mismatch.
 func (w *world) events() string {
 	w.t.Helper()
 	var all []string
@@ -272,7 +281,7 @@ func TestOpenComparesWithTheHeadFile(t *testing.T) {
 		name string
 		do   func(w *world)
 		want string // of the event, or ""
-		then string // what Verify finds
+		then string // the problems that Verify finds
 	}{
 		{"it fits", func(*world) {}, "", ""},
 		{"missing", func(w *world) { w.remove("audit.head") }, "no such file", "11:unreadable"},
@@ -307,7 +316,7 @@ func TestOpenComparesWithTheHeadFile(t *testing.T) {
 	}
 }
 
-func TestAHeadThatIsOlderIsThatOfACrash(t *testing.T) {
+func TestOlderHeadIsAccepted(t *testing.T) {
 	w := ten(t)
 	old := w.read("audit.head")
 	w.call("c")
@@ -320,7 +329,7 @@ func TestAHeadThatIsOlderIsThatOfACrash(t *testing.T) {
 	w.sound()
 }
 
-func TestAKeyOfTheWrongLengthIsRefused(t *testing.T) {
+func TestKeyOfWrongLengthIsRefused(t *testing.T) {
 	w := ten(t)
 	w.die()
 	w.write("audit.key", "short")
@@ -334,7 +343,7 @@ func TestAKeyOfTheWrongLengthIsRefused(t *testing.T) {
 	}
 }
 
-func TestListsAndExportsOutliveDamage(t *testing.T) {
+func TestListAndExportSurviveDamage(t *testing.T) {
 	w := ten(t)
 	w.sql("UPDATE records SET record = 'x' WHERE seq = 5")
 	if all := w.list(Filter{}); len(all) != 10 || all[4].Seq != 5 || all[4].Error == "" {

@@ -77,7 +77,8 @@ func (v *verifier) absentPart(report PartReport, s seal, sealed bool) PartReport
 	if s.Removed != nil {
 		report.State, report.Removed = PartRemoved, *s.Removed
 	} else {
-		v.problem(s.First, Removed, "the file of part %d is missing, with the records from %d to %d", s.Part, s.First, s.Last)
+		v.problem(s.First, Removed, "the file of part %d is missing, with the records from %d to %d", s.Part, s.First,
+			s.Last)
 	}
 	if s.Last > v.last.Seq {
 		v.last, v.unreadable = s.head(), false
@@ -95,7 +96,8 @@ func (v *verifier) missingBefore(s seal) {
 		v.noteAbsent(there, s.First, lost)
 	case !s.follows(v.last) && !v.unreadable:
 		v.problem(s.First, Removed,
-			"part %d does not follow the records before it: the log was restored from an older copy and continued", s.Part)
+			"part %d does not follow the records before it: the log was restored from an older copy and continued",
+			s.Part)
 	}
 }
 

@@ -19,8 +19,8 @@ func (l *Log) write() {
 	defer close(l.headUpdates)
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
-	tend := time.NewTicker(maintainInterval)
-	defer tend.Stop()
+	maintenance := time.NewTicker(maintainInterval)
+	defer maintenance.Stop()
 	ctx := context.Background() // complete a rotation once it began
 	l.removeExpired(ctx)
 	for {
@@ -29,7 +29,7 @@ func (l *Log) write() {
 		case it := <-l.queue:
 			batch = l.gather(it)
 		case <-retry.C:
-		case <-tend.C:
+		case <-maintenance.C:
 			l.maintain(ctx)
 			continue
 		case <-l.stop:
