@@ -271,7 +271,7 @@ func (l *Log) Start(ctx context.Context, r Record) (*Entry, error) {
 }
 
 // Opened returns nil when the record that opens the call is durable, or the reason why it is not.
-// If ctx ends before the record is written, there is no record.
+// If ctx ends before the record is written, nothing is recorded.
 func (e *Entry) Opened(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
