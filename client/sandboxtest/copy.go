@@ -35,7 +35,7 @@ func (s *Sandbox) copyIn(ctx context.Context, from string) error {
 			}
 			return s.link(ctx, target, name)
 		case !e.Type().IsRegular():
-			return fmt.Errorf("%s is neither a file nor a folder nor a symbolic link", filepath.Join(from, name))
+			return fmt.Errorf("%s is neither a file nor a directory nor a symbolic link", filepath.Join(from, name))
 		}
 		f, err := root.Open(name)
 		if err != nil {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func TestSandboxWithoutAServer(t *testing.T) {
+func TestSandboxStartsServer(t *testing.T) {
 	src := t.TempDir()
 	for name, text := range map[string]string{"run.sh": "#!/bin/sh\necho ran\n", "sub/data": "42"} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(src, name)), 0o755); err != nil {
@@ -43,9 +43,11 @@ func TestSandboxWithoutAServer(t *testing.T) {
 	}
 	var id string
 	t.Run("used", func(t *testing.T) {
-		sb := New(t, Options{Workspace: src, Files: map[string]string{"a/b.txt": "hello"}, Env: map[string]string{"GREETING": "hi"}})
+		sb := New(t, Options{Workspace: src, Files: map[string]string{"a/b.txt": "hello"},
+			Env: map[string]string{"GREETING": "hi"}})
 		id = sb.ID
-		if got := sb.Must(`./run.sh; cat link a/b.txt; echo " $GREETING"; pwd`); got != "ran\n42hello hi\n/workspace\n" {
+		got := sb.Must(`./run.sh; cat link a/b.txt; echo " $GREETING"; pwd`)
+		if got != "ran\n42hello hi\n/workspace\n" {
 			t.Errorf("got %q", got)
 		}
 		if r := sb.Run("exit 7"); r.ExitCode != 7 {
@@ -72,7 +74,7 @@ func TestSandboxWithoutAServer(t *testing.T) {
 	}
 }
 
-// TestChild is the process that TestKilledProcessLeavesNothing kills.
+// TestChild is the process that TestKilledProcessLeavesNoSandbox kills.
 func TestChild(t *testing.T) {
 	if os.Getenv(inChild) == "" {
 		return // it is not that process
@@ -86,7 +88,7 @@ func TestChild(t *testing.T) {
 	select {}
 }
 
-func TestKilledProcessLeavesNothing(t *testing.T) {
+func TestKilledProcessLeavesNoSandbox(t *testing.T) {
 	child := exec.Command("/proc/self/exe", "-test.run=^TestChild$", "-test.timeout=5m")
 	child.Env = append(os.Environ(), inChild+"=1")
 	out, err := child.StderrPipe()

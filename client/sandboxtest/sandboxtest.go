@@ -83,7 +83,8 @@ func New(t testing.TB, options ...Options) *Sandbox {
 		t.Fatalf("sandboxtest: no sandbox available: %v", err)
 	}
 	got, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
-		Template: o.Template, Class: o.Class, Env: o.Env, TTLMS: ttl(t).Milliseconds(), Labels: map[string]string{"test": label(t.Name())},
+		Template: o.Template, Class: o.Class, Env: o.Env, TTLMS: ttl(t).Milliseconds(),
+		Labels: map[string]string{"test": label(t.Name())},
 	})
 	if err != nil {
 		t.Fatalf("sandboxtest: lease a sandbox: %v", err)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestMissingRequirementIsNamed(t *testing.T) {
+func TestMissingRequirementIsReported(t *testing.T) {
 	t.Setenv("ORCHESTRATOR_ADDRESS", "unix:"+t.TempDir()+"/nobody.sock")
 	if _, err := find(t.Context()); err == nil || !strings.Contains(err.Error(), "ORCHESTRATOR_ADDRESS") {
 		t.Errorf("a named server that does not answer gives %v", err)
@@ -23,7 +23,8 @@ func TestMissingRequirementIsNamed(t *testing.T) {
 }
 
 func TestJoinOptions(t *testing.T) {
-	o := join([]Options{{Template: "a", Env: map[string]string{"A": "1", "B": "1"}}, {Skip: true, Class: "gvisor"}, {Env: map[string]string{"B": "2"}}})
+	o := join([]Options{{Template: "a", Env: map[string]string{"A": "1", "B": "1"}}, {Skip: true, Class: "gvisor"},
+		{Env: map[string]string{"B": "2"}}})
 	if o.Template != "a" || o.Class != "gvisor" || !o.Skip || o.Env["A"] != "1" || o.Env["B"] != "2" {
 		t.Errorf("got %+v", o)
 	}

@@ -146,7 +146,8 @@ func start(ctx context.Context) (_ *client.Client, err error) {
 func needs() (bin, archive string, err error) {
 	const how = "no server answers, and none can be started: "
 	if os.Geteuid() != 0 {
-		return "", "", errors.New(how + "that needs root; start `orchestrator serve` and give its address in ORCHESTRATOR_ADDRESS")
+		return "", "",
+			errors.New(how + "that needs root; start `orchestrator serve` and give its address in ORCHESTRATOR_ADDRESS")
 	}
 	if bin = os.Getenv("ORCHESTRATOR_BIN"); bin == "" {
 		if bin, err = exec.LookPath("orchestrator"); err != nil {
@@ -162,7 +163,8 @@ func needs() (bin, archive string, err error) {
 	}
 	found, err := filepath.Glob(filepath.Join(cache, "sandbox-*", "sandbox.tar"))
 	if err != nil || len(found) == 0 {
-		return "", "", fmt.Errorf("%simage not found: give the path of an archive with orchestrator/sandbox:latest in ORCHESTRATOR_IMAGE_ARCHIVE, or make one with `make image`", how)
+		return "", "", fmt.Errorf("%simage not found: set the path of an archive with orchestrator/sandbox:latest "+
+			"in ORCHESTRATOR_IMAGE_ARCHIVE, or make one with `make image`", how)
 	}
 	slices.SortFunc(found, func(a, b string) int { return modified(b).Compare(modified(a)) })
 	return bin, found[0], nil
@@ -188,7 +190,8 @@ func runtimeName() string {
 func environment() []string {
 	return slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
-		return strings.HasPrefix(name, "ORCHESTRATOR_") && name != "ORCHESTRATOR_OCI_RUNTIME" && name != "ORCHESTRATOR_DOCKER_HOST" && name != "ORCHESTRATOR_DOCKER_MODE"
+		return strings.HasPrefix(name, "ORCHESTRATOR_") && name != "ORCHESTRATOR_OCI_RUNTIME" &&
+			name != "ORCHESTRATOR_DOCKER_HOST" && name != "ORCHESTRATOR_DOCKER_MODE"
 	})
 }
 
@@ -232,9 +235,9 @@ func (o *own) await(ctx context.Context, cl *client.Client) error {
 		select {
 		case <-o.ended:
 			said, _ := os.ReadFile(filepath.Join(o.dir, "serve.log")) //nolint:errcheck // then there is nothing to show
-			return fmt.Errorf("the server that was started has ended: %w: %s", o.err, tail(said))
+			return fmt.Errorf("the started server has ended: %w: %s", o.err, tail(said))
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("the server that was started does not answer: %w", err), o.pipe.Close())
+			return errors.Join(fmt.Errorf("the started server does not answer: %w", err), o.pipe.Close())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -264,6 +267,7 @@ func Stop() error {
 		}
 		return err
 	case <-time.After(stopTime):
-		return errors.Join(err, fmt.Errorf("the server with the state directory %s did not end within %s", o.dir, stopTime))
+		return errors.Join(err,
+			fmt.Errorf("the server with the state directory %s did not end within %s", o.dir, stopTime))
 	}
 }

@@ -64,8 +64,8 @@ func (g *Gate) Answer(ctx context.Context, id, by string, a Answer) (Request, er
 	if a.Scope == ScopeSession {
 		for _, q := range e.Asked {
 			grants = append(grants, store.Grant{
-				Caller: r.Caller, Session: r.Session, Tool: r.Tool, Rule: scopedRuleID(r.Profile, q.Rule), Trust: r.Trust,
-				Approve:  a.state() == Approved,
+				Caller: r.Caller, Session: r.Session, Tool: r.Tool, Rule: scopedRuleID(r.Profile, q.Rule),
+				Trust: r.Trust, Approve: a.state() == Approved,
 				Approval: id, By: by, Note: a.Note, Created: row.Decided,
 			})
 		}
@@ -131,7 +131,8 @@ func (a Answer) scope() Scope {
 
 // alreadyDecided returns r for a repeated answer, and an error of class Conflict for any other.
 func alreadyDecided(r Request, by string, a Answer) (Request, error) {
-	same := r.By == by && a.Action != AnswerEscalate && r.State == a.state() && r.Scope == a.scope() && r.Note == a.Note && bytes.Equal(r.Modified, a.Input)
+	same := r.By == by && a.Action != AnswerEscalate && r.State == a.state() && r.Scope == a.scope() &&
+		r.Note == a.Note && bytes.Equal(r.Modified, a.Input)
 	switch {
 	case same:
 		return r, nil
@@ -242,8 +243,8 @@ func (g *Gate) Use(ctx context.Context, id string) error {
 		return err
 	}
 	if !row.Used.IsZero() {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s was already used at %s: it allows one call", id,
-			row.Used.Format(time.RFC3339))
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s was already used at %s: it allows one call",
+			id, row.Used.Format(time.RFC3339))
 	}
 	return usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s is %s, not approved", id, row.State)
 }

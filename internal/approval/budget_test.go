@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestWindowsAreDaysISOWeeksAndMonthsInUTC(t *testing.T) {
+func TestBudgetPeriod(t *testing.T) {
 	at := func(s string) time.Time {
 		v, err := time.Parse(time.RFC3339Nano, s)
 		if err != nil {
@@ -36,7 +36,7 @@ func TestWindowsAreDaysISOWeeksAndMonthsInUTC(t *testing.T) {
 	}
 }
 
-func TestABudgetIsUsedUpAndBeginsAgain(t *testing.T) {
+func TestBudgetIsUsedUpAndRenewed(t *testing.T) {
 	for _, c := range []struct {
 		period string
 		end    time.Time
@@ -50,7 +50,7 @@ func TestABudgetIsUsedUpAndBeginsAgain(t *testing.T) {
 			r := rules(t, budget(2, c.period))
 			for i := range 2 {
 				if d := w.want(t, call(key(i), r), OutcomeApproved); d.Reservation == "" || d.Rule != "b" {
-					t.Fatalf("%+v", d)
+					t.Fatalf("decision = %+v, want a reservation by rule b", d)
 				}
 				w.restart(t)
 			}
@@ -58,7 +58,8 @@ func TestABudgetIsUsedUpAndBeginsAgain(t *testing.T) {
 			if d.RetryAfter != c.end.Sub(noon) {
 				t.Fatalf("retry after %s, want %s", d.RetryAfter, c.end.Sub(noon))
 			}
-			for _, s := range []string{"rule b", c.period, "bash", "2 of 2", c.end.Format(time.RFC3339), d.RetryAfter.String()} {
+			for _, s := range []string{"rule b", c.period, "bash", "2 of 2", c.end.Format(time.RFC3339),
+				d.RetryAfter.String()} {
 				if !strings.Contains(d.Message, s) {
 					t.Errorf("%q is not in %q", s, d.Message)
 				}
@@ -77,7 +78,7 @@ func TestABudgetIsUsedUpAndBeginsAgain(t *testing.T) {
 	}
 }
 
-func TestABudgetCountsANumberOfTheInputExactly(t *testing.T) {
+func TestBudgetCountsAmountsExactly(t *testing.T) {
 	w := newWorld(t, Options{})
 	b := budget(0.3, Daily)
 	b.Amount = "input.cost"
@@ -88,16 +89,16 @@ func TestABudgetCountsANumberOfTheInputExactly(t *testing.T) {
 		return w.decide(t, a)
 	}
 	for _, k := range []string{"a", "b", "c"} {
-		if d := spend(k, 0.1); d.Outcome != OutcomeApproved { // as floats, three of them are over 0.3
-			t.Fatalf("%+v", d)
+		if d := spend(k, 0.1); d.Outcome != OutcomeApproved { // the sum of three floats exceeds 0.3
+			t.Fatalf("decision = %+v, want approved", d)
 		}
 	}
 	if d := spend("d", 0.000001); d.Outcome != OutcomeDenied || !strings.Contains(d.Message,
 		"0.3 of 0.3, and this call counts 0.000001") {
-		t.Fatalf("%+v", d)
+		t.Fatalf("decision over the budget = %+v, want denied", d)
 	}
 	if d := spend("e", 0.0); d.Outcome != OutcomeApproved {
-		t.Fatalf("%+v", d)
+		t.Fatalf("decision on amount 0 = %+v, want approved", d)
 	}
 	if d := spend("f", 1e-9); d.Outcome != OutcomeDenied {
 		t.Fatalf("next to nothing is not free: %+v", d)
@@ -105,12 +106,12 @@ func TestABudgetCountsANumberOfTheInputExactly(t *testing.T) {
 	for k, cost := range map[string]any{"negative": -1.0, "text": "0", "missing": nil, "large": 1e300, "more": 0.31} {
 		d := spend(k, cost)
 		if d.Outcome != OutcomeDenied || d.Message == "" || d.RetryAfter != 0 {
-			t.Errorf("%s: %+v", k, d)
+			t.Errorf("%s: decision = %+v, want denied without a retry delay", k, d)
 		}
 	}
 }
 
-func TestACallThatNeverRanGivesItsBudgetBackOnce(t *testing.T) {
+func TestRefundReturnsChargeOnce(t *testing.T) {
 	w := newWorld(t, Options{})
 	r := rules(t, budget(1, Daily))
 	d := w.want(t, call("a", r), OutcomeApproved)
@@ -131,7 +132,7 @@ func TestACallThatNeverRanGivesItsBudgetBackOnce(t *testing.T) {
 	}
 }
 
-func TestWhatIsOverABudgetMayBeAsked(t *testing.T) {
+func TestCallOverBudgetCanPrompt(t *testing.T) {
 	w := newWorld(t, Options{})
 	b := budget(1, Daily)
 	b.Then = Prompt
@@ -139,13 +140,13 @@ func TestWhatIsOverABudgetMayBeAsked(t *testing.T) {
 	w.want(t, call("a", r), OutcomeApproved)
 	d := w.want(t, call("b", r), OutcomeAsked)
 	if !strings.Contains(d.Message, "1 of 1") || d.Reservation != "" {
-		t.Fatalf("%+v", d)
+		t.Fatalf("decision = %+v, want asked without a reservation", d)
 	}
 	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
 	w.want(t, call("b", r), OutcomeApproved)
 }
 
-func TestAQuestionThatIsNotApprovedGivesTheBudgetBack(t *testing.T) {
+func TestUnapprovedRequestRefundsBudget(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *world, string){
 		"denied":    func(t *testing.T, w *world, id string) { w.answer(t, id, "bob", Answer{Action: AnswerDeny}) },
 		"cancelled": func(t *testing.T, w *world, id string) { w.Abandon(t.Context(), id) },
@@ -195,7 +196,7 @@ func TestAQuestionThatIsNotApprovedGivesTheBudgetBack(t *testing.T) {
 	})
 }
 
-func TestManyAtOnceNeverExceedABudget(t *testing.T) {
+func TestConcurrentCallsStayWithinBudget(t *testing.T) {
 	w := newWorld(t, Options{})
 	r := rules(t, budget(25, Daily))
 	var approved atomic.Int64
@@ -232,7 +233,7 @@ func TestManyAtOnceNeverExceedABudget(t *testing.T) {
 	}
 }
 
-func TestABudgetIsForgottenOnlyLongAfterItsPeriod(t *testing.T) {
+func TestForgetBudgetsKeepsRecentPeriods(t *testing.T) {
 	w := newWorld(t, Options{})
 	r := rules(t, budget(1, Monthly))
 	w.want(t, call("a", r), OutcomeApproved)
@@ -243,7 +244,7 @@ func TestABudgetIsForgottenOnlyLongAfterItsPeriod(t *testing.T) {
 	w.want(t, call("b", r), OutcomeDenied)
 }
 
-func BenchmarkABudget(b *testing.B) {
+func BenchmarkBudget(b *testing.B) {
 	w := newWorld(b, Options{})
 	r := rules(b, budget(1e9, Daily))
 	a := call("", r)

@@ -111,13 +111,7 @@ func (g *Gate) Decide(ctx context.Context, a Ask) (Decision, error) {
 		return Decision{}, err
 	}
 	d := Decision{Rule: rule.ID}
-	questions := make([]question, 0, len(a.Reasons)+1)
-	for _, r := range a.Reasons {
-		if r.Kind == "" {
-			r.Kind = KindCall
-		}
-		questions = append(questions, question(r))
-	}
+	questions := questionsOf(a.Reasons)
 	expiry := g.opts.Expiry
 	if found {
 		if rule.ExpiresMS > 0 {
@@ -159,12 +153,24 @@ func (g *Gate) Decide(ctx context.Context, a Ask) (Decision, error) {
 	return d, nil
 }
 
+// questionsOf returns the reasons as questions.
+func questionsOf(reasons []Reason) []question {
+	questions := make([]question, 0, len(reasons)+1)
+	for _, r := range reasons {
+		if r.Kind == "" {
+			r.Kind = KindCall
+		}
+		questions = append(questions, question(r))
+	}
+	return questions
+}
+
 // applyRule applies a rule that does not deny: it returns a question or charges a budget.
 func (g *Gate) applyRule(ctx context.Context, id string, rule *compiled, a Ask, d *Decision) (*question, bool, error) {
 	switch rule.Action {
 	case Prompt:
-		return &question{Kind: KindCall, Rule: rule.ID, Message: orElse(rule.Message,
-			"rule "+rule.ID+" asks for an approval")}, false, nil
+		message := orElse(rule.Message, "rule "+rule.ID+" asks for an approval")
+		return &question{Kind: KindCall, Rule: rule.ID, Message: message}, false, nil
 	case Budget:
 		s, err := g.spend(ctx, id, rule, a)
 		switch {
@@ -183,14 +189,16 @@ func (g *Gate) applyRule(ctx context.Context, id string, rule *compiled, a Ask, 
 }
 
 // applyGrants returns the questions that no session grant answers.
-func (g *Gate) applyGrants(ctx context.Context, a Ask, all []question, d *Decision) (open []question, denied bool,
-	err error) {
+func (g *Gate) applyGrants(
+	ctx context.Context, a Ask, all []question, d *Decision,
+) (open []question, denied bool, err error) {
 	if a.Session == "" {
 		return all, false, nil
 	}
 	since := g.now().Add(-g.opts.Grant)
 	for _, q := range all {
-		grant, ok, err := g.store.Grant(ctx, a.Caller, a.Session, a.Tool, scopedRuleID(a.Profile, q.Rule), a.Trust, since)
+		grant, ok, err := g.store.Grant(ctx, a.Caller, a.Session, a.Tool, scopedRuleID(a.Profile, q.Rule), a.Trust,
+			since)
 		switch {
 		case err != nil:
 			return nil, false, err
@@ -264,7 +272,8 @@ func (g *Gate) reservePending(e *pendingRequest) error {
 	caller := e.request.Caller
 	if n := g.callers[caller]; n >= g.opts.MaxPendingPerCaller && (caller != g.opts.Free || caller == "") {
 		return usererror.Errorf(errdefs.ErrResourceExhausted,
-			"too many pending approval requests: %d of caller %s (callers.max_pending): have some answered, or let them expire", n, caller)
+			"too many pending approval requests: %d of caller %s (callers.max_pending): have some answered, or let "+
+				"them expire", n, caller)
 	}
 	g.add(e)
 	return nil
@@ -341,7 +350,8 @@ func requestFromRow(a store.Approval) Request {
 	return Request{
 		ID: a.ID, Kind: Kind(a.Kind), State: State(a.State), Call: a.Call, Caller: a.Caller, Session: a.Session,
 		Profile: a.Profile, Tool: a.Tool,
-		Trust: a.Trust, Input: raw(a.Input), Rule: a.Rule, Reason: a.Reason, Key: a.Key, Hash: a.Hash, Created: a.Created,
+		Trust: a.Trust, Input: raw(a.Input), Rule: a.Rule, Reason: a.Reason, Key: a.Key, Hash: a.Hash,
+		Created: a.Created,
 		Expires: a.Expires,
 		Decided: a.Decided, By: a.By, Scope: Scope(a.Scope), Note: a.Note, Modified: raw(a.Modified),
 		Escalated: a.Escalated, Used: !a.Used.IsZero(),

@@ -12,14 +12,14 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-func TestACallThatNoRuleMatchesIsApproved(t *testing.T) {
+func TestCallWithoutRuleIsApproved(t *testing.T) {
 	w := newWorld(t, Options{})
 	if d := w.want(t, call("a", nil), OutcomeApproved); d.Request != nil || d.Rule != "" {
-		t.Fatalf("%+v", d)
+		t.Fatalf("decision = %+v, want no request and no rule", d)
 	}
 }
 
-func TestADenialBeatsEverythingElse(t *testing.T) {
+func TestDenyRuleWins(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))
 	d := w.want(t, a, OutcomeAsked)
@@ -27,16 +27,17 @@ func TestADenialBeatsEverythingElse(t *testing.T) {
 	a.Rules = rules(t, Rule{ID: "no", Tool: "bash", Action: Deny, Message: "not today"})
 	a.Reasons = []Reason{{Rule: "policy", Message: "git push"}}
 	if d := w.want(t, a, OutcomeDenied); d.Rule != "no" || d.Message != "not today" {
-		t.Fatalf("%+v", d)
+		t.Fatalf("decision = %+v, want rule no", d)
 	}
 }
 
-func TestAQuestionIsAskedOnceForTheSameKeyAndCall(t *testing.T) {
+func TestRequestIsCreatedOncePerKeyAndCall(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))
 	first := w.want(t, a, OutcomeAsked)
-	if first.Request.State != Pending || first.Request.Reason == "" || string(first.Request.Input) != `{"command":"ls"}` {
-		t.Fatalf("%+v", first.Request)
+	if first.Request.State != Pending || first.Request.Reason == "" ||
+		string(first.Request.Input) != `{"command":"ls"}` {
+		t.Fatalf("request = %+v, want pending with reason and input", first.Request)
 	}
 	if again := w.want(t, a, OutcomeAsked); again.Request.ID != first.Request.ID {
 		t.Fatal("asked twice")
@@ -53,7 +54,7 @@ func TestAQuestionIsAskedOnceForTheSameKeyAndCall(t *testing.T) {
 	}
 	w.answer(t, first.Request.ID, "bob", Answer{Action: AnswerApprove, Note: "fine"})
 	if d := w.want(t, a, OutcomeApproved); d.Request.By != "bob" || d.Message != "fine" {
-		t.Fatalf("%+v", d)
+		t.Fatalf("decision = %+v, want approved by bob", d)
 	}
 	if err := w.Use(t.Context(), first.Request.ID); err != nil {
 		t.Fatal(err)
@@ -68,7 +69,7 @@ func TestAQuestionIsAskedOnceForTheSameKeyAndCall(t *testing.T) {
 	}
 }
 
-func TestAnAnswerIsFinal(t *testing.T) {
+func TestAnswerIsFinal(t *testing.T) {
 	w := newWorld(t, Options{})
 	d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny, Note: "no"})
@@ -82,19 +83,20 @@ func TestAnAnswerIsFinal(t *testing.T) {
 	}{{"bob", Answer{Action: AnswerApprove}}, {"eve", Answer{Action: AnswerDeny, Note: "no"}}, {"bob",
 		Answer{Action: AnswerEscalate, To: "x"}}} {
 		_, err := w.Answer(t.Context(), d.Request.ID, c.by, c.a)
-		if !errors.Is(err, errdefs.ErrConflict) || !strings.Contains(err.Error(), "denied by bob at 2026-07-15T12:00:00Z") {
-			t.Errorf("%+v: %v", c, err)
+		if !errors.Is(err, errdefs.ErrConflict) ||
+			!strings.Contains(err.Error(), "denied by bob at 2026-07-15T12:00:00Z") {
+			t.Errorf("second answer %+v = %v, want Conflict", c, err)
 		}
 	}
 	if d := w.want(t, call("a", prompts(t)), OutcomeDenied); !strings.Contains(d.Message, "denied by bob. no") {
-		t.Fatalf("%+v", d)
+		t.Fatalf("decision = %+v, want denied by bob", d)
 	}
 	if err := w.Use(t.Context(), d.Request.ID); !errors.Is(err, errdefs.ErrFailedPrecondition) {
 		t.Fatal(err)
 	}
 }
 
-func TestBadAnswersNameTheField(t *testing.T) {
+func TestInvalidAnswersNameField(t *testing.T) {
 	w := newWorld(t, Options{Check: func(_ context.Context, _ Request, in json.RawMessage) error {
 		if strings.Contains(string(in), "bad") {
 			return errdefs.ErrInvalidArgument
@@ -126,7 +128,7 @@ func TestBadAnswersNameTheField(t *testing.T) {
 	} {
 		if _, err := w.Answer(t.Context(), d.Request.ID, c.by, c.a); !errors.Is(err,
 			errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %v", c.a, err)
+			t.Errorf("Answer(%+v) = %v, want InvalidArgument", c.a, err)
 		}
 	}
 	if _, err := w.Answer(t.Context(), "nope", "bob", Answer{Action: AnswerApprove}); !errors.Is(err,
@@ -138,11 +140,11 @@ func TestBadAnswersNameTheField(t *testing.T) {
 	}
 	r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerModify, Input: json.RawMessage(`{"command":"ls -l"}`)})
 	if r.State != Approved || string(r.Modified) != `{"command":"ls -l"}` {
-		t.Fatalf("%+v", r)
+		t.Fatalf("request = %+v, want approved with the modified input", r)
 	}
 }
 
-func TestAnAnswerForTheSessionAnswersItsLaterCalls(t *testing.T) {
+func TestSessionAnswerCoversLaterCalls(t *testing.T) {
 	for _, action := range []string{AnswerApprove, AnswerDeny} {
 		t.Run(action, func(t *testing.T) {
 			w := newWorld(t, Options{})
@@ -152,8 +154,9 @@ func TestAnAnswerForTheSessionAnswersItsLaterCalls(t *testing.T) {
 			w.restart(t)
 			later := w.decide(t, call("b", r))
 			if want := map[string]Outcome{AnswerApprove: OutcomeApproved,
-				AnswerDeny: OutcomeDenied}[action]; later.Outcome != want || later.Granted != d.Request.ID || later.By != "bob" {
-				t.Fatalf("%+v", later)
+				AnswerDeny: OutcomeDenied}[action]; later.Outcome != want || later.Granted != d.Request.ID ||
+				later.By != "bob" {
+				t.Fatalf("later decision = %+v, want the session's answer by bob", later)
 			}
 			for name, change := range map[string]func(*Ask){
 				"caller":  func(a *Ask) { a.Caller = "bea" },
@@ -178,8 +181,8 @@ func TestAnAnswerForTheSessionAnswersItsLaterCalls(t *testing.T) {
 	}
 }
 
-// An approval covers the trust of who asked and more, a denial that and less.
-func TestSessionAnswerCoversTrustOfAsker(t *testing.T) {
+// An approval covers the requester's trust and more, a denial that trust and less.
+func TestSessionAnswerCoversRequesterTrust(t *testing.T) {
 	for action, want := range map[string][4]Outcome{
 		AnswerApprove: {OutcomeAsked, OutcomeAsked, OutcomeApproved, OutcomeApproved},
 		AnswerDeny:    {OutcomeDenied, OutcomeDenied, OutcomeDenied, OutcomeAsked},
@@ -207,7 +210,7 @@ func TestSessionAnswerCoversTrustOfAsker(t *testing.T) {
 	}
 }
 
-// Of two answers that cover a call, the newer one holds.
+// If two answers cover a call, the newer one counts.
 func TestNewerSessionAnswerWins(t *testing.T) {
 	for _, c := range []struct {
 		first, second string
@@ -218,7 +221,7 @@ func TestNewerSessionAnswerWins(t *testing.T) {
 	} {
 		w := newWorld(t, Options{})
 		r := prompts(t)
-		// An approval of trust 0 and a denial of trust 3 cover all.
+		// An approval of trust 0 and a denial of trust 3 cover all calls.
 		trust := map[string]int{AnswerApprove: 0, AnswerDeny: 3}
 		var asked []string
 		for _, action := range []string{c.first, c.second} {
@@ -236,14 +239,15 @@ func TestNewerSessionAnswerWins(t *testing.T) {
 	}
 }
 
-func TestEveryQuestionOfACallMustBeAnswered(t *testing.T) {
+func TestCallNeedsEveryQuestionAnswered(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))
-	a.Reasons = []Reason{{Kind: KindTrust, Rule: "trust", Message: "needs trust 3"}, {Rule: "push", Message: "git push"}}
+	a.Reasons = []Reason{{Kind: KindTrust, Rule: "trust", Message: "needs trust 3"},
+		{Rule: "push", Message: "git push"}}
 	d := w.want(t, a, OutcomeAsked)
 	if d.Request.Kind != KindTrust || d.Request.Rule != "trust, push, ask" || !strings.Contains(d.Request.Reason,
 		"needs trust 3; git push; ") {
-		t.Fatalf("%+v", d.Request)
+		t.Fatalf("request = %+v, want kind trust with three rules", d.Request)
 	}
 	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
 	b := call("b", prompts(t))
@@ -252,9 +256,9 @@ func TestEveryQuestionOfACallMustBeAnswered(t *testing.T) {
 	b.Key, b.Reasons = "c", append(b.Reasons, Reason{Rule: "new"})
 	b.Hash = "hash-c"
 	if d := w.want(t, b, OutcomeAsked); d.Request.Rule != "new" {
-		t.Fatalf("%+v", d.Request)
+		t.Fatalf("request = %+v, want rule new", d.Request)
 	}
-	// A rule that approves answers no question of the policy.
+	// A rule that approves does not answer the policy's question.
 	w.want(t, func() Ask {
 		a := call("d", rules(t, Rule{Tool: "*", Action: Approve}))
 		a.Reasons = []Reason{{Rule: "rm"}}
@@ -262,7 +266,7 @@ func TestEveryQuestionOfACallMustBeAnswered(t *testing.T) {
 	}(), OutcomeAsked)
 }
 
-func TestAWaitEndsWithTheAnswer(t *testing.T) {
+func TestWaitEndsWithAnswer(t *testing.T) {
 	w := newWorld(t, Options{})
 	d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 	got := make(chan Request, 8)
@@ -280,7 +284,7 @@ func TestAWaitEndsWithTheAnswer(t *testing.T) {
 	wg.Wait()
 	for range cap(got) {
 		if r := <-got; r.State != Approved || r.By != "bob" {
-			t.Fatalf("%+v", r)
+			t.Fatalf("Wait = %+v, want approved by bob", r)
 		}
 	}
 	if r, err := w.Wait(t.Context(), d.Request.ID); err != nil || r.State != Approved {
@@ -311,12 +315,13 @@ func TestAWaitEndsWithTheAnswer(t *testing.T) {
 	}
 }
 
-func TestARestartLosesNothing(t *testing.T) {
+func TestRequestsSurviveRestart(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))
 	a.Session = "s1"
 	d := w.want(t, a, OutcomeAsked)
-	late := w.want(t, call("late", rules(t, Rule{ID: "late", Tool: "*", Action: Prompt, ExpiresMS: 1000})), OutcomeAsked)
+	late := w.want(t, call("late", rules(t, Rule{ID: "late", Tool: "*", Action: Prompt, ExpiresMS: 1000})),
+		OutcomeAsked)
 	w.restart(t)
 	if d2 := w.want(t, a, OutcomeAsked); d2.Request.ID != d.Request.ID || d2.Request.Expires != d.Request.Expires {
 		t.Fatalf("%+v, was %+v", d2.Request, d.Request)
@@ -339,7 +344,7 @@ func TestARestartLosesNothing(t *testing.T) {
 	w.want(t, call("next", prompts(t)), OutcomeApproved) // by the session's grant
 }
 
-func TestTooManyQuestionsAreRefused(t *testing.T) {
+func TestPendingRequestsAreBounded(t *testing.T) {
 	w := newWorld(t, Options{MaxPending: 3, MaxPendingPerCaller: 2})
 	r := prompts(t)
 	var last Decision
@@ -350,7 +355,7 @@ func TestTooManyQuestionsAreRefused(t *testing.T) {
 		errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "2 of caller ann") {
 		t.Fatal(err)
 	}
-	w.want(t, call(key(1), r), OutcomeAsked) // one that was asked is found
+	w.want(t, call(key(1), r), OutcomeAsked) // an existing request is found
 	other := call("y", r)
 	other.Caller = "bea"
 	w.want(t, other, OutcomeAsked)
@@ -363,7 +368,7 @@ func TestTooManyQuestionsAreRefused(t *testing.T) {
 	w.want(t, call("x", r), OutcomeAsked)
 }
 
-func TestConcurrentCallsOfOneKeyAskOnce(t *testing.T) {
+func TestConcurrentCallsOfOneKeyCreateOneRequest(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))
 	ids := make(chan string, 16)
@@ -386,7 +391,7 @@ func TestConcurrentCallsOfOneKeyAskOnce(t *testing.T) {
 			t.Fatal("asked twice")
 		}
 	}
-	// Of many who use it, one may.
+	// Of many concurrent uses, one succeeds.
 	w.answer(t, first, "bob", Answer{Action: AnswerApprove})
 	used := make(chan error, 16)
 	for range cap(used) {
@@ -406,7 +411,7 @@ func TestConcurrentCallsOfOneKeyAskOnce(t *testing.T) {
 	}
 }
 
-func TestListsAreTheCallersAndNewestFirst(t *testing.T) {
+func TestListIsPerCallerNewestFirst(t *testing.T) {
 	w := newWorld(t, Options{})
 	r := prompts(t)
 	for i := range 4 {
@@ -426,7 +431,7 @@ func TestListsAreTheCallersAndNewestFirst(t *testing.T) {
 	}
 }
 
-func TestALongInputIsCutForApproversAndSaysSo(t *testing.T) {
+func TestLongInputIsElidedForApprovers(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))
 	a.Input = showing(`{"path":"x","content":"` + strings.Repeat("é", 100_000) + `END"}`)

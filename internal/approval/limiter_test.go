@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestALimitedCallSaysExactlyWhenItWillBeAllowed(t *testing.T) {
+func TestLimiterReturnsExactRetryDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Limiter
 		r := Rate{MaxCalls: 3, WindowMS: 1000}
@@ -43,14 +43,14 @@ func TestALimitedCallSaysExactlyWhenItWillBeAllowed(t *testing.T) {
 		if _, ok := l.Allow("a", "bash", Rate{}); !ok {
 			t.Fatal("no rate refuses nothing")
 		}
-		// A lower rate holds at once.
+		// A lower rate applies at once.
 		if wait, ok := l.Allow("a", "bash", Rate{MaxCalls: 1, WindowMS: 1000}); ok || wait != time.Second {
 			t.Fatal(wait, ok)
 		}
 	})
 }
 
-func TestNoWindowHoldsMoreCallsThanAllowed(t *testing.T) {
+func TestLimiterBoundsEveryWindow(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		r := Rate{MaxCalls: rapid.IntRange(1, 6).Draw(rt, "max"), WindowMS: rapid.Int64Range(1, 500).Draw(rt, "window")}
 		gaps := rapid.SliceOfN(rapid.IntRange(0, 300), 1, 60).Draw(rt, "gaps")
@@ -81,7 +81,7 @@ func TestNoWindowHoldsMoreCallsThanAllowed(t *testing.T) {
 	})
 }
 
-func TestTheLimiterForgetsWhoIsIdle(t *testing.T) {
+func TestLimiterForgetsIdleCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Limiter
 		r := Rate{MaxCalls: 1, WindowMS: 10_000}
@@ -100,7 +100,7 @@ func TestTheLimiterForgetsWhoIsIdle(t *testing.T) {
 	})
 }
 
-func BenchmarkTheLimiter(b *testing.B) {
+func BenchmarkLimiter(b *testing.B) {
 	var l Limiter
 	r := Rate{MaxCalls: 1000, WindowMS: 1}
 	b.ReportAllocs()

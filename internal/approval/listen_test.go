@@ -28,7 +28,7 @@ func listen(t *testing.T, w *world, caller string) (<-chan Event, <-chan error) 
 	return events, ended
 }
 
-func TestListenersHearOfAllThatConcernsThem(t *testing.T) {
+func TestSubscribeSendsCallersEvents(t *testing.T) {
 	w := newWorld(t, Options{})
 	before := w.want(t, call("before", prompts(t)), OutcomeAsked)
 	all, _ := listen(t, w, "")
@@ -43,7 +43,7 @@ func TestListenersHearOfAllThatConcernsThem(t *testing.T) {
 	}
 	expect("all", all, "asked", before.Request.ID)
 	expect("ann", anns, "asked", before.Request.ID)
-	for listening := 0; listening < 3; time.Sleep(time.Millisecond) { // bea has heard nothing yet
+	for listening := 0; listening < 3; time.Sleep(time.Millisecond) { // bea has no event yet
 		w.mu.Lock()
 		listening = len(w.listeners)
 		w.mu.Unlock()
@@ -53,7 +53,7 @@ func TestListenersHearOfAllThatConcernsThem(t *testing.T) {
 	d := w.want(t, a, OutcomeAsked)
 	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: "boss"})
 	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny})
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny}) // heard once
+	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny}) // received once
 	for name, c := range map[string]<-chan Event{"all": all, "bea": beas} {
 		for _, kind := range []string{"asked", "escalated", "decided"} {
 			expect(name, c, kind, d.Request.ID)
@@ -71,7 +71,7 @@ func TestListenersHearOfAllThatConcernsThem(t *testing.T) {
 	}
 }
 
-func TestNewListenersHearOfWhatWaitsTheOldestFirst(t *testing.T) {
+func TestSubscribeSendsPendingOldestFirst(t *testing.T) {
 	w := newWorld(t, Options{})
 	var want []string
 	for i := range 20 {
@@ -88,7 +88,7 @@ func TestNewListenersHearOfWhatWaitsTheOldestFirst(t *testing.T) {
 	}
 }
 
-func TestASlowListenerIsDroppedAndHoldsNobodyUp(t *testing.T) {
+func TestSlowListenerIsDropped(t *testing.T) {
 	w := newWorld(t, Options{MaxPendingPerCaller: 5000})
 	first := w.want(t, call("first", prompts(t)), OutcomeAsked)
 	entered, leave := make(chan struct{}), make(chan struct{})
@@ -117,7 +117,7 @@ func TestASlowListenerIsDroppedAndHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-func TestASinkThatFailsEndsItsListener(t *testing.T) {
+func TestSubscribeReturnsSinkError(t *testing.T) {
 	w := newWorld(t, Options{})
 	w.want(t, call("a", prompts(t)), OutcomeAsked)
 	broken := errors.New("the connection broke")
@@ -129,7 +129,7 @@ func TestASinkThatFailsEndsItsListener(t *testing.T) {
 	}
 }
 
-// full is a gate on which n questions wait.
+// full returns a gate with n pending requests.
 func full(b *testing.B, n int) *world {
 	b.Helper()
 	w := newWorld(b, Options{MaxPending: n + 1_000_000, MaxPendingPerCaller: n + 1_000_000})
@@ -154,7 +154,7 @@ func BenchmarkAskWhileTenThousandWait(b *testing.B) {
 	}
 }
 
-func BenchmarkFindTheQuestionOfAKeyAmongTenThousand(b *testing.B) {
+func BenchmarkFindRequestByKeyAmongTenThousand(b *testing.B) {
 	w := full(b, 10_000)
 	a := call("k500", prompts(b))
 	a.Caller = "caller0"
@@ -174,7 +174,7 @@ func BenchmarkListOfOneCallerAmongTenThousand(b *testing.B) {
 	}
 }
 
-func BenchmarkListAThousandOfTenThousand(b *testing.B) {
+func BenchmarkListThousandOfTenThousand(b *testing.B) {
 	w := full(b, 10_000)
 	for b.Loop() {
 		if l, err := w.List(b.Context(), Filter{State: Pending}); err != nil || len(l) != MaxList {
@@ -183,7 +183,7 @@ func BenchmarkListAThousandOfTenThousand(b *testing.B) {
 	}
 }
 
-func BenchmarkAnAnswerReachesAListener(b *testing.B) {
+func BenchmarkAnswerToListener(b *testing.B) {
 	w := newWorld(b, Options{})
 	heard := make(chan struct{})
 	ctx, stop := context.WithCancel(b.Context())

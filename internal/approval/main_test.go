@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a gate over a store in dir, with a clock of its own.
+// world is a gate with a store in dir and a clock of its own.
 type world struct {
 	*Gate
 	store *store.Store
@@ -23,7 +23,7 @@ type world struct {
 	opts  Options
 }
 
-// noon of a Wednesday, in the middle of a month.
+// noon of a Wednesday in the middle of a month.
 var noon = time.Date(2026, time.July, 15, 12, 0, 0, 0, time.UTC)
 
 func newWorld(t testing.TB, opts Options) *world {
@@ -54,7 +54,7 @@ func (w *world) gateOptions() Options {
 	return o
 }
 
-// restart is the death of the process and its next life.
+// restart replaces the gate, as a restarted process does.
 func (w *world) restart(t testing.TB) {
 	t.Helper()
 	if err := w.store.Close(); err != nil {
@@ -72,12 +72,12 @@ func rules(t testing.TB, r ...Rule) *Rules {
 	return c
 }
 
-// showing returns what approvers see.
+// showing returns an Ask.Input for what approvers see.
 func showing(input string) func() json.RawMessage {
 	return func() json.RawMessage { return json.RawMessage(input) }
 }
 
-// call is an ask of "ann" with the tool "bash".
+// call returns a call of "ann" to the tool "bash".
 func call(key string, r *Rules) Ask {
 	return Ask{Call: "call-" + key, Caller: "ann", Session: "s1", Profile: "p", Tool: "bash", Trust: 1, Key: key,
 		Hash:  "hash-" + key,

@@ -87,8 +87,8 @@ func Compile(rules []Rule) (*Rules, error) {
 			return nil, err
 		}
 		if first, twice := ids[c.ID]; twice {
-			return nil, &RuleError{fmt.Sprintf("approvals[%d].id", i), fmt.Sprintf("%q is the id of approvals[%d] as well",
-				c.ID, first)}
+			return nil, &RuleError{fmt.Sprintf("approvals[%d].id", i),
+				fmt.Sprintf("%q is also the id of approvals[%d]", c.ID, first)}
 		}
 		ids[c.ID] = i
 		r.rules[i] = c

@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-func TestABrokenRuleIsNamedByItsPlace(t *testing.T) {
+func TestCompileNamesInvalidRule(t *testing.T) {
 	for _, c := range []struct {
 		rule         Rule
 		path, reason string
@@ -29,11 +29,17 @@ func TestABrokenRuleIsNamedByItsPlace(t *testing.T) {
 		{Rule{Tool: "*", Action: Budget, Period: Daily, Limit: math.NaN()}, "approvals[1].limit", "must be over 0"},
 		{Rule{Tool: "*", Action: Budget, Period: Daily, Limit: math.Inf(1)}, "approvals[1].limit", "at most"},
 		{Rule{Tool: "*", Action: Budget, Limit: 1}, "approvals[1].period", "daily, weekly or monthly"},
-		{Rule{Tool: "*", Action: Budget, Limit: 1, Period: Daily, Then: Approve}, "approvals[1].then", "deny or prompt"},
+		{
+			Rule{Tool: "*", Action: Budget, Limit: 1, Period: Daily, Then: Approve}, "approvals[1].then",
+			"deny or prompt",
+		},
 		{Rule{Tool: "*", Action: Budget, Limit: 1, Period: Daily, Amount: "("}, "approvals[1].amount", "1:"},
 		{Rule{ID: "first", Tool: "*", Action: Deny}, "approvals[1].id", "approvals[0]"},
 		{Rule{ID: "a\nb", Tool: "*", Action: Deny}, "approvals[1].id", "one line"},
-		{Rule{Tool: "*", Action: Deny, Message: strings.Repeat("a", 5000)}, "approvals[1].message", "the limit is 4096"},
+		{
+			Rule{Tool: "*", Action: Deny, Message: strings.Repeat("a", 5000)}, "approvals[1].message",
+			"the limit is 4096",
+		},
 	} {
 		_, err := Compile([]Rule{{ID: "first", Tool: "x", Action: Approve}, c.rule})
 		var re *RuleError
@@ -44,7 +50,7 @@ func TestABrokenRuleIsNamedByItsPlace(t *testing.T) {
 	}
 }
 
-func TestTheFirstRuleThatMatchesDecides(t *testing.T) {
+func TestFindReturnsFirstMatch(t *testing.T) {
 	r := rules(t,
 		Rule{ID: "cheap", Tool: "pay", Action: Approve, When: "input.amount < 10"},
 		Rule{ID: "trusted", Tool: "pay", Action: Approve, When: "call.trust >= 3 && call.caller == 'boss'"},
@@ -62,13 +68,13 @@ func TestTheFirstRuleThatMatchesDecides(t *testing.T) {
 		{"pay", 50.0, CallFacts{}, "pay"},
 		{"pay", 5000.0, CallFacts{}, "dear"},
 		{"pay", 5000.0, CallFacts{Caller: "boss", Trust: 3}, "trusted"},
-		{"pay", "5", CallFacts{}, "dear"}, // no number: what approves does not hold, what denies does
+		{"pay", "5", CallFacts{}, "dear"}, // not a number: the approving rule does not hold, the denying one does
 		{"fs.read", nil, CallFacts{}, "fs"},
 		{"bash", nil, CallFacts{}, ""},
 	} {
 		got, ok := r.Find(t.Context(), c.tool, map[string]any{"amount": c.amount}, c.facts)
 		if got.ID != c.rule || ok != (c.rule != "") {
-			t.Errorf("%+v: %q", c, got.ID)
+			t.Errorf("Find for %+v = %q", c, got.ID)
 		}
 	}
 	var none *Rules
@@ -77,7 +83,7 @@ func TestTheFirstRuleThatMatchesDecides(t *testing.T) {
 	}
 }
 
-func TestAConditionThatFailsFailsClosed(t *testing.T) {
+func TestFailingConditionFailsClosed(t *testing.T) {
 	for _, c := range []struct {
 		rule  Rule
 		found bool
@@ -91,7 +97,7 @@ func TestAConditionThatFailsFailsClosed(t *testing.T) {
 	} {
 		got, ok := rules(t, c.rule).Find(t.Context(), "bash", nil, CallFacts{})
 		if ok != c.found || got.Action != c.want {
-			t.Errorf("%+v: %v %v", c.rule, ok, got)
+			t.Errorf("Find for %+v = %v, %v", c.rule, ok, got)
 		}
 		if ok && !strings.Contains(got.Message, "could not be evaluated") {
 			t.Errorf("%+v: message %q", c.rule, got.Message)

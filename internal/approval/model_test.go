@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is what a request should be.
+// model is the expected state of a request.
 type model struct {
 	ask     Ask
 	id      string
@@ -22,10 +22,10 @@ type model struct {
 	expires time.Time
 }
 
-// TestTheGateKeepsToItsModel does what callers, approvers and the time may do,
-// in any order and across restarts.
-func TestTheGateKeepsToItsModel(t *testing.T) {
-	// One store for all: callers are new in each run.
+// TestGateMatchesModel performs random actions of callers, approvers and the clock, across
+// restarts.
+func TestGateMatchesModel(t *testing.T) {
+	// All runs share one store, with new callers in each.
 	w := newWorld(t, Options{MaxPending: 6, MaxPendingPerCaller: 4})
 	runs := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -63,7 +63,8 @@ func TestTheGateKeepsToItsModel(t *testing.T) {
 		}
 		session := func(a Ask) string { return a.Caller + "/" + a.Session }
 		check := func(rt *rapid.T, m *model, r Request) {
-			if r.State != m.state || r.By != m.by || r.Used != m.used || r.State == Pending && !r.Expires.Equal(m.expires) {
+			if r.State != m.state || r.By != m.by || r.Used != m.used ||
+				r.State == Pending && !r.Expires.Equal(m.expires) {
 				rt.Fatalf("%+v, want %+v", r, m)
 			}
 		}
@@ -99,9 +100,10 @@ func TestTheGateKeepsToItsModel(t *testing.T) {
 					}
 				default:
 					if err != nil || d.Outcome != OutcomeAsked {
-						rt.Fatalf("%+v %v", d, err)
+						rt.Fatalf("Decide = %+v, %v; want asked", d, err)
 					}
-					all = append(all, &model{ask: a, id: d.Request.ID, state: Pending, expires: w.clock.Add(DefaultExpiry)})
+					all = append(all,
+						&model{ask: a, id: d.Request.ID, state: Pending, expires: w.clock.Add(DefaultExpiry)})
 				}
 			},
 			"answer": func(rt *rapid.T) {
@@ -172,7 +174,7 @@ func TestTheGateKeepsToItsModel(t *testing.T) {
 				}
 				expire()
 			},
-			"restart": func(rt *rapid.T) { // of the gate; what the store keeps is tested elsewhere
+			"restart": func(rt *rapid.T) { // of the gate; other tests cover the store
 				g, err := New(rt.Context(), w.gateOptions())
 				if err != nil {
 					rt.Fatal(err)
@@ -182,7 +184,8 @@ func TestTheGateKeepsToItsModel(t *testing.T) {
 			"": func(rt *rapid.T) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
-				if len(w.pending) != pending("") || len(w.queue) != len(w.pending) || w.callers[callers[0]] != pending(callers[0]) {
+				if len(w.pending) != pending("") || len(w.queue) != len(w.pending) ||
+					w.callers[callers[0]] != pending(callers[0]) {
 					rt.Fatalf("in memory: %d pending, %d in the queue, %v", len(w.pending), len(w.queue), w.callers)
 				}
 			},

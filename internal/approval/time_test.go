@@ -12,7 +12,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// running runs f with a gate whose time is the bubble's.
+// running runs f with a gate that uses the time of a synctest bubble.
 func running(t *testing.T, o Options, f func(t *testing.T, w *world)) {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func running(t *testing.T, o Options, f func(t *testing.T, w *world)) {
 	})
 }
 
-func TestAQuestionExpiresByItself(t *testing.T) {
+func TestRequestExpires(t *testing.T) {
 	running(t, Options{}, func(t *testing.T, w *world) {
 		begin := time.Now()
 		slow := w.want(t, call("slow", prompts(t)), OutcomeAsked)
@@ -47,7 +47,8 @@ func TestAQuestionExpiresByItself(t *testing.T) {
 		if err != nil || r.State != Expired || time.Since(begin) != 1500*time.Millisecond {
 			t.Fatal(r, err, time.Since(begin))
 		}
-		if _, err := w.Answer(t.Context(), r.ID, "bob", Answer{Action: AnswerApprove}); !errors.Is(err, errdefs.ErrConflict) {
+		if _, err := w.Answer(t.Context(), r.ID, "bob", Answer{Action: AnswerApprove}); !errors.Is(err,
+			errdefs.ErrConflict) {
 			t.Fatal(err)
 		}
 		r, err = w.Wait(t.Context(), slow.Request.ID)
@@ -57,7 +58,7 @@ func TestAQuestionExpiresByItself(t *testing.T) {
 	})
 }
 
-func TestWhatIsHandedOnWaitsAnew(t *testing.T) {
+func TestEscalationRestartsExpiry(t *testing.T) {
 	running(t, Options{}, func(t *testing.T, w *world) {
 		begin := time.Now()
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
@@ -65,7 +66,7 @@ func TestWhatIsHandedOnWaitsAnew(t *testing.T) {
 			time.Sleep(9 * time.Minute)
 			if r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate,
 				To: to}); r.State != Pending || r.Escalated != to || !r.Expires.Equal(time.Now().Add(DefaultExpiry)) {
-				t.Fatalf("%+v", r)
+				t.Fatalf("escalated request = %+v, want pending with a new expiry", r)
 			}
 			w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: to})
 		}
@@ -76,7 +77,7 @@ func TestWhatIsHandedOnWaitsAnew(t *testing.T) {
 	})
 }
 
-func TestWaitersAreToldThatTheServiceStops(t *testing.T) {
+func TestStopEndsWaits(t *testing.T) {
 	running(t, Options{}, func(t *testing.T, w *world) {
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 		got := make(chan error, 2)
@@ -98,7 +99,7 @@ func TestWaitersAreToldThatTheServiceStops(t *testing.T) {
 	})
 }
 
-func TestOldRequestsAreForgotten(t *testing.T) {
+func TestOldRequestsAreDeleted(t *testing.T) {
 	running(t, Options{}, func(t *testing.T, w *world) {
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 		w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})

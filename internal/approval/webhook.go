@@ -67,10 +67,13 @@ func newWebhookSender(w Webhook, log *slog.Logger) (*webhookSender, error) {
 	case u.Scheme == "http" && isLoopback(u.Hostname()):
 	default:
 		return nil,
-			fmt.Errorf("approvals.webhook must be https, or http to a loopback address: approval requests would cross the network unencrypted: %w", errdefs.ErrInvalidArgument)
+			fmt.Errorf("approvals.webhook must be https, or http to a loopback address: approval requests would "+
+				"cross the network unencrypted: %w", errdefs.ErrInvalidArgument)
 	}
 	if w.Client == nil {
-		w.Client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+		w.Client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse
+		}}
 	}
 	return &webhookSender{Webhook: w, log: log, queue: make(chan Event, hookQueue)}, nil
 }
@@ -108,7 +111,8 @@ func (h *webhookSender) run(ctx context.Context) error {
 			h.log.Warn("dropped events: the webhook is too slow", "events", lost)
 		}
 		if err := h.deliver(ctx, e); err != nil && ctx.Err() == nil {
-			h.log.Warn("failed to deliver an event to the webhook", "approval", e.Request.ID, "event", e.Type, "error", err)
+			h.log.Warn("failed to deliver an event to the webhook", "approval", e.Request.ID, "event", e.Type,
+				"error", err)
 		}
 	}
 }
@@ -160,8 +164,9 @@ func (h *webhookSender) post(ctx context.Context, id string, body []byte) (again
 		}
 		return true, err
 	}
-	defer resp.Body.Close()                                //nolint:errcheck // it was read as far as it matters
-	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) //nolint:errcheck // only so that the connection can be used again
+	defer resp.Body.Close() //nolint:errcheck // it was read as far as it matters
+	// Read the rest, so that the connection can be reused.
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 	switch {
 	case resp.StatusCode < 300:
 		return false, nil

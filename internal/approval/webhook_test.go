@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-func TestAWebhookMustBeHTTPSOrOnTheLoopback(t *testing.T) {
+func TestWebhookRequiresHTTPSOrLoopback(t *testing.T) {
 	for address, ok := range map[string]bool{
 		"https://example.com/x": true, "http://127.0.0.1:1/x": true, "http://[::1]:1": true, "http://localhost/x": true,
 		"":                     true,
@@ -25,12 +25,12 @@ func TestAWebhookMustBeHTTPSOrOnTheLoopback(t *testing.T) {
 	} {
 		_, err := newWebhookSender(Webhook{URL: address}, slog.New(slog.DiscardHandler))
 		if ok != (err == nil) || !ok && !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%q: %v", address, err)
+			t.Errorf("webhook at %q: %v", address, err)
 		}
 	}
 }
 
-func TestAWebhookIsToldInOrderAndCanCheckTheSignature(t *testing.T) {
+func TestWebhookDeliversInOrderSigned(t *testing.T) {
 	secret := []byte("s3cret")
 	type told struct {
 		event    Event
@@ -38,7 +38,7 @@ func TestAWebhookIsToldInOrderAndCanCheckTheSignature(t *testing.T) {
 	}
 	got := make(chan told, 10)
 	fail := make(chan int, 1)
-	fail <- http.StatusServiceUnavailable // the first try
+	fail <- http.StatusServiceUnavailable // the first attempt
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if r.Header.Get(HeaderSignature) != sign(secret, r.Header.Get(HeaderTimestamp), body) {
@@ -63,7 +63,8 @@ func TestAWebhookIsToldInOrderAndCanCheckTheSignature(t *testing.T) {
 	d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
 	first, again, second := <-got, <-got, <-got
-	if first.event.Type != "asked" || again.event.Type != "asked" || again.delivery != first.delivery || second.event.Type != "decided" || second.event.Request.By != "bob" || second.delivery == first.delivery {
+	if first.event.Type != "asked" || again.event.Type != "asked" || again.delivery != first.delivery ||
+		second.event.Type != "decided" || second.event.Request.By != "bob" || second.delivery == first.delivery {
 		t.Fatalf("%+v\n%+v\n%+v", first, again, second)
 	}
 	stop()
@@ -81,7 +82,7 @@ func (d *dead) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, context.Cause(r.Context())
 }
 
-func TestADeadWebhookHoldsNobodyUp(t *testing.T) {
+func TestDeadWebhookDoesNotBlock(t *testing.T) {
 	d := &dead{}
 	o := Options{MaxPendingPerCaller: 5000, Webhook: Webhook{URL: "https://dead.example.com/secret",
 		Client: &http.Client{Transport: d}}}

@@ -1,9 +1,9 @@
-// Package remains finds what a state directory still has after its database was lost, and removes
-// its sandboxes.
+// Package remains finds what a state directory still contains after its database was lost, and
+// removes its sandboxes.
 //
-// A Finder asks the engines by the owner id, and by the owners that drivers have noted down. It
-// removes sandboxes with all that belongs to them, and never workspaces or audit records. It starts
-// goroutines only while a method runs. Errors are classed by containerd/errdefs.
+// A Finder asks the drivers for the sandboxes of an owner id, and of the owners that drivers have
+// recorded. It removes sandboxes with all their resources, but never workspaces or audit records.
+// It starts goroutines only while a method runs. Errors have the classes of containerd/errdefs.
 package remains
 
 import (
@@ -25,47 +25,49 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// noOwner stands for an owner that is not known. Drivers then list the sandboxes whose records name
-// no owner.
+// noOwner replaces an unknown owner. Drivers then list the sandboxes whose records name no owner.
 const noOwner = "unknown-owner"
 
-// parallel bounds removals at once.
+// parallel bounds concurrent removals.
 const parallel = 8
 
-// Finder looks for what is left.
+// Finder finds and removes what is left. All fields are required. Its methods may be called
+// concurrently.
 type Finder struct {
-	// Runtimes are the names of those to be asked, with the directory in which each keeps an entry
-	// for every sandbox, from before it is made until it is gone.
+	// Runtimes maps the names of the runtimes to the directory in which each keeps an entry for
+	// every sandbox, from before its creation until after its removal.
 	Runtimes map[string]string
-	// Open makes the driver of that name.
+	// Open returns the driver with this name.
 	Open func(ctx context.Context, name string) (runtime.Driver, error)
-	// Workspaces is the directory of workspaces, AuditHead and AuditLog are the files of the log.
+	// Workspaces is the directory of workspaces. AuditHead and AuditLog are the files of the audit
+	// log.
 	Workspaces, AuditHead, AuditLog string
 	Log                             *slog.Logger
 }
 
-// Found is what there is.
+// Found is the result of Finder.Find.
 type Found struct {
-	// Owner is the id that sandboxes were found by; "" where none is known.
+	// Owner is the owner id of the sandboxes, or "" if it is unknown.
 	Owner     string
 	Sandboxes []Sandboxes
-	// Workspaces counts them. Audit tells of the audit log; "" for no records.
+	// Workspaces is the number of workspaces. Audit describes the audit log, or is "" if it has no
+	// records.
 	Workspaces int
 	Audit      string
 	// Asked are the runtimes that answered.
 	Asked []string
 }
 
-// Sandboxes are those of one runtime.
+// Sandboxes are the sandboxes of one runtime.
 type Sandboxes struct {
 	Runtime string
 	IDs     []string
-	// Err says why the runtime could not be asked. IDs are then those that it has noted.
+	// Err says why the runtime did not answer. IDs are then those of its entries.
 	Err error
 }
 
-// Find looks for everything that belongs to owner, or to any owner that drivers have noted down. A
-// runtime that cannot be asked is not an error: see Sandboxes.
+// Find returns what belongs to owner, or to any owner that drivers have recorded. A runtime that
+// does not answer is not an error: see Sandboxes.Err.
 func (f Finder) Find(ctx context.Context, owner string) (Found, error) {
 	found := Found{Owner: owner, Workspaces: f.workspaces(), Audit: f.audit()}
 	for _, name := range f.names() {
@@ -81,7 +83,7 @@ func (f Finder) Find(ctx context.Context, owner string) (Found, error) {
 			return found, context.Cause(ctx)
 		}
 		if s.Err != nil {
-			f.Log.Warn("failed to ask a runtime for its sandboxes", "runtime", name, "error", s.Err)
+			f.Log.Warn("failed to list the sandboxes of a runtime", "runtime", name, "error", s.Err)
 			s.IDs = noted(f.Runtimes[name])
 		} else {
 			found.Asked = append(found.Asked, name)
@@ -104,13 +106,15 @@ func (f Finder) names() []string {
 	return names
 }
 
-// ownerLister is a driver that has noted down the owners of its sandboxes.
+// ownerLister is a driver that records the owners of its sandboxes.
 type ownerLister interface {
 	Owners(ctx context.Context) ([]string, error)
 }
 
-// each calls do with the sandboxes of each owner that a runtime knows of.
-func (f Finder) each(ctx context.Context, name, owner string, do func(d runtime.Driver, owner string, ids []string) error) (err error) {
+// each calls do with the sandboxes of each owner that a runtime knows.
+func (f Finder) each(
+	ctx context.Context, name, owner string, do func(d runtime.Driver, owner string, ids []string) error,
+) (err error) {
 	driver, err := f.Open(ctx, name)
 	if err != nil {
 		return err
@@ -141,7 +145,7 @@ func (f Finder) each(ctx context.Context, name, owner string, do func(d runtime.
 	return nil
 }
 
-// noted returns the sandboxes that have an entry in dir.
+// noted returns the ids of the sandboxes with an entry in dir.
 func noted(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -170,7 +174,7 @@ func (f Finder) workspaces() int {
 	return n
 }
 
-// audit tells how many audit records there are, by the head of their log.
+// audit describes the number of audit records, from the head of their log.
 func (f Finder) audit() string {
 	const some = "an audit log"
 	text, err := os.ReadFile(f.AuditHead)
@@ -197,15 +201,16 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// None reports whether nothing was found that a new database would forget. Workspaces alone count
-// only where a server has used the state directory: they can be made without one.
+// None reports whether nothing was found that a new database would forget. used says that a server
+// has used the state directory; otherwise workspaces do not count, because they can be created
+// without a server.
 func (f Found) None(used bool) bool {
 	return len(f.Sandboxes) == 0 && f.Audit == "" && (f.Workspaces == 0 || !used)
 }
 
-// String tells what was found, in one line.
+// String describes what was found, in one line.
 func (f Found) String() string {
-	const most = 3 // ids are named
+	const most = 3 // number of listed ids
 	var parts []string
 	for _, s := range f.Sandboxes {
 		ids := strings.Join(s.IDs[:min(len(s.IDs), most)], ", ")
@@ -214,7 +219,7 @@ func (f Found) String() string {
 		}
 		text := fmt.Sprintf("%s of %s (%s)", count(len(s.IDs), "sandbox", "sandboxes"), s.Runtime, ids)
 		if s.Err != nil {
-			text += fmt.Sprintf(", which cannot be asked (%v)", s.Err)
+			text += fmt.Sprintf(", which cannot be listed (%v)", s.Err)
 		}
 		parts = append(parts, text)
 	}
@@ -227,24 +232,26 @@ func (f Found) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Destroy removes the sandboxes that were found, with their mounts, cgroups and records. All are
-// tried. It may be repeated.
+// Destroy removes the sandboxes that were found, with their mounts, cgroups and records. It
+// continues after errors and returns all of them. It may be repeated.
 func (f Finder) Destroy(ctx context.Context, found Found) error {
 	var errs []error
 	for _, s := range found.Sandboxes {
 		err := s.Err
 		if err == nil {
-			err = f.each(ctx, s.Runtime, found.Owner, func(d runtime.Driver, _ string, ids []string) error { return f.remove(ctx, d, ids) })
+			err = f.each(ctx, s.Runtime, found.Owner,
+				func(d runtime.Driver, _ string, ids []string) error { return f.remove(ctx, d, ids) })
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("remove %s of %s: %w", count(len(s.IDs), "sandbox", "sandboxes"), s.Runtime, err))
+			errs = append(errs,
+				fmt.Errorf("remove %s of %s: %w", count(len(s.IDs), "sandbox", "sandboxes"), s.Runtime, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 func (f Finder) remove(ctx context.Context, d runtime.Driver, ids []string) error {
-	var g errgroup.Group // none of them stops the others
+	var g errgroup.Group // an error does not stop the others
 	g.SetLimit(parallel)
 	errs := make([]error, len(ids))
 	for i, id := range ids {

@@ -69,8 +69,9 @@ func finder(t *testing.T, engines ...*engine) Finder {
 	t.Helper()
 	dir := t.TempDir()
 	f := Finder{
-		Runtimes: map[string]string{}, Workspaces: filepath.Join(dir, "workspaces"), AuditHead: filepath.Join(dir, "audit.head"),
-		AuditLog: filepath.Join(dir, "audit.db"), Log: slog.New(slog.DiscardHandler),
+		Runtimes: map[string]string{}, Workspaces: filepath.Join(dir, "workspaces"),
+		AuditHead: filepath.Join(dir, "audit.head"),
+		AuditLog:  filepath.Join(dir, "audit.db"), Log: slog.New(slog.DiscardHandler),
 		Open: func(_ context.Context, name string) (runtime.Driver, error) {
 			for _, e := range engines {
 				if e.name == name && e.has != nil {
@@ -121,7 +122,7 @@ func TestDestroyRemovesSandboxesOfAllOwners(t *testing.T) {
 	}
 }
 
-func TestFindTellsTheOwnerThatDriversHaveNoted(t *testing.T) {
+func TestFindReportsOwnersThatDriversNoted(t *testing.T) {
 	f := finder(t, &engine{name: "a", has: map[string][]string{"owner-one": {"s1"}, noOwner: {"s2"}}})
 	found := find(t, f, "")
 	if found.Owner != "owner-one" || found.String() != "2 sandboxes of a (s1, s2)" {
@@ -129,13 +130,14 @@ func TestFindTellsTheOwnerThatDriversHaveNoted(t *testing.T) {
 	}
 }
 
-func TestRuntimeThatCannotBeAskedIsToldByItsNotes(t *testing.T) {
+func TestUnavailableRuntimeIsReportedByItsNotes(t *testing.T) {
 	const id = "0192f0c4-0000-7000-8000-000000000000"
 	f := finder(t, &engine{name: "down"}, &engine{name: "unused"})
 	put(t, filepath.Join(f.Runtimes["down"], id), "")
 	put(t, filepath.Join(f.Runtimes["down"], ".skeleton"), "")
 	found := find(t, f, "owner-one")
-	if got, want := found.String(), "1 sandbox of down ("+id+"), which cannot be asked ("+errDown.Error()+")"; got != want {
+	want := "1 sandbox of down (" + id + "), which cannot be listed (" + errDown.Error() + ")"
+	if got := found.String(); got != want {
 		t.Errorf("Find() = %q, want %q", got, want)
 	}
 	if len(found.Asked) != 0 {
@@ -146,9 +148,10 @@ func TestRuntimeThatCannotBeAskedIsToldByItsNotes(t *testing.T) {
 	}
 }
 
-func TestDestroyTriesAll(t *testing.T) {
+func TestDestroyContinuesAfterErrors(t *testing.T) {
 	busy := errors.New("busy")
-	e := &engine{name: "a", has: map[string][]string{"owner-one": {"s1", "s2", "s3", "s4"}}, failed: map[string]error{"s2": busy}}
+	e := &engine{name: "a", has: map[string][]string{"owner-one": {"s1", "s2", "s3", "s4"}},
+		failed: map[string]error{"s2": busy}}
 	f := finder(t, e)
 	found := find(t, f, "owner-one")
 	if !strings.Contains(found.String(), "4 sandboxes of a (s1, s2, s3, …)") {
@@ -162,19 +165,32 @@ func TestDestroyTriesAll(t *testing.T) {
 	}
 }
 
-func TestNoneTellsWhetherSomethingWouldBeForgotten(t *testing.T) {
+func TestNoneReportsForgottenSandboxes(t *testing.T) {
 	for name, c := range map[string]struct {
 		make      func(t *testing.T, f Finder)
 		says      string
 		none, new bool // None(true), None(false)
 	}{
-		"nothing":             {func(*testing.T, Finder) {}, "", true, true},
-		"workspaces":          {func(t *testing.T, f Finder) { put(t, filepath.Join(f.Workspaces, "x", "workspace.json"), "") }, "1 workspace", false, true},
-		"no workspaces":       {func(t *testing.T, f Finder) { put(t, filepath.Join(f.Workspaces, ".disk-1", "disk.img"), "") }, "", true, true},
-		"records":             {func(t *testing.T, f Finder) { put(t, f.AuditHead, "12:aa:bb\n") }, "12 audit records", false, false},
-		"one record":          {func(t *testing.T, f Finder) { put(t, f.AuditHead, "1:aa:bb\n") }, "1 audit record", false, false},
-		"an empty log":        {func(t *testing.T, f Finder) { put(t, f.AuditHead, "0:aa:bb\n"); put(t, f.AuditLog, "x") }, "", true, true},
-		"a damaged head":      {func(t *testing.T, f Finder) { put(t, f.AuditHead, "x") }, "an audit log", false, false},
+		"nothing": {func(*testing.T, Finder) {}, "", true, true},
+		"workspaces": {func(t *testing.T,
+			f Finder) {
+			put(t, filepath.Join(f.Workspaces, "x", "workspace.json"), "")
+		}, "1 workspace", false, true},
+		"no workspaces": {func(t *testing.T,
+			f Finder) {
+			put(t, filepath.Join(f.Workspaces, ".disk-1", "disk.img"), "")
+		}, "", true, true},
+		"records": {func(t *testing.T, f Finder) { put(t, f.AuditHead, "12:aa:bb\n") }, "12 audit records",
+			false, false},
+		"one record": {func(t *testing.T, f Finder) { put(t, f.AuditHead, "1:aa:bb\n") }, "1 audit record",
+			false, false},
+		"an empty log": {func(t *testing.T,
+			f Finder) {
+			put(t, f.AuditHead, "0:aa:bb\n")
+			put(t, f.AuditLog, "x")
+		}, "", true, true},
+		"a damaged head": {func(t *testing.T, f Finder) { put(t, f.AuditHead, "x") }, "an audit log", false,
+			false},
 		"a log without head":  {func(t *testing.T, f Finder) { put(t, f.AuditLog, "x") }, "an audit log", false, false},
 		"an empty file alone": {func(t *testing.T, f Finder) { put(t, f.AuditLog, "") }, "", true, true},
 	} {
@@ -183,7 +199,8 @@ func TestNoneTellsWhetherSomethingWouldBeForgotten(t *testing.T) {
 			c.make(t, f)
 			found := find(t, f, "owner-one")
 			if found.String() != c.says || found.None(true) != c.none || found.None(false) != c.new {
-				t.Errorf("found %q, None(true) %v, None(false) %v; want %q, %v, %v", found, found.None(true), found.None(false), c.says, c.none, c.new)
+				t.Errorf("found %q, None(true) %v, None(false) %v; want %q, %v, %v", found, found.None(true),
+					found.None(false), c.says, c.none, c.new)
 			}
 		})
 	}

@@ -1,9 +1,9 @@
-// Package scratch makes temporary directories that do not outlive a killed process for long.
+// Package scratch makes temporary directories that are removed even if their process is killed.
 //
-// A directory is locked while its process uses it. Sweep removes those that no process has locked.
-// The kernel releases a lock when its process dies, so that Sweep needs no ages and no process ids.
-// All functions may be called concurrently, by several processes too. The package starts no
-// goroutine.
+// A directory is locked while its process uses it. Sweep removes directories that no process has
+// locked. The kernel releases a lock when its process ends, so Sweep needs neither ages nor process
+// ids. All functions may be called concurrently, also by several processes. The package starts no
+// goroutines.
 package scratch
 
 import (
@@ -19,12 +19,12 @@ import (
 
 // Dir is a locked temporary directory. Use Make.
 type Dir struct {
-	// Path is where it was made.
+	// Path is the path of the directory.
 	Path string
 	lock *os.File
 }
 
-// Make makes a directory of mode 0700 in parent, whose name begins with prefix, and locks it.
+// Make creates a directory with mode 0700 in parent, whose name starts with prefix, and locks it.
 func Make(parent, prefix string) (*Dir, error) {
 	for {
 		path, err := os.MkdirTemp(parent, prefix)
@@ -38,28 +38,29 @@ func Make(parent, prefix string) (*Dir, error) {
 		if lock != nil {
 			return &Dir{path, lock}, nil
 		}
-		// A sweep was between the two calls, and has removed it.
+		// A concurrent Sweep removed it before it was locked.
 	}
 }
 
-// Remove removes the directory with all that is in it. The lock is held until then.
+// Remove removes the directory and its content, and then releases the lock.
 func (d *Dir) Remove() error { return errors.Join(os.RemoveAll(d.Path), d.Release()) }
 
-// Release gives the lock back and leaves the directory. It is for one that was renamed.
+// Release releases the lock and keeps the directory. It is for a directory that was renamed.
 func (d *Dir) Release() error { return d.lock.Close() }
 
-// Sweep removes the directories in parent whose names begin with prefix and that no process uses.
-// undo is called first, with the directory locked; it may be nil. A parent that does not exist has
-// none. Sweep removes nothing in a parent that other users can write to: the names may be theirs.
+// Sweep removes the directories in parent whose names start with prefix and that no process has
+// locked. It first calls undo, if not nil, with the locked directory. A missing parent is not an
+// error. Sweep removes nothing from a parent that other users can write to: the names may be
+// theirs.
 func Sweep(parent, prefix string, undo func(dir string) error) error {
-	const others = 0o022 // group and others, to write
+	const others = 0o022 // write permission of group and others
 	info, err := os.Stat(parent)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&others != 0 {
 		return nil
 	}
 	entries, err := os.ReadDir(parent)
 	if err != nil {
-		return fmt.Errorf("look for temporary directories: %w", err)
+		return fmt.Errorf("list temporary directories: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
@@ -84,7 +85,8 @@ func sweep(path string, undo func(dir string) error) error {
 	return os.RemoveAll(path)
 }
 
-// take locks the directory at path. It returns nil where another process has it, or it is gone.
+// take locks the directory at path. It returns nil if another process has locked it, or if it is
+// gone.
 func take(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,7 +107,7 @@ func take(path string) (*os.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	if is, err := os.Lstat(path); err != nil || !os.SameFile(had, is) {
-		return nil, f.Close() // removed, or renamed, before it was locked
+		return nil, f.Close() // removed or renamed before it was locked
 	}
 	return f, nil
 }

@@ -54,7 +54,7 @@ func TestSweepRemovesUnlockedDirectoriesOnly(t *testing.T) {
 	}
 }
 
-func TestSweepKeepsWhatCannotBeCleared(t *testing.T) {
+func TestSweepKeepsUnremovableDirectories(t *testing.T) {
 	parent := t.TempDir()
 	if err := os.Mkdir(filepath.Join(parent, ".t-1"), 0o700); err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestSweepKeepsWhatCannotBeCleared(t *testing.T) {
 	}
 }
 
-func TestSweepLeavesASharedParentAlone(t *testing.T) {
+func TestSweepKeepsSharedParent(t *testing.T) {
 	parent := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(parent, ".t-1"), 0o700), os.Chmod(parent, 0o1777)); err != nil {
 		t.Fatal(err)
@@ -81,13 +81,13 @@ func TestSweepLeavesASharedParentAlone(t *testing.T) {
 	}
 }
 
-func TestSweepOfNoParent(t *testing.T) {
+func TestSweepOfMissingParent(t *testing.T) {
 	if err := Sweep(filepath.Join(t.TempDir(), "none"), ".t-", nil); err != nil {
 		t.Errorf("Sweep() = %v, want nil", err)
 	}
 }
 
-func TestMakeBesideSweep(t *testing.T) {
+func TestMakeDuringSweep(t *testing.T) {
 	parent := t.TempDir()
 	var makers, sweeper sync.WaitGroup
 	stop := make(chan struct{})

@@ -15,10 +15,11 @@ import (
 // exists.
 const approvalsSchema = `
 CREATE TABLE IF NOT EXISTS approvals (
-	id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, call TEXT NOT NULL, caller TEXT NOT NULL, session TEXT NOT NULL,
-	profile TEXT NOT NULL, tool TEXT NOT NULL, input BLOB NOT NULL, rule TEXT NOT NULL, reason TEXT NOT NULL, questions TEXT NOT NULL,
-	key TEXT NOT NULL, hash TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, decided INTEGER NOT NULL DEFAULT 0,
-	by TEXT NOT NULL DEFAULT '', scope TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', modified BLOB NOT NULL DEFAULT x'',
+	id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, call TEXT NOT NULL, caller TEXT NOT NULL,
+	session TEXT NOT NULL, profile TEXT NOT NULL, tool TEXT NOT NULL, input BLOB NOT NULL, rule TEXT NOT NULL,
+	reason TEXT NOT NULL, questions TEXT NOT NULL, key TEXT NOT NULL, hash TEXT NOT NULL, created INTEGER NOT NULL,
+	expires INTEGER NOT NULL, decided INTEGER NOT NULL DEFAULT 0, by TEXT NOT NULL DEFAULT '',
+	scope TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', modified BLOB NOT NULL DEFAULT x'',
 	escalated TEXT NOT NULL DEFAULT '', used INTEGER NOT NULL DEFAULT 0, trust INTEGER NOT NULL DEFAULT 3
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS approvals_key ON approvals (caller, key) WHERE key <> '';
@@ -26,9 +27,9 @@ CREATE INDEX IF NOT EXISTS approvals_state ON approvals (state, created, id);
 CREATE INDEX IF NOT EXISTS approvals_caller ON approvals (caller, created, id);
 CREATE INDEX IF NOT EXISTS approvals_created ON approvals (created, id);
 CREATE TABLE IF NOT EXISTS grants (
-	caller TEXT NOT NULL, session TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, approve INTEGER NOT NULL, approval TEXT NOT NULL,
-	by TEXT NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, trust INTEGER NOT NULL DEFAULT 3,
-	PRIMARY KEY (caller, session, tool, rule, trust)
+	caller TEXT NOT NULL, session TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, approve INTEGER NOT NULL,
+	approval TEXT NOT NULL, by TEXT NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL,
+	trust INTEGER NOT NULL DEFAULT 3, PRIMARY KEY (caller, session, tool, rule, trust)
 ) STRICT;
 `
 
@@ -42,7 +43,8 @@ func addTrust(ctx context.Context, db *sql.DB) error {
 	} {
 		var columns, trust int
 		err := db.QueryRowContext(ctx,
-			"SELECT count(*), count(CASE name WHEN 'trust' THEN 1 END) FROM pragma_table_info(?)", table).Scan(&columns, &trust)
+			"SELECT count(*), count(CASE name WHEN 'trust' THEN 1 END) FROM pragma_table_info(?)",
+			table).Scan(&columns, &trust)
 		if err == nil && columns > 0 && trust == 0 {
 			_, err = db.ExecContext(ctx, change)
 		}
@@ -92,7 +94,8 @@ type ApprovalFilter struct {
 	Limit         int
 }
 
-const approvalColumns = "id, kind, state, call, caller, session, profile, tool, input, rule, reason, questions, key, hash, created, expires, " +
+const approvalColumns = "id, kind, state, call, caller, session, profile, tool, input, rule, reason, questions, key, " +
+	"hash, created, expires, " +
 	"decided, by, scope, note, modified, escalated, used, trust"
 
 // InsertApproval records a request. If the caller has one with the same key, it returns that one,
@@ -100,7 +103,8 @@ const approvalColumns = "id, kind, state, call, caller, session, profile, tool, 
 func (s *Store) InsertApproval(ctx context.Context, a Approval) (got Approval, fresh bool, err error) {
 	res, err := s.db.ExecContext(ctx, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?",
 		23)+") ON CONFLICT (caller, key) WHERE key <> '' DO NOTHING",
-		a.ID, a.Kind, a.State, a.Call, a.Caller, a.Session, a.Profile, a.Tool, blob(a.Input), a.Rule, a.Reason, a.Questions,
+		a.ID, a.Kind, a.State, a.Call, a.Caller, a.Session, a.Profile, a.Tool, blob(a.Input), a.Rule, a.Reason,
+		a.Questions,
 		a.Key, a.Hash,
 		stamp(a.Created), stamp(a.Expires), stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.Escalated,
 		stamp(a.Used), a.Trust)
@@ -172,7 +176,8 @@ func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, 
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	res, err := tx.ExecContext(ctx,
-		"UPDATE approvals SET state = ?, decided = ?, by = ?, scope = ?, note = ?, modified = ? WHERE id = ? AND state = ?",
+		"UPDATE approvals SET state = ?, decided = ?, by = ?, scope = ?, note = ?, modified = ? "+
+			"WHERE id = ? AND state = ?",
 		a.State, stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.ID, pendingState)
 	if err != nil {
 		return Approval{}, false, wrap("decide approval "+a.ID, err)
@@ -187,8 +192,10 @@ func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, 
 	}
 	for _, g := range grants {
 		if _, err := tx.ExecContext(ctx,
-			"INSERT OR REPLACE INTO grants (caller, session, tool, rule, trust, approve, approval, by, note, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-			g.Caller, g.Session, g.Tool, g.Rule, g.Trust, g.Approve, g.Approval, g.By, g.Note, stamp(g.Created)); err != nil {
+			"INSERT OR REPLACE INTO grants (caller, session, tool, rule, trust, approve, approval, by, note, "+
+				"created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+			g.Caller, g.Session, g.Tool, g.Rule, g.Trust, g.Approve, g.Approval, g.By, g.Note,
+			stamp(g.Created)); err != nil {
 			return Approval{}, false, wrap("record a grant", err)
 		}
 	}
@@ -215,7 +222,8 @@ func (s *Store) EscalateApproval(ctx context.Context, id, to string, expires tim
 // UseApproval marks a request in the given state as used. done is false if it was already used or
 // has a different state.
 func (s *Store) UseApproval(ctx context.Context, id, state string, at time.Time) (done bool, err error) {
-	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET used = ? WHERE id = ? AND state = ? AND used = 0", stamp(at),
+	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET used = ? WHERE id = ? AND state = ? AND used = 0",
+		stamp(at),
 		id, state)
 	if err != nil {
 		return false, wrap("use approval "+id, err)
@@ -230,7 +238,8 @@ func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, t
 	g := Grant{Caller: caller, Session: session, Tool: tool, Rule: rule}
 	var created int64
 	err := s.db.QueryRowContext(ctx, `SELECT trust, approve, approval, by, note, created FROM grants
-		WHERE caller = ? AND session = ? AND tool = ? AND rule = ? AND created > ? AND CASE WHEN approve THEN trust <= ? ELSE trust >= ? END
+		WHERE caller = ? AND session = ? AND tool = ? AND rule = ? AND created > ?
+		AND CASE WHEN approve THEN trust <= ? ELSE trust >= ? END
 		ORDER BY created DESC, approve LIMIT 1`,
 		caller, session, tool, rule, stamp(since), trust, trust).Scan(&g.Trust, &g.Approve, &g.Approval, &g.By, &g.Note,
 		&created)
@@ -263,7 +272,8 @@ func scanApproval(row scanner) (Approval, error) {
 	var created, expires, decided, used int64
 	err := row.Scan(&a.ID, &a.Kind, &a.State, &a.Call, &a.Caller, &a.Session, &a.Profile, &a.Tool, &a.Input, &a.Rule,
 		&a.Reason, &a.Questions,
-		&a.Key, &a.Hash, &created, &expires, &decided, &a.By, &a.Scope, &a.Note, &a.Modified, &a.Escalated, &used, &a.Trust)
+		&a.Key, &a.Hash, &created, &expires, &decided, &a.By, &a.Scope, &a.Note, &a.Modified, &a.Escalated, &used,
+		&a.Trust)
 	a.Created, a.Expires, a.Decided, a.Used = moment(created), moment(expires), moment(decided), moment(used)
 	return a, err
 }

@@ -5,34 +5,37 @@ import (
 	"time"
 )
 
-// oldApprovals are the tables as they were before grants knew the asker's trust.
+// oldApprovals are the tables before grants had the requester's trust.
 const oldApprovals = `
 DROP TABLE approvals;
 DROP TABLE grants;
 CREATE TABLE approvals (
-	id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, call TEXT NOT NULL, caller TEXT NOT NULL, session TEXT NOT NULL,
-	profile TEXT NOT NULL, tool TEXT NOT NULL, input BLOB NOT NULL, rule TEXT NOT NULL, reason TEXT NOT NULL, questions TEXT NOT NULL,
-	key TEXT NOT NULL, hash TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, decided INTEGER NOT NULL DEFAULT 0,
-	by TEXT NOT NULL DEFAULT '', scope TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', modified BLOB NOT NULL DEFAULT x'',
+	id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, call TEXT NOT NULL, caller TEXT NOT NULL,
+	session TEXT NOT NULL, profile TEXT NOT NULL, tool TEXT NOT NULL, input BLOB NOT NULL, rule TEXT NOT NULL,
+	reason TEXT NOT NULL, questions TEXT NOT NULL, key TEXT NOT NULL, hash TEXT NOT NULL, created INTEGER NOT NULL,
+	expires INTEGER NOT NULL, decided INTEGER NOT NULL DEFAULT 0, by TEXT NOT NULL DEFAULT '',
+	scope TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', modified BLOB NOT NULL DEFAULT x'',
 	escalated TEXT NOT NULL DEFAULT '', used INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE UNIQUE INDEX approvals_key ON approvals (caller, key) WHERE key <> '';
 CREATE TABLE grants (
-	caller TEXT NOT NULL, session TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, approve INTEGER NOT NULL, approval TEXT NOT NULL,
-	by TEXT NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, PRIMARY KEY (caller, session, tool, rule)
+	caller TEXT NOT NULL, session TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, approve INTEGER NOT NULL,
+	approval TEXT NOT NULL, by TEXT NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, PRIMARY KEY (caller,
+	session, tool, rule)
 ) STRICT;
-INSERT INTO approvals (id, kind, state, call, caller, session, profile, tool, input, rule, reason, questions, key, hash, created, expires)
+INSERT INTO approvals (id, kind, state, call, caller, session, profile, tool, input, rule, reason, questions,
+		key, hash, created, expires)
 	VALUES ('q', 'trust', 'pending', 'c', 'ann', 's', 'p', 'bash', x'7b7d', 'trust:3', '', '{}', 'k', 'h', 1, 2);
 INSERT INTO grants VALUES ('ann', 's', 'bash', 'p/trust:3', 1, 'g', 'bob', '', 5);
 `
 
-func TestOldGrantsAreTakenBack(t *testing.T) {
+func TestUpgradeRevokesOldGrants(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	if _, err := s.db.ExecContext(t.Context(), oldApprovals); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second time there is nothing left to do
+	for range 2 { // the second upgrade changes nothing
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}

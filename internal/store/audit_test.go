@@ -40,7 +40,7 @@ func auditSeqs(t *testing.T, a *AuditDB, f AuditFilter) (seqs []int64) {
 	return seqs
 }
 
-func TestAuditRowsAreReadPageByPage(t *testing.T) {
+func TestAuditScanReadsPages(t *testing.T) {
 	dir := t.TempDir()
 	a := openTestAudit(t, dir)
 	const n = 2*auditPage + 100
@@ -72,15 +72,15 @@ func TestAuditRowsAreReadPageByPage(t *testing.T) {
 	}
 	stop := errors.New("stop")
 	if err := a.Scan(t.Context(), AuditFilter{}, func(AuditRow) error { return stop }); err != stop {
-		t.Errorf("%v", err)
+		t.Errorf("Scan with a failing callback = %v, want its error", err)
 	}
 }
 
-func TestAuditKnowsWhichCallsRun(t *testing.T) {
+func TestAuditRunningCalls(t *testing.T) {
 	dir := t.TempDir()
 	a := openTestAudit(t, dir)
 	if last, err := a.Last(t.Context()); err != nil || last.Seq != 0 || last.Hash != nil {
-		t.Errorf("%+v, %v", last, err)
+		t.Errorf("Last of an empty log = %+v, %v; want the zero row", last, err)
 	}
 	rows := auditRows(1, 3)
 	rows[2].Opens, rows[2].Closes = "", "c1"
@@ -93,15 +93,15 @@ func TestAuditKnowsWhichCallsRun(t *testing.T) {
 	a.Close()
 	a = openTestAudit(t, dir)
 	if last, err := a.Last(t.Context()); err != nil || last.Seq != 3 || last.Hash[0] != 3 {
-		t.Errorf("%+v, %v", last, err)
+		t.Errorf("Last = %+v, %v; want row 3", last, err)
 	}
 	running, err := a.Running(t.Context())
 	if err != nil || len(running) != 1 || running[0].Opens != "c2" || running[0].Seq != 2 {
-		t.Errorf("%+v, %v", running, err)
+		t.Errorf("Running = %+v, %v; want c2 at 2", running, err)
 	}
 }
 
-// Each way of asking that is meant to be quick uses its index.
+// Each query that is meant to be fast uses its index.
 func TestAuditFiltersUseTheirIndex(t *testing.T) {
 	a := openTestAudit(t, t.TempDir())
 	for where, index := range map[string]string{
@@ -124,12 +124,12 @@ func TestAuditFiltersUseTheirIndex(t *testing.T) {
 		}
 		rows.Close()
 		if !strings.Contains(plan.String(), "USING INDEX "+index) || strings.Contains(plan.String(), "TEMP B-TREE") {
-			t.Errorf("%s: %s", where, plan.String())
+			t.Errorf("query plan of %s does not use its index: %s", where, plan.String())
 		}
 	}
 }
 
-func TestAnAuditLogOfANewerProgramIsRefused(t *testing.T) {
+func TestNewerAuditLogIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	a := openTestAudit(t, dir)
 	if _, err := a.cur.write.ExecContext(t.Context(), "PRAGMA user_version = 99"); err != nil {
@@ -140,11 +140,11 @@ func TestAnAuditLogOfANewerProgramIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	if info, err := os.Stat(filepath.Join(dir, AuditFile)); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info, err)
+		t.Errorf("audit file = %v, %v; want mode 0600", info, err)
 	}
 }
 
-func TestADamagedAuditFileIsAnError(t *testing.T) {
+func TestDamagedAuditFileIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, AuditFile), []byte(strings.Repeat("not a database ", 1000)),
 		0o600); err != nil {

@@ -74,7 +74,8 @@ func (a AuditFiles) Parts(context.Context) ([]AuditPart, error) {
 		}
 		for len(parts) < n {
 			if n > len(parts)+maxMissing {
-				return nil, fmt.Errorf("list the parts of the audit log: the number of %s is too high: remove the file", e.Name())
+				return nil, fmt.Errorf("list the parts of the audit log: the number of %s is too high: remove the file",
+					e.Name())
 			}
 			parts = append(parts, AuditPart{Number: len(parts) + 1})
 		}

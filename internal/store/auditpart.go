@@ -57,8 +57,12 @@ CREATE INDEX IF NOT EXISTS records_time ON records (` + auditTime + `);
 CREATE INDEX IF NOT EXISTS records_call ON records (call);
 CREATE INDEX IF NOT EXISTS records_caller ON records (caller);
 CREATE TABLE IF NOT EXISTS running (call TEXT PRIMARY KEY, seq INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS carried (call TEXT PRIMARY KEY, seq INTEGER NOT NULL, record TEXT NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS spent (day TEXT NOT NULL, caller TEXT NOT NULL, bytes INTEGER NOT NULL, PRIMARY KEY (day, caller)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS carried (
+	call TEXT PRIMARY KEY, seq INTEGER NOT NULL, record TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS spent (
+	day TEXT NOT NULL, caller TEXT NOT NULL, bytes INTEGER NOT NULL, PRIMARY KEY (day, caller)
+) STRICT, WITHOUT ROWID;
 `
 
 // auditTime extracts a record's time, which is at the same offset in every record.
@@ -179,7 +183,8 @@ func (p *auditPart) prepare(ctx context.Context) (err error) {
 		{&p.closed, "DELETE FROM running WHERE call = ?"},
 		{&p.taken, "DELETE FROM carried WHERE call = ?"},
 		{&p.spend,
-			"INSERT INTO spent (day, caller, bytes) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"},
+			"INSERT INTO spent (day, caller, bytes) VALUES (?, ?, ?) " +
+				"ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"},
 	} {
 		if *q.to, err = p.write.PrepareContext(ctx, q.text); err != nil {
 			return err
@@ -250,7 +255,8 @@ func closeCall(ctx context.Context, closed, taken *sql.Stmt, call string) error 
 func (p *auditPart) last(ctx context.Context) (AuditRow, error) {
 	var r AuditRow
 	err := p.read.QueryRowContext(ctx,
-		"SELECT seq, record, prev, hash FROM records ORDER BY seq DESC LIMIT 1").Scan(&r.Seq, &r.Record, &r.Prev, &r.Hash)
+		"SELECT seq, record, prev, hash FROM records ORDER BY seq DESC LIMIT 1").
+		Scan(&r.Seq, &r.Record, &r.Prev, &r.Hash)
 	if errors.Is(err, sql.ErrNoRows) {
 		return AuditRow{}, nil
 	}
@@ -339,8 +345,8 @@ func (p *auditPart) count(ctx context.Context, f AuditFilter, limit int) (n int,
 	if err != nil {
 		return 0, err
 	}
-	err = p.read.QueryRowContext(ctx, "SELECT count(*) FROM (SELECT 1 FROM records"+q.where()+" LIMIT ?)", append(q.args,
-		limit)...).Scan(&n)
+	err = p.read.QueryRowContext(ctx, "SELECT count(*) FROM (SELECT 1 FROM records"+q.where()+" LIMIT ?)",
+		append(q.args, limit)...).Scan(&n)
 	return n, classify(err)
 }
 
@@ -371,8 +377,8 @@ func (p *auditPart) page(ctx context.Context, q auditQuery, limit int, f func(Au
 	err error) {
 	last = q.last
 	rows, err := p.read.QueryContext(ctx,
-		"SELECT seq, record, prev, hash, call, caller FROM records"+q.where()+" ORDER BY seq LIMIT ?", append(q.args,
-			limit)...)
+		"SELECT seq, record, prev, hash, call, caller FROM records"+q.where()+" ORDER BY seq LIMIT ?",
+		append(q.args, limit)...)
 	if err != nil {
 		return 0, last, &AuditReadError{last, classify(err)}
 	}

@@ -84,8 +84,8 @@ func (p *auditPart) query(ctx context.Context, f AuditFilter) (auditQuery, error
 	}
 	var first int64
 	err := p.read.QueryRowContext(ctx,
-		"SELECT coalesce(min(seq), 0) FROM (SELECT seq FROM records"+q.where()+" ORDER BY seq DESC LIMIT ?)", append(q.args,
-			f.Limit)...).Scan(&first)
+		"SELECT coalesce(min(seq), 0) FROM (SELECT seq FROM records"+q.where()+" ORDER BY seq DESC LIMIT ?)",
+		append(q.args, f.Limit)...).Scan(&first)
 	if err != nil {
 		return q, fmt.Errorf("read the audit log: %w", classify(err))
 	}
@@ -109,7 +109,8 @@ func (p *auditPart) during(ctx context.Context, q *auditQuery, f AuditFilter) er
 	}
 	var first, last int64
 	err := p.read.QueryRowContext(ctx,
-		"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM records WHERE "+auditTime+" >= ? AND "+auditTime+" < ?",
+		"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM records "+
+			"WHERE "+auditTime+" >= ? AND "+auditTime+" < ?",
 		since, until).Scan(&first, &last)
 	if err != nil {
 		return fmt.Errorf("read the audit log: %w", classify(err))

@@ -10,12 +10,12 @@ import (
 // Amounts are in millionths, so that sums are exact.
 const budgetsSchema = `
 CREATE TABLE IF NOT EXISTS budgets (
-	caller TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, period TEXT NOT NULL, start INTEGER NOT NULL, until INTEGER NOT NULL,
-	used INTEGER NOT NULL, PRIMARY KEY (caller, tool, rule, period, start)
+	caller TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, period TEXT NOT NULL, start INTEGER NOT NULL,
+	until INTEGER NOT NULL, used INTEGER NOT NULL, PRIMARY KEY (caller, tool, rule, period, start)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS spends (
-	id TEXT PRIMARY KEY, caller TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, period TEXT NOT NULL, start INTEGER NOT NULL,
-	until INTEGER NOT NULL, amount INTEGER NOT NULL
+	id TEXT PRIMARY KEY, caller TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, period TEXT NOT NULL,
+	start INTEGER NOT NULL, until INTEGER NOT NULL, amount INTEGER NOT NULL
 ) STRICT;
 `
 
@@ -75,7 +75,8 @@ func (s *Store) Refund(ctx context.Context, id string) error {
 func giveBack(ctx context.Context, tx *sql.Tx, id string) error {
 	var p Spend
 	var start int64
-	err := tx.QueryRowContext(ctx, "DELETE FROM spends WHERE id = ? RETURNING caller, tool, rule, period, start, amount",
+	err := tx.QueryRowContext(ctx,
+		"DELETE FROM spends WHERE id = ? RETURNING caller, tool, rule, period, start, amount",
 		id).
 		Scan(&p.Caller, &p.Tool, &p.Rule, &p.Period, &start, &p.Amount)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -83,7 +84,8 @@ func giveBack(ctx context.Context, tx *sql.Tx, id string) error {
 	}
 	if err == nil {
 		_, err = tx.ExecContext(ctx,
-			"UPDATE budgets SET used = used - ? WHERE caller = ? AND tool = ? AND rule = ? AND period = ? AND start = ?",
+			"UPDATE budgets SET used = used - ? WHERE caller = ? AND tool = ? AND rule = ? AND period = ? "+
+				"AND start = ?",
 			p.Amount, p.Caller, p.Tool, p.Rule, p.Period, start)
 	}
 	return err

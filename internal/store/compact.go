@@ -10,7 +10,8 @@ func (s *Store) Trim(ctx context.Context, keep int) (int64, error) {
 		return 0, wrap("trim", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
-	const old = "(SELECT id FROM sandboxes WHERE state IN ('gone', 'failed') ORDER BY ended DESC, id DESC LIMIT -1 OFFSET ?)"
+	const old = "(SELECT id FROM sandboxes WHERE state IN ('gone', 'failed') " +
+		"ORDER BY ended DESC, id DESC LIMIT -1 OFFSET ?)"
 	if _, err := tx.ExecContext(ctx, "DELETE FROM shells WHERE sandbox IN "+old, keep); err != nil {
 		return 0, wrap("trim", err)
 	}

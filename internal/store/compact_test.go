@@ -24,7 +24,7 @@ func ended(t *testing.T, s *Store, id string, at time.Time, big string) {
 	}
 }
 
-func TestTrimKeepsTheNewest(t *testing.T) {
+func TestTrimKeepsNewest(t *testing.T) {
 	s := open(t, t.TempDir())
 	if err := s.Insert(t.Context(), row("live-one")); err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func TestTrimKeepsTheNewest(t *testing.T) {
 	}
 }
 
-func TestCompactGivesTheDiskBack(t *testing.T) {
+func TestCompactFreesDiskSpace(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	size := func() int64 {

@@ -31,19 +31,25 @@ const (
 const keysSchema = `
 CREATE INDEX IF NOT EXISTS keys_oldest ON keys (caller, done, created);
 CREATE TABLE IF NOT EXISTS key_totals (
-	caller TEXT PRIMARY KEY, answers INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0, bare INTEGER NOT NULL DEFAULT 0
+	caller TEXT PRIMARY KEY, answers INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
+	bare INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 CREATE TRIGGER IF NOT EXISTS keys_updated AFTER UPDATE ON keys BEGIN
 	INSERT INTO key_totals (caller, answers, bytes, bare)
-	VALUES (NEW.caller, (NEW.done = 1) - (OLD.done = 1), length(NEW.answer) - length(OLD.answer), (NEW.done > 1) - (OLD.done > 1))
-	ON CONFLICT DO UPDATE SET answers = answers + excluded.answers, bytes = bytes + excluded.bytes, bare = bare + excluded.bare;
+	VALUES (NEW.caller, (NEW.done = 1) - (OLD.done = 1), length(NEW.answer) - length(OLD.answer),
+		(NEW.done > 1) - (OLD.done > 1))
+	ON CONFLICT DO UPDATE SET
+		answers = answers + excluded.answers, bytes = bytes + excluded.bytes, bare = bare + excluded.bare;
 END;
 CREATE TRIGGER IF NOT EXISTS keys_deleted AFTER DELETE ON keys WHEN OLD.done > 0 BEGIN
-	UPDATE key_totals SET answers = answers - (OLD.done = 1), bytes = bytes - length(OLD.answer), bare = bare - (OLD.done > 1) WHERE caller = OLD.caller;
+	UPDATE key_totals SET
+		answers = answers - (OLD.done = 1), bytes = bytes - length(OLD.answer), bare = bare - (OLD.done > 1)
+	WHERE caller = OLD.caller;
 	DELETE FROM key_totals WHERE caller = OLD.caller AND answers <= 0 AND bare <= 0;
 END;
 DELETE FROM key_totals;
-INSERT INTO key_totals (caller, answers, bytes, bare) SELECT caller, sum(done = 1), sum(length(answer)), sum(done > 1) FROM keys WHERE done > 0 GROUP BY caller;
+INSERT INTO key_totals (caller, answers, bytes, bare)
+	SELECT caller, sum(done = 1), sum(length(answer)), sum(done > 1) FROM keys WHERE done > 0 GROUP BY caller;
 `
 
 // evictKeys evicts the caller's keys that exceed the bounds. It never evicts keys of running
@@ -59,10 +65,12 @@ func evictKeys(ctx context.Context, tx *sql.Tx, caller string, b KeyBounds) erro
 		switch {
 		case answers > int64(b.Answers) || bytes > b.Bytes && answers > 0:
 			_, err = tx.ExecContext(ctx, `UPDATE keys SET done = ?, answer = x'' WHERE rowid =
-				(SELECT rowid FROM keys WHERE caller = ? AND done = ? ORDER BY created, rowid LIMIT 1)`, KeyEvicted, caller, KeyAnswered)
+				(SELECT rowid FROM keys WHERE caller = ? AND done = ? ORDER BY created, rowid LIMIT 1)`,
+				KeyEvicted, caller, KeyAnswered)
 		case bare > int64(b.Keys):
 			_, err = tx.ExecContext(ctx, `DELETE FROM keys WHERE rowid =
-				(SELECT rowid FROM keys WHERE caller = ? AND done > ? ORDER BY created, rowid LIMIT 1)`, caller, KeyAnswered)
+				(SELECT rowid FROM keys WHERE caller = ? AND done > ? ORDER BY created, rowid LIMIT 1)`,
+				caller, KeyAnswered)
 		default:
 			return nil
 		}

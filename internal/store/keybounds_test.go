@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// manyKeys are bounds that no test comes to unless it is about them.
+// manyKeys are bounds that only tests about bounds reach.
 var manyKeys = KeyBounds{Answers: 1000, Bytes: 1 << 20, Keys: 1000}
 
 func beginKey(t *testing.T, s *Store, caller, key string) (Key, bool) {
@@ -21,9 +21,9 @@ func beginKey(t *testing.T, s *Store, caller, key string) (Key, bool) {
 	return k, fresh
 }
 
-// The oldest answers go first, whatever they are bounded by; a key under way and
-// what other callers have never go.
-func TestOldAnswersGiveWayToNewOnes(t *testing.T) {
+// The oldest answers are evicted first, by either bound. Keys of running requests and of other
+// callers are never evicted.
+func TestKeyBoundsEvictOldestAnswers(t *testing.T) {
 	for name, b := range map[string]KeyBounds{"count": {Answers: 3, Bytes: 1 << 20, Keys: 2}, "bytes": {Answers: 1000,
 		Bytes: 350, Keys: 2}} {
 		t.Run(name, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestOldAnswersGiveWayToNewOnes(t *testing.T) {
 			}
 			for i, want := range []KeyState{-1, -1, KeyEvicted, KeyEvicted, KeyAnswered, KeyAnswered, KeyAnswered} {
 				if want < 0 {
-					continue // beginning it again would take it
+					continue // beginning it again would reserve it
 				}
 				k, fresh := beginKey(t, s, "ann", fmt.Sprint("k", i))
 				if fresh || k.State != want || (len(k.Answer) == 100) != (want == KeyAnswered) || k.Ref != "ref" {
@@ -62,7 +62,7 @@ func TestOldAnswersGiveWayToNewOnes(t *testing.T) {
 	}
 }
 
-func TestAnAnswerOverTheBoundIsNotKept(t *testing.T) {
+func TestAnswerOverBoundIsNotStored(t *testing.T) {
 	s := open(t, t.TempDir())
 	b := KeyBounds{Answers: 3, Bytes: 100, Keys: 3}
 	for key, size := range map[string]int{"small": 40, "large": 101} {
@@ -79,8 +79,8 @@ func TestAnAnswerOverTheBoundIsNotKept(t *testing.T) {
 	}
 }
 
-// The totals are those of the rows after any sequence of changes and starts.
-func TestKeyTotalsAreThoseOfTheRows(t *testing.T) {
+// The totals match the rows after any sequence of changes and starts.
+func TestKeyTotalsMatchRows(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(t.Context(), dir)
 	if err != nil {
@@ -110,7 +110,8 @@ func TestKeyTotalsAreThoseOfTheRows(t *testing.T) {
 		}
 		got := totals(t, s, "SELECT caller || ' ' || answers || ' ' || bytes || ' ' || bare FROM key_totals ORDER BY 1")
 		want := totals(t, s,
-			"SELECT caller || ' ' || sum(done = 1) || ' ' || sum(length(answer)) || ' ' || sum(done > 1) FROM keys WHERE done > 0 GROUP BY caller ORDER BY 1")
+			"SELECT caller || ' ' || sum(done = 1) || ' ' || sum(length(answer)) || ' ' || sum(done > 1) FROM keys "+
+				"WHERE done > 0 GROUP BY caller ORDER BY 1")
 		if !slices.Equal(got, want) {
 			t.Fatalf("totals %v, want %v", got, want)
 		}

@@ -41,8 +41,8 @@ func LockDir(dir string) (*Lock, error) {
 		n, _ := f.ReadAt(holder, 0) // only for the message
 		err = errors.Join(err, f.Close())
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("state directory %s is held by process %s: %w", dir, strings.TrimSpace(string(holder[:n])),
-				errdefs.ErrUnavailable)
+			return nil, fmt.Errorf("state directory %s is held by process %s: %w",
+				dir, strings.TrimSpace(string(holder[:n])), errdefs.ErrUnavailable)
 		}
 		return nil, fmt.Errorf("lock state directory %s: %w", dir, err)
 	}

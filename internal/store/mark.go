@@ -77,8 +77,9 @@ func (m *Marker) raise(ctx context.Context) (int64, error) {
 	if _, err := conn.ExecContext(ctx, "PRAGMA synchronous = FULL"); err != nil {
 		return 0, err
 	}
-	defer conn.ExecContext(context.WithoutCancel(ctx), "PRAGMA synchronous = NORMAL") //nolint:errcheck // it is only faster
-	const raise = "UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'sequence' RETURNING CAST(value AS INTEGER)"
+	defer conn.ExecContext(context.WithoutCancel(ctx), "PRAGMA synchronous = NORMAL") //nolint:errcheck // only faster
+	const raise = "UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'sequence' " +
+		"RETURNING CAST(value AS INTEGER)"
 	var next int64
 	if err := conn.QueryRowContext(ctx, raise).Scan(&next); err != nil {
 		return 0, err

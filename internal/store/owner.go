@@ -51,12 +51,12 @@ func readOwner(dir string) (r ownerRecord, found bool, err error) {
 	}
 	if err := json.Unmarshal(text, &r); err != nil || !runtime.ValidID(r.Owner) || r.Sequence < 0 {
 		return ownerRecord{}, false,
-			fmt.Errorf("read %s: the file is damaged: remove it, and the next start writes it again from state.db: %w", path,
-				errdefs.ErrFailedPrecondition)
+			fmt.Errorf("read %s: the file is damaged: remove it, and the next start writes it again from state.db: %w",
+				path, errdefs.ErrFailedPrecondition)
 	}
 	if r.Version != ownerVersion {
-		return ownerRecord{}, false, fmt.Errorf("read %s: version %d, want %d: use the newer program: %w", path, r.Version,
-			ownerVersion, errdefs.ErrFailedPrecondition)
+		return ownerRecord{}, false, fmt.Errorf("read %s: version %d, want %d: use the newer program: %w",
+			path, r.Version, ownerVersion, errdefs.ErrFailedPrecondition)
 	}
 	return r, true, nil
 }

@@ -91,7 +91,8 @@ type Sandbox struct {
 	Reason   string
 }
 
-const columns = "id, state, template, runtime, image, build, memory, caller, lease, warm, created, expires, idle, used, ended, reason"
+const columns = "id, state, template, runtime, image, build, memory, caller, lease, warm, created, expires, idle, " +
+	"used, ended, reason"
 
 // Insert records the intent to create a sandbox, before the driver is called.
 func (s *Store) Insert(ctx context.Context, b Sandbox) error {
@@ -130,8 +131,10 @@ func (s *Store) Update(ctx context.Context, id string, change func(*Sandbox) err
 		return Sandbox{}, err
 	}
 	_, err = tx.ExecContext(ctx,
-		"UPDATE sandboxes SET state = ?, caller = ?, lease = ?, warm = ?, expires = ?, idle = ?, used = ?, ended = ?, reason = ? WHERE id = ?",
-		b.State, b.Caller, string(lease), b.Warm, stamp(b.Expires), int64(b.Idle), stamp(b.Used), stamp(b.Ended), b.Reason,
+		"UPDATE sandboxes SET state = ?, caller = ?, lease = ?, warm = ?, expires = ?, idle = ?, used = ?, ended = ?,"+
+			" reason = ? WHERE id = ?",
+		b.State, b.Caller, string(lease), b.Warm, stamp(b.Expires), int64(b.Idle), stamp(b.Used), stamp(b.Ended),
+		b.Reason,
 		id)
 	if err == nil {
 		err = tx.Commit()

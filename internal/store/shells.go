@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS terminals (shell TEXT PRIMARY KEY REFERENCES shells (
 `
 
 // shellColumns lists the columns that scanShell reads.
-const shellColumns = "id, sandbox, caller, argv, started, ended, result, EXISTS (SELECT 1 FROM terminals WHERE shell = shells.id)"
+const shellColumns = "id, sandbox, caller, argv, started, ended, result, " +
+	"EXISTS (SELECT 1 FROM terminals WHERE shell = shells.id)"
 
 // InsertShell records a shell before the guest is called.
 func (s *Store) InsertShell(ctx context.Context, sh Shell) error {

@@ -75,7 +75,8 @@ func (e *StateError) WayOut() string {
 	case Lost:
 		return restore + none
 	case Older:
-		return "put back a newer copy, or start with `orchestrator serve --adopt-older`, which destroys the sandboxes that this one does not know"
+		return "put back a newer copy, or start with `orchestrator serve --adopt-older`, which destroys the " +
+			"sandboxes that this one does not know"
 	default:
 		return restore + "move state.db away and " + none
 	}
@@ -108,7 +109,8 @@ func Examine(ctx context.Context, dir string) (*Examined, error) {
 		x.detail = fmt.Sprintf("state.db belongs to owner %s, and the state directory to %s", x.db.owner, x.file.Owner)
 	case x.file.Sequence > x.db.sequence:
 		x.Condition = Older
-		x.detail = fmt.Sprintf("state.db is older than the one last used (sequence %d, last %d): it is an earlier copy, or its write-ahead log state.db-wal was lost or damaged",
+		x.detail = fmt.Sprintf("state.db is older than the one last used (sequence %d, last %d): it is an earlier "+
+			"copy, or its write-ahead log state.db-wal was lost or damaged",
 			x.db.sequence, x.file.Sequence)
 	default:
 		x.Condition = Whole
@@ -290,7 +292,8 @@ func copyDatabase(dir string) (*scratch.Dir, error) {
 	}
 	failpoint.Hit("start.state.copying")
 	for _, suffix := range []string{"", "-wal", "-journal"} {
-		if err := copyFile(filepath.Join(temp.Path, StateFile+suffix), filepath.Join(dir, StateFile+suffix)); err != nil {
+		if err := copyFile(filepath.Join(temp.Path, StateFile+suffix),
+			filepath.Join(dir, StateFile+suffix)); err != nil {
 			return nil, errors.Join(fmt.Errorf("examine state.db: %w", classify(err)), temp.Remove())
 		}
 	}

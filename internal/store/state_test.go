@@ -10,8 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// used makes a state directory as a killed server leaves it: marked, with a row
-// in state.db and one that is in the log alone.
+// used returns a state directory as a killed server leaves it: marked, with one row in state.db and
+// another only in the log.
 func used(t *testing.T) (dir, owner string) {
 	t.Helper()
 	live := t.TempDir()
@@ -84,7 +84,7 @@ func remove(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// files are the names in dir with their content.
+// files returns the names in dir with their content.
 func files(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -102,7 +102,7 @@ func files(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-func TestExamineTellsWhatBecameOfTheDatabase(t *testing.T) {
+func TestExamineReportsCondition(t *testing.T) {
 	garbage := strings.Repeat("x", 4096)
 	for name, c := range map[string]struct {
 		harm func(t *testing.T, dir string)
@@ -113,15 +113,22 @@ func TestExamineTellsWhatBecameOfTheDatabase(t *testing.T) {
 		"removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile) }, Lost, "state.db is missing"},
 		"all removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile, StateFile+"-wal") }, Lost,
 			"state.db is missing"},
-		"emptied":     {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 0) }, Lost, "state.db is empty"},
-		"WAL removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile+"-wal") }, Older, "sequence 0, last 1"},
+		"emptied": {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 0) }, Lost, "state.db is empty"},
+		"WAL removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile+"-wal") }, Older,
+			"sequence 0, last 1"},
 		"WAL emptied": {func(t *testing.T, dir string) { truncate(t, dir, StateFile+"-wal", 0) }, Older,
 			"state.db-wal was lost or damaged"},
 		"WAL header": {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 0, "harm") },
 			Older, "sequence 0, last 1"},
-		"WAL checksum": {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 24, "harm") },
+		"WAL checksum": {func(t *testing.T,
+			dir string) {
+			overwrite(t, filepath.Join(dir, StateFile+"-wal"), 24, "harm")
+		},
 			Older, "sequence 0, last 1"},
-		"first frame": {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 100, "harm") },
+		"first frame": {func(t *testing.T,
+			dir string) {
+			overwrite(t, filepath.Join(dir, StateFile+"-wal"), 100, "harm")
+		},
 			Older, "sequence 0, last 1"},
 		"cut short": {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 8192) }, Damaged,
 			"state.db is damaged"},
@@ -141,7 +148,8 @@ func TestExamineTellsWhatBecameOfTheDatabase(t *testing.T) {
 		"owner file removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile) }, Whole, ""},
 		"owner file and WAL removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile, StateFile+"-wal") },
 			Whole, ""},
-		"owner file and base removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile, StateFile) }, New, ""},
+		"owner file and base removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile, StateFile) }, New,
+			""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, _ := used(t)
@@ -207,7 +215,7 @@ func TestKilledServersDatabaseIsOpened(t *testing.T) {
 	}
 }
 
-func TestOwnerOutlivesTheDatabase(t *testing.T) {
+func TestOwnerSurvivesLostDatabase(t *testing.T) {
 	dir, owner := used(t)
 	remove(t, dir, StateFile)
 	x, err := Examine(t.Context(), dir)
@@ -225,7 +233,7 @@ func TestOwnerOutlivesTheDatabase(t *testing.T) {
 	if rows, err := s.Live(t.Context()); err != nil || len(rows) != 0 || s.Owner() != owner {
 		t.Errorf("Live() = %v, %v of owner %s; want no row of %s", rows, err, s.Owner(), owner)
 	}
-	// Lost again, it is missed again.
+	// A database that is lost again is reported again.
 	if err := errors.Join(x.Marker(s).Mark(t.Context()), s.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +265,7 @@ func TestOlderDatabaseIsAcceptedOnce(t *testing.T) {
 	openState(t, dir)
 }
 
-func TestOwnerIsAdoptedFromADatabaseWithoutSequence(t *testing.T) {
+func TestOwnerIsReadFromDatabaseWithoutSequence(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	owner := s.Owner()
@@ -277,7 +285,7 @@ func TestOwnerIsAdoptedFromADatabaseWithoutSequence(t *testing.T) {
 	}
 }
 
-func TestMarkIsForChangesOnly(t *testing.T) {
+func TestMarkWritesOnlyAfterChanges(t *testing.T) {
 	dir := t.TempDir()
 	s := openState(t, dir)
 	sequence := func() int64 {
@@ -303,7 +311,7 @@ func TestMarkIsForChangesOnly(t *testing.T) {
 	}
 }
 
-func TestMarkThatCannotWriteTheOwnerFileIsRepeated(t *testing.T) {
+func TestMarkRetriesOwnerFile(t *testing.T) {
 	dir := t.TempDir()
 	s := openState(t, dir)
 	blocker := filepath.Join(dir, OwnerFile+".new")
@@ -335,7 +343,7 @@ func TestDamagedOwnerFileIsRefused(t *testing.T) {
 	}
 }
 
-func TestExamineRemovesWhatAKilledOneLeft(t *testing.T) {
+func TestExamineRemovesLeftovers(t *testing.T) {
 	dir, _ := used(t)
 	left := filepath.Join(dir, examinePrefix+"1")
 	if err := os.Mkdir(left, 0o700); err != nil {

@@ -62,7 +62,7 @@ func TestOwnerAndRowsSurviveReopening(t *testing.T) {
 	}
 }
 
-func TestStepsThatAreNotAllowedAreRefused(t *testing.T) {
+func TestInvalidTransitionsAreRefused(t *testing.T) {
 	s := open(t, t.TempDir())
 	if err := s.Insert(t.Context(), row("aaaaaaaa")); err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestStepsThatAreNotAllowedAreRefused(t *testing.T) {
 	}
 }
 
-func TestKeyIsCarriedOutOnce(t *testing.T) {
+func TestBeginKeyReservesOnce(t *testing.T) {
 	s := open(t, t.TempDir())
 	k := Key{Caller: "me", Key: "k", Op: "run", Hash: "h", Created: time.Unix(1, 0)}
 	if _, fresh, err := s.BeginKey(t.Context(), k); err != nil || !fresh {
@@ -147,7 +147,7 @@ func TestShellEndsOnce(t *testing.T) {
 	}
 }
 
-func TestForgetTakesOnlyWhatEnded(t *testing.T) {
+func TestForgetDeletesEndedOnly(t *testing.T) {
 	s := open(t, t.TempDir())
 	ctx := t.Context()
 	for _, id := range []string{"aaaaaaaa", "bbbbbbbb"} {
@@ -170,7 +170,7 @@ func TestForgetTakesOnlyWhatEnded(t *testing.T) {
 	}
 }
 
-func TestLockIsHeldByOne(t *testing.T) {
+func TestLockIsExclusive(t *testing.T) {
 	dir := t.TempDir()
 	l, err := LockDir(dir)
 	if err != nil {
@@ -201,13 +201,14 @@ func TestNewerDatabaseIsRefused(t *testing.T) {
 	}
 }
 
-// A key keeps a request from being carried out twice for as long as it takes,
-// and its answer for as long after that.
-func TestForgetLeavesKeysUnderWay(t *testing.T) {
+// A key prevents a second run while its request runs, and its answer is kept for the same time
+// afterwards.
+func TestForgetKeepsRunningKeys(t *testing.T) {
 	s := open(t, t.TempDir())
 	old := time.Now().Add(-2 * time.Hour)
 	for _, key := range []string{"under way", "answered"} {
-		if _, _, err := s.BeginKey(t.Context(), Key{Caller: "me", Key: key, Op: "run", Hash: "h", Created: old}); err != nil {
+		if _, _, err := s.BeginKey(t.Context(),
+			Key{Caller: "me", Key: key, Op: "run", Hash: "h", Created: old}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -220,7 +221,8 @@ func TestForgetLeavesKeysUnderWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		for key, kept := range want {
-			_, fresh, err := s.BeginKey(t.Context(), Key{Caller: "me", Key: key, Op: "run", Hash: "h", Created: time.Now()})
+			_, fresh, err := s.BeginKey(t.Context(),
+				Key{Caller: "me", Key: key, Op: "run", Hash: "h", Created: time.Now()})
 			if err != nil || fresh == kept {
 				t.Errorf("%s: fresh %v, %v", key, fresh, err)
 			}
@@ -230,8 +232,8 @@ func TestForgetLeavesKeysUnderWay(t *testing.T) {
 	forget(time.Now().Add(time.Hour), map[string]bool{"under way": true, "answered": false})
 }
 
-// Whoever asks who holds a directory has its lock for an instant.
-func TestAProbeOfTheLockIsNotItsHolder(t *testing.T) {
+// A probe of the lock holds it for a moment.
+func TestLockWaitsForProbe(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "lock")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {

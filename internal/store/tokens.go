@@ -15,11 +15,13 @@ import (
 
 const tokensSchema = `
 CREATE TABLE IF NOT EXISTS tokens (
-	id TEXT PRIMARY KEY, hash BLOB NOT NULL, caller TEXT NOT NULL, profile TEXT NOT NULL, trust INTEGER NOT NULL, quotas TEXT NOT NULL,
-	operator INTEGER NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0,
-	used INTEGER NOT NULL DEFAULT 0
+	id TEXT PRIMARY KEY, hash BLOB NOT NULL, caller TEXT NOT NULL, profile TEXT NOT NULL, trust INTEGER NOT NULL,
+	quotas TEXT NOT NULL, operator INTEGER NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL,
+	expires INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0, used INTEGER NOT NULL DEFAULT 0
 ) STRICT;
-CREATE TABLE IF NOT EXISTS call_counts (day TEXT NOT NULL, caller TEXT NOT NULL, calls INTEGER NOT NULL, PRIMARY KEY (day, caller)) STRICT;
+CREATE TABLE IF NOT EXISTS call_counts (
+	day TEXT NOT NULL, caller TEXT NOT NULL, calls INTEGER NOT NULL, PRIMARY KEY (day, caller)
+) STRICT;
 CREATE TABLE IF NOT EXISTS workspace_names (disk TEXT PRIMARY KEY, caller TEXT NOT NULL, name TEXT NOT NULL) STRICT;
 CREATE INDEX IF NOT EXISTS workspace_names_caller ON workspace_names (caller, name);
 `
@@ -49,7 +51,8 @@ func (s *Store) InsertToken(ctx context.Context, t Token) error {
 		return err
 	}
 	_, err = s.db.ExecContext(ctx, "INSERT INTO tokens ("+tokenColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-		t.ID, t.Hash, t.Caller, t.Profile, t.Trust, string(quotas), t.Operator, t.Note, stamp(t.Created), stamp(t.Expires),
+		t.ID, t.Hash, t.Caller, t.Profile, t.Trust, string(quotas), t.Operator, t.Note, stamp(t.Created),
+		stamp(t.Expires),
 		stamp(t.Revoked), stamp(t.Used))
 	return wrap("record token "+t.ID, err)
 }
@@ -140,7 +143,8 @@ func (s *Store) SetCalls(ctx context.Context, day string, calls map[string]int64
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	for caller, n := range calls {
 		if _, err := tx.ExecContext(ctx,
-			"INSERT INTO call_counts (day, caller, calls) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET calls = excluded.calls",
+			"INSERT INTO call_counts (day, caller, calls) VALUES (?, ?, ?) "+
+				"ON CONFLICT DO UPDATE SET calls = excluded.calls",
 			day, caller, n); err != nil {
 			return wrap("count calls", err)
 		}

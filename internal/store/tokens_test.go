@@ -10,7 +10,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-func TestTokensAreKeptAndRevokedOnce(t *testing.T) {
+func TestTokensAreStoredAndRevokedOnce(t *testing.T) {
 	s, err := Open(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -31,12 +31,13 @@ func TestTokensAreKeptAndRevokedOnce(t *testing.T) {
 	second.Used = at
 	got, err := s.Tokens(t.Context())
 	if d := cmp.Diff([]Token{second, first}, got); err != nil || d != "" {
-		t.Fatalf("%v %s", err, d)
+		t.Fatalf("Tokens: %v (-want +got):\n%s", err, d)
 	}
 	first.Revoked = at.Add(time.Minute)
-	for _, when := range []time.Time{first.Revoked, first.Revoked.Add(time.Hour)} { // the second time changes nothing
+	// the second revocation changes nothing
+	for _, when := range []time.Time{first.Revoked, first.Revoked.Add(time.Hour)} {
 		if got, err := s.RevokeToken(t.Context(), "a", when); err != nil || !cmp.Equal(got, first) {
-			t.Fatalf("%+v %v", got, err)
+			t.Fatalf("RevokeToken = %+v, %v; want the first result", got, err)
 		}
 	}
 	if _, err := s.RevokeToken(t.Context(), "none", at); !errdefs.IsNotFound(err) {
@@ -44,7 +45,7 @@ func TestTokensAreKeptAndRevokedOnce(t *testing.T) {
 	}
 }
 
-func TestCallsAreCountedForADay(t *testing.T) {
+func TestCallsAreCountedPerDay(t *testing.T) {
 	s, err := Open(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +59,7 @@ func TestCallsAreCountedForADay(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := s.Calls(t.Context(), c.day); err != nil || got["ann"] != c.n {
-			t.Fatalf("%v %v", got, err)
+			t.Fatalf("Calls = %v, %v", got, err)
 		}
 	}
 	if got, err := s.Calls(t.Context(), "2026-01-01"); err != nil || len(got) != 0 {
@@ -66,7 +67,7 @@ func TestCallsAreCountedForADay(t *testing.T) {
 	}
 }
 
-func TestWorkspacesHaveTheirCallersNames(t *testing.T) {
+func TestWorkspaceNamesArePerCaller(t *testing.T) {
 	s, err := Open(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -81,9 +82,9 @@ func TestWorkspacesHaveTheirCallersNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := s.WorkspaceNames(t.Context(), "ann"); err != nil || !cmp.Equal(got, map[string]string{"d1": "wd1"}) {
-		t.Fatalf("%v %v", got, err)
+		t.Fatalf("WorkspaceNames(ann) = %v, %v; want d1", got, err)
 	}
 	if got, err := s.WorkspaceNames(t.Context(), "bob"); err != nil || len(got) != 0 {
-		t.Fatalf("%v %v", got, err)
+		t.Fatalf("WorkspaceNames(bob) = %v, %v; want none", got, err)
 	}
 }
