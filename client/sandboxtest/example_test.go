@@ -1,3 +1,4 @@
+//nolint:thelper // the functions are examples of tests, not helpers
 package sandboxtest_test
 
 import (

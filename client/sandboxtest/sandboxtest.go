@@ -70,30 +70,30 @@ type Sandbox struct {
 // New leases a sandbox for the test, and destroys it when the test ends. If several options are
 // given, the last non-empty value of each field counts, and the maps are merged. It fails the test
 // on an error, so it must be called from the test's goroutine.
-func New(t testing.TB, options ...Options) *Sandbox {
-	t.Helper()
+func New(tb testing.TB, options ...Options) *Sandbox {
+	tb.Helper()
 	o := join(options)
-	ctx, cancel := within(t)
+	ctx, cancel := within(tb)
 	defer cancel()
 	cl, err := connect(ctx)
 	if err != nil {
 		if o.Skip {
-			t.Skipf("sandboxtest: no sandbox available: %v", err)
+			tb.Skipf("sandboxtest: no sandbox available: %v", err)
 		}
-		t.Fatalf("sandboxtest: no sandbox available: %v", err)
+		tb.Fatalf("sandboxtest: no sandbox available: %v", err)
 	}
 	got, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
-		Template: o.Template, Class: o.Class, Env: o.Env, TTLMS: ttl(t).Milliseconds(),
-		Labels: map[string]string{"test": label(t.Name())},
+		Template: o.Template, Class: o.Class, Env: o.Env, TTLMS: ttl(tb).Milliseconds(),
+		Labels: map[string]string{"test": label(tb.Name())},
 	})
 	if err != nil {
-		t.Fatalf("sandboxtest: lease a sandbox: %v", err)
+		tb.Fatalf("sandboxtest: lease a sandbox: %v", err)
 	}
-	s := &Sandbox{ID: got.ID, Client: cl, t: t}
-	t.Cleanup(s.remove) // runs even if the test panics
+	s := &Sandbox{ID: got.ID, Client: cl, t: tb}
+	tb.Cleanup(s.remove) // runs even if the test panics
 	if o.Workspace != "" {
 		if err := s.copyIn(ctx, o.Workspace); err != nil {
-			t.Fatalf("sandboxtest: copy %s into the sandbox: %v", o.Workspace, err)
+			tb.Fatalf("sandboxtest: copy %s into the sandbox: %v", o.Workspace, err)
 		}
 	}
 	for path, content := range o.Files {
@@ -129,8 +129,8 @@ func set(value *string, next string) {
 func label(name string) string { return name[:min(len(name), 512)] }
 
 // ttl returns the duration of the lease.
-func ttl(t testing.TB) time.Duration {
-	if d, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
+func ttl(tb testing.TB) time.Duration {
+	if d, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
 		if end, bounded := d.Deadline(); bounded {
 			return max(time.Until(end), 0) + graceTime
 		}
@@ -139,8 +139,8 @@ func ttl(t testing.TB) time.Duration {
 }
 
 // within returns the context of a call. It ends with the test or shortly after the test's deadline.
-func within(t testing.TB) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(t.Context(), ttl(t))
+func within(tb testing.TB) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(tb.Context(), ttl(tb))
 }
 
 // remove destroys the sandbox. It needs a separate context because the test's has ended.

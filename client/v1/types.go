@@ -303,7 +303,8 @@ func (p *Problem) Error() string { return p.Detail }
 // Decode parses an error body. It reports false if the body is not a Problem.
 func Decode(body []byte) (*Problem, bool) {
 	var p Problem
-	if json.Unmarshal(body, &p) != nil || p.Status == 0 {
+	ok := json.Unmarshal(body, &p) == nil && p.Status != 0
+	if !ok {
 		return nil, false
 	}
 	return &p, true

@@ -66,6 +66,7 @@ func TestUnauthenticatedClientThatNeverReadsIsDroppedSoon(t *testing.T) {
 
 // A client that sends a request and never reads does not keep the resources of its answer.
 func TestClientThatNeverReadsIsDropped(t *testing.T) {
+	t.Parallel()
 	pieces := map[string]func(w http.ResponseWriter) error{
 		"writes": func(w http.ResponseWriter) error {
 			_, err := w.Write(make([]byte, 32<<10))

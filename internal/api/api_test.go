@@ -46,32 +46,32 @@ func serveHTTP(t *testing.T, s *Server) *httptest.Server {
 }
 
 // newEngine runs an engine on the in-memory driver until the test ends.
-func newEngine(t testing.TB) (*engine.Engine, *fake.Host) {
-	t.Helper()
-	dir := t.TempDir()
-	st, err := store.Open(t.Context(), dir)
+func newEngine(tb testing.TB) (*engine.Engine, *fake.Host) {
+	tb.Helper()
+	dir := tb.TempDir()
+	st, err := store.Open(tb.Context(), dir)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	v, err := volumes.Open(filepath.Join(dir, "workspaces"), volumes.Options{})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	im, err := images.Open(images.Options{Dir: filepath.Join(dir, "images")})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var rootfs bytes.Buffer
 	tw := tar.NewWriter(&rootfs)
 	if err := tw.WriteHeader(&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	tw.Close()
-	if _, err := im.Import(t.Context(), &rootfs, "test/image:latest"); err != nil {
-		t.Fatal(err)
+	if _, err := im.Import(tb.Context(), &rootfs, "test/image:latest"); err != nil {
+		tb.Fatal(err)
 	}
 	host := &fake.Host{}
-	e, err := engine.Open(t.Context(), engine.Options{
+	e, err := engine.Open(tb.Context(), engine.Options{
 		Driver: fake.New(fake.Options{Host: host}), Store: st, Images: im, Volumes: v, DefaultTemplate: "default",
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
@@ -80,18 +80,18 @@ func newEngine(t testing.TB) (*engine.Engine, *fake.Host) {
 		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
 		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: patience, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100,
 		Build:      "b",
-		Governance: governance(t, st, dir),
+		Governance: governance(tb, st, dir),
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- e.Serve(ctx) }()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 		st.Close()
 	})
@@ -289,6 +289,7 @@ func TestInvalidInputNamesField(t *testing.T) {
 		{"PATCH", "/v1/sandboxes", "", 404, "not_found", ""},
 	} {
 		t.Run(c.method+" "+c.path+" "+c.body, func(t *testing.T) {
+			t.Parallel()
 			problemIs(t, ask(t, srv, c.method, c.path, c.body), c.status, c.code, c.field)
 		})
 	}
@@ -436,7 +437,7 @@ func TestAnswerArrivesWhileInputIsSent(t *testing.T) {
 	srv, _ := newServer(t, "")
 	exec := srv.URL + "/v1/sandboxes/" + lease(t, srv) + "/exec"
 	for range 2 {
-		req, err := http.NewRequestWithContext(t.Context(), "POST", exec, io.NopCloser(endless{}))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, exec, io.NopCloser(endless{}))
 		if err != nil {
 			t.Fatal(err)
 		}

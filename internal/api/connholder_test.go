@@ -21,7 +21,7 @@ import (
 func TestRequestCountsAfterConnectionCloses(t *testing.T) {
 	l := newConnLimiter(connBounds{total: 8, anonymous: 2, callers: 4, requests: 2, streams: 2},
 		slog.New(slog.DiscardHandler))
-	r := httptest.NewRequest("GET", "/v1/pools", nil)
+	r := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
 	ann := engine.Principal{Caller: "ann"}
 	first, err := l.begin(r, ann)
 	if err != nil {
@@ -71,7 +71,7 @@ func TestAcceptWithoutDescriptorsClosesCallerConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := httptest.NewRequest("GET", "/v1/pools", nil)
+	r := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
 	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), engine.Principal{Caller: "ann"}); err != nil {
 		t.Fatal(err)
 	}

@@ -290,7 +290,7 @@ func TestOperatorsAreNotEvicted(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	address, s := serveLimited(t, e, connBounds{total: 10, anonymous: 2, callers: 6, requests: 3, streams: 3})
-	var operators, callers []*peer
+	operators, callers := make([]*peer, 0, 8), make([]*peer, 0, 6)
 	op := tokenOf(t, e, v1.TokenRequest{Caller: "boss", Operator: true})
 	for i := range 2 {
 		header := tokenOf(t, e, v1.TokenRequest{Caller: fmt.Sprintf("c%d", i)})
@@ -332,7 +332,7 @@ func TestIdleConnectionsPerCallerAreBounded(t *testing.T) {
 	e, _ := newEngine(t)
 	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
 	address, s := serveLimited(t, e, connBounds{total: 100, anonymous: 10, callers: 80, requests: 5, streams: 5})
-	var all []*peer
+	all := make([]*peer, 0, 20)
 	for range 20 {
 		all = append(all, answers(t, address, "/v1/pools", http.StatusOK, ann...))
 		s.conns.rests(t, "ann")

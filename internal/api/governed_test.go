@@ -32,44 +32,45 @@ policy:
 `
 
 // governance returns what an engine needs to call tools.
-func governance(t testing.TB, st *store.Store, dir string) *engine.Governance {
-	t.Helper()
+func governance(tb testing.TB, st *store.Store, dir string) *engine.Governance {
+	tb.Helper()
 	profiles := filepath.Join(dir, "profiles")
 	if err := os.MkdirAll(profiles, 0o700); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(profiles, "team.yaml"), []byte(team), 0o600); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	set, err := profile.Load(profiles)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	g := &engine.Governance{
 		Profiles: set, Default: "team", Limiter: &approval.Limiter{}, Redactor: audit.NewRedactor(),
 		Outputs: filepath.Join(dir, "outputs"),
 		Compat:  &engine.Compat{Caller: "old", Workspaces: map[string]string{"/srv/old": "old"}},
 	}
-	if g.Gate, err = approval.New(t.Context(), approval.Options{Store: st, Check: g.CheckModified}); err != nil {
-		t.Fatal(err)
+	if g.Gate, err = approval.New(tb.Context(), approval.Options{Store: st, Check: g.CheckModified}); err != nil {
+		tb.Fatal(err)
 	}
-	db, err := store.OpenAudit(t.Context(), dir)
+	db, err := store.OpenAudit(tb.Context(), dir)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { db.Close() })
-	if g.Audit, err = audit.Open(t.Context(),
+	tb.Cleanup(func() { db.Close() })
+	if g.Audit, err = audit.Open(tb.Context(),
 		audit.Options{Store: db, Head: filepath.Join(dir, "audit.head"), Redactor: g.Redactor}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { g.Audit.Close() })
+	tb.Cleanup(func() { g.Audit.Close() })
 	return g
 }
 
-func callTool(t *testing.T, srv *httptest.Server, tool, body string, header ...string) v1.ToolResult {
+// callTool calls system.run.
+func callTool(t *testing.T, srv *httptest.Server, body string, header ...string) v1.ToolResult {
 	t.Helper()
 	var res v1.ToolResult
-	got := ask(t, srv, "POST", "/v1/tools/"+tool+"/call", body, header...)
+	got := ask(t, srv, "POST", "/v1/tools/system.run/call", body, header...)
 	if got.status != http.StatusOK {
 		t.Fatalf("tool call = %+v, want status 200", got)
 	}
@@ -98,7 +99,7 @@ func TestToolsAreListedAndCalled(t *testing.T) {
 	}
 	problemIs(t, ask(t, srv, "GET", "/v1/tools?profile=nope", ""), http.StatusNotFound, "not_found", "profile")
 
-	res := callTool(t, srv, "system.run", `{"input":{"argv":["echo","hi"]}}`)
+	res := callTool(t, srv, `{"input":{"argv":["echo","hi"]}}`)
 	if res.Ending != "exited" || !strings.Contains(res.Text, "hi") || res.ID == "" || res.SandboxID == "" {
 		t.Fatalf("echo = %+v, want exited with hi and ids", res)
 	}
@@ -106,7 +107,7 @@ func TestToolsAreListedAndCalled(t *testing.T) {
 		got[0].Via != "http" {
 		t.Fatalf("records of a call = %+v, want open and exited over http", got)
 	}
-	res = callTool(t, srv, "system.run", `{"input":{"argv":["sudo","id"]}}`)
+	res = callTool(t, srv, `{"input":{"argv":["sudo","id"]}}`)
 	if res.Ending != "policy_denied" || res.Verdict == nil || res.Verdict.Rule != "denylist:sudo" {
 		t.Fatalf("sudo = %+v, want policy_denied by denylist:sudo", res)
 	}
@@ -248,7 +249,7 @@ func TestTokenLifecycle(t *testing.T) {
 		t.Fatalf("token = %+v, want status 201, a secret and no-store", got)
 	}
 	as := []string{"Authorization", "Bearer " + token.Secret}
-	res := callTool(t, srv, "system.run", `{"input":{"argv":["true"]}}`, as...)
+	res := callTool(t, srv, `{"input":{"argv":["true"]}}`, as...)
 	if got := records(t, srv, "call="+res.ID); len(got) != 2 || got[0].Caller != "ci" || got[0].Token != token.ID {
 		t.Fatalf("records of the token's call = %+v, want two of caller ci", got)
 	}
@@ -269,7 +270,7 @@ func TestAuditListExportVerify(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	for range 3 {
-		callTool(t, srv, "system.run", `{"input":{"argv":["true"]}}`)
+		callTool(t, srv, `{"input":{"argv":["true"]}}`)
 	}
 	if got := records(t, srv, "limit=2&newest=true"); len(got) != 2 || got[1].Seq != 6 {
 		t.Fatalf("newest two records = %+v, want the last with seq 6", got)
@@ -325,8 +326,8 @@ func TestPolicyCheckAndProfiles(t *testing.T) {
 func TestSessionsKeepTheirSandbox(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
-	a := callTool(t, srv, "system.run", `{"session":"s1","input":{"argv":["true"]}}`)
-	b := callTool(t, srv, "system.run", `{"session":"s1","input":{"argv":["true"]}}`)
+	a := callTool(t, srv, `{"session":"s1","input":{"argv":["true"]}}`)
+	b := callTool(t, srv, `{"session":"s1","input":{"argv":["true"]}}`)
 	if a.SandboxID == "" || a.SandboxID != b.SandboxID {
 		t.Fatalf("sandboxes of one session = %s and %s, want the same", a.SandboxID, b.SandboxID)
 	}
@@ -343,7 +344,7 @@ func TestCallOutputReadsTheRest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	res := callTool(t, srv, "system.run", string(body))
+	res := callTool(t, srv, string(body))
 	if res.Rest == "" {
 		t.Fatalf("result = %+v, want a reference to the rest", res)
 	}

@@ -123,9 +123,10 @@ func TestClientDisconnectEndsCommand(t *testing.T) {
 	t.Parallel()
 	for _, accept := range []string{formJSON, formEvents, formRaw, formFrames} {
 		t.Run(accept, func(t *testing.T) {
+			t.Parallel()
 			srv, _ := newServer(t, "")
 			ctx, leave := context.WithCancel(t.Context())
-			req, err := http.NewRequestWithContext(ctx, "POST", srv.URL+"/v1/run",
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.URL+"/v1/run",
 				strings.NewReader(`{"argv":["sleep","600"]}`))
 			if err != nil {
 				t.Fatal(err)

@@ -41,11 +41,11 @@ func seen(principal engine.Principal, log *slog.Logger, err error) error {
 	}
 	p := problem(err)
 	ref := "e-" + rand.Text()[:12]
-	level := slog.LevelWarn
+	report := log.Warn
 	if errors.Is(err, context.Canceled) {
-		level = slog.LevelDebug // the client went away
+		report = log.Debug // the client went away
 	}
-	log.Log(context.Background(), level, "error hidden from caller", "reference", ref, "caller", principal.Caller,
+	report("error hidden from caller", "reference", ref, "caller", principal.Caller,
 		"code", p.Code, "error", err)
 	var class error = errdefs.ErrInternal
 	for _, c := range classes {

@@ -50,8 +50,9 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Princi
 var allMethods = []string{"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 
 func operation(r route, schemas object) object {
-	params := []object{}
-	for _, m := range pathParameter.FindAllStringSubmatch(r.path, -1) {
+	inPath := pathParameter.FindAllStringSubmatch(r.path, -1)
+	params := make([]object, 0, len(inPath)+len(r.query))
+	for _, m := range inPath {
 		params = append(params, object{"name": m[1], "in": "path", "required": true,
 			"schema": object{"type": "string"}})
 	}

@@ -13,12 +13,18 @@ import (
 // A server in a sandbox is untrusted, and its answers come from the origin of this interface. A
 // browser that shows them must not give them the rights of that origin:
 //
-//   - Its pages could call the interface with the browser's credentials, read the origin's storage, and stay as a service worker. So each answer gets the policy "sandbox", which gives its pages an opaque origin.
-//   - It could set cookies for the whole origin, or read existing ones. So cookies do not pass in either direction.
-//   - Some fields affect the whole origin: they clear its storage, force TLS, or redirect it. They are dropped.
-//   - Links of its pages could reveal the address of the interface and a sandbox's id. So the referrer is never sent.
+//   - Its pages could call the interface with the browser's credentials, read the origin's storage,
+//     and stay as a service worker. So each answer gets the policy "sandbox", which gives its pages
+//     an opaque origin.
+//   - It could set cookies for the whole origin, or read existing ones. So cookies do not pass in
+//     either direction.
+//   - Some fields affect the whole origin: they clear its storage, force TLS, or redirect it. They
+//     are dropped.
+//   - Links of its pages could reveal the address of the interface and a sandbox's id. So the
+//     referrer is never sent.
 //   - The bearer token belongs to the interface. It does not pass.
-//   - A trailer can hold any of these fields, and a proxy may merge it into the header. So trailers do not pass in either direction.
+//   - A trailer can hold any of these fields, and a proxy may merge it into the header. So trailers
+//     do not pass in either direction.
 //
 // Pages that need cookies or storage can use `orchestrator forward`: each forwarded port is a
 // separate origin.

@@ -158,7 +158,8 @@ func (t *ptySession) settle() {
 
 // finish tells the client why the connection ends, and closes it.
 func (t *ptySession) finish(cause error) {
-	code, reason := websocket.StatusNormalClosure, ""
+	code := websocket.StatusNormalClosure
+	var reason string
 	switch e, over := errors.AsType[exited](cause); {
 	case over:
 		_ = t.last(v1.TerminalMessage{Type: "exit", Result: &e.result}) // fails only if the client is gone

@@ -38,7 +38,7 @@ func TestReadonlyShellAllowsLocalProgramsOnly(t *testing.T) {
 		"a form over a unix socket": {"@", "unix", []string{"Content-Type", "application/x-www-form-urlencoded"},
 			false},
 	} {
-		r := httptest.NewRequest("POST", "/shell", nil)
+		r := httptest.NewRequest(http.MethodPost, "/shell", nil)
 		r.RemoteAddr = c.remote
 		r.Header.Set("Content-Type", "application/json")
 		for i := 0; i+1 < len(c.header); i += 2 {
@@ -75,7 +75,7 @@ func TestReadonlyShellAnswersInItsForm(t *testing.T) {
 func TestReadonlyShellIsOffByDefault(t *testing.T) {
 	s := New(Options{Engine: &engine.Engine{}, Log: slog.New(slog.DiscardHandler)})
 	w := httptest.NewRecorder()
-	s.Handler().ServeHTTP(w, httptest.NewRequest("POST", "/shell", strings.NewReader(`{}`)))
+	s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/shell", strings.NewReader(`{}`)))
 	if w.Code != http.StatusNotFound {
 		t.Fatalf("POST /shell = %d %s, want 404", w.Code, w.Body)
 	}

@@ -148,9 +148,16 @@ func TestCallOverBudgetCanPrompt(t *testing.T) {
 
 func TestUnapprovedRequestRefundsBudget(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *world, string){
-		"denied":    func(t *testing.T, w *world, id string) { w.answer(t, id, "bob", Answer{Action: AnswerDeny}) },
-		"cancelled": func(t *testing.T, w *world, id string) { w.Abandon(t.Context(), id) },
+		"denied": func(t *testing.T, w *world, id string) {
+			t.Helper()
+			w.answer(t, id, "bob", Answer{Action: AnswerDeny})
+		},
+		"cancelled": func(t *testing.T, w *world, id string) {
+			t.Helper()
+			w.Abandon(t.Context(), id)
+		},
 		"expired": func(t *testing.T, w *world, id string) {
+			t.Helper()
 			w.clock = w.clock.Add(DefaultExpiry)
 			w.restart(t)
 		},
@@ -162,7 +169,7 @@ func TestUnapprovedRequestRefundsBudget(t *testing.T) {
 			a.Reasons = []Reason{{Rule: "push"}}
 			d := w.want(t, a, OutcomeAsked)
 			if d.Reservation == "" {
-				t.Fatal("the budget was not taken of")
+				t.Fatal("decision has no reservation")
 			}
 			w.want(t, call("b", r), OutcomeDenied)
 			end(t, w, d.Request.ID)

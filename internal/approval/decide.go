@@ -184,6 +184,7 @@ func (g *Gate) applyRule(ctx context.Context, id string, rule *compiled, a Ask, 
 			d.Outcome, d.Message, d.RetryAfter = OutcomeDenied, strings.TrimSpace(rule.Message+" "+s.message), s.retry
 			return nil, true, nil
 		}
+	default: // it approves
 	}
 	return nil, false, nil
 }
@@ -321,8 +322,9 @@ func Refusal(r Request) string {
 		return "no answer until " + r.Expires.Format(time.RFC3339)
 	case Cancelled:
 		return "the request was abandoned by its caller"
+	default: // pending or approved
+		return ""
 	}
-	return ""
 }
 
 func denial(r Rule) string { return orElse(r.Message, "rule "+r.ID+" denies it") }

@@ -223,7 +223,7 @@ func TestNewerSessionAnswerWins(t *testing.T) {
 		r := prompts(t)
 		// An approval of trust 0 and a denial of trust 3 cover all calls.
 		trust := map[string]int{AnswerApprove: 0, AnswerDeny: 3}
-		var asked []string
+		asked := make([]string, 0, 2)
 		for _, action := range []string{c.first, c.second} {
 			a := call(action, r)
 			a.Trust = trust[action]

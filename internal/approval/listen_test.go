@@ -11,8 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// listen starts a listener and returns its events and its end.
-func listen(t *testing.T, w *world, caller string) (<-chan Event, <-chan error) {
+// listen starts a listener and returns its events.
+func listen(t *testing.T, w *world, caller string) <-chan Event {
 	t.Helper()
 	events, ended := make(chan Event, 100), make(chan error, 1)
 	ctx, stop := context.WithCancel(context.Background())
@@ -25,15 +25,15 @@ func listen(t *testing.T, w *world, caller string) (<-chan Event, <-chan error) 
 			t.Error(err)
 		}
 	})
-	return events, ended
+	return events
 }
 
 func TestSubscribeSendsCallersEvents(t *testing.T) {
 	w := newWorld(t, Options{})
 	before := w.want(t, call("before", prompts(t)), OutcomeAsked)
-	all, _ := listen(t, w, "")
-	anns, _ := listen(t, w, "ann")
-	beas, _ := listen(t, w, "bea")
+	all := listen(t, w, "")
+	anns := listen(t, w, "ann")
+	beas := listen(t, w, "bea")
 	expect := func(name string, from <-chan Event, kind, id string) {
 		t.Helper()
 		e := <-from
@@ -73,18 +73,18 @@ func TestSubscribeSendsCallersEvents(t *testing.T) {
 
 func TestSubscribeSendsPendingOldestFirst(t *testing.T) {
 	w := newWorld(t, Options{})
-	var want []string
+	want := make([]string, 0, 20)
 	for i := range 20 {
 		w.clock = w.clock.Add(time.Second)
 		want = append(want, w.want(t, call(key(i), prompts(t)), OutcomeAsked).Request.ID)
 	}
-	events, _ := listen(t, w, "")
-	var got []string
+	events := listen(t, w, "")
+	got := make([]string, 0, len(want))
 	for range want {
 		got = append(got, (<-events).Request.ID)
 	}
 	if !slices.Equal(got, want) {
-		t.Fatalf("%v, want %v", got, want)
+		t.Fatalf("pending requests %v, want %v", got, want)
 	}
 }
 
@@ -129,9 +129,10 @@ func TestSubscribeReturnsSinkError(t *testing.T) {
 	}
 }
 
-// full returns a gate with n pending requests.
-func full(b *testing.B, n int) *world {
+// full returns a gate with ten thousand pending requests.
+func full(b *testing.B) *world {
 	b.Helper()
+	const n = 10_000
 	w := newWorld(b, Options{MaxPending: n + 1_000_000, MaxPendingPerCaller: n + 1_000_000})
 	r := prompts(b)
 	for i := range n {
@@ -143,7 +144,7 @@ func full(b *testing.B, n int) *world {
 }
 
 func BenchmarkAskWhileTenThousandWait(b *testing.B) {
-	w := full(b, 10_000)
+	w := full(b)
 	a := call("", prompts(b))
 	a.Session = ""
 	b.ReportAllocs()
@@ -155,7 +156,7 @@ func BenchmarkAskWhileTenThousandWait(b *testing.B) {
 }
 
 func BenchmarkFindRequestByKeyAmongTenThousand(b *testing.B) {
-	w := full(b, 10_000)
+	w := full(b)
 	a := call("k500", prompts(b))
 	a.Caller = "caller0"
 	for b.Loop() {
@@ -166,7 +167,7 @@ func BenchmarkFindRequestByKeyAmongTenThousand(b *testing.B) {
 }
 
 func BenchmarkListOfOneCallerAmongTenThousand(b *testing.B) {
-	w := full(b, 10_000)
+	w := full(b)
 	for b.Loop() {
 		if l, err := w.List(b.Context(), Filter{Caller: "caller7", State: Pending}); err != nil || len(l) != 100 {
 			b.Fatal(len(l), err)
@@ -175,7 +176,7 @@ func BenchmarkListOfOneCallerAmongTenThousand(b *testing.B) {
 }
 
 func BenchmarkListThousandOfTenThousand(b *testing.B) {
-	w := full(b, 10_000)
+	w := full(b)
 	for b.Loop() {
 		if l, err := w.List(b.Context(), Filter{State: Pending}); err != nil || len(l) != MaxList {
 			b.Fatal(len(l), err)

@@ -26,24 +26,24 @@ type world struct {
 // noon of a Wednesday in the middle of a month.
 var noon = time.Date(2026, time.July, 15, 12, 0, 0, 0, time.UTC)
 
-func newWorld(t testing.TB, opts Options) *world {
-	t.Helper()
-	w := &world{dir: t.TempDir(), clock: noon, opts: opts}
-	w.open(t)
-	t.Cleanup(func() { w.store.Close() })
+func newWorld(tb testing.TB, opts Options) *world {
+	tb.Helper()
+	w := &world{dir: tb.TempDir(), clock: noon, opts: opts}
+	w.open(tb)
+	tb.Cleanup(func() { w.store.Close() })
 	return w
 }
 
-func (w *world) open(t testing.TB) {
-	t.Helper()
+func (w *world) open(tb testing.TB) {
+	tb.Helper()
 	s, err := store.Open(context.Background(), w.dir)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	w.store = s
 	g, err := New(context.Background(), w.gateOptions())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	w.Gate = g
 }
@@ -55,19 +55,19 @@ func (w *world) gateOptions() Options {
 }
 
 // restart replaces the gate, as a restarted process does.
-func (w *world) restart(t testing.TB) {
-	t.Helper()
+func (w *world) restart(tb testing.TB) {
+	tb.Helper()
 	if err := w.store.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	w.open(t)
+	w.open(tb)
 }
 
-func rules(t testing.TB, r ...Rule) *Rules {
-	t.Helper()
+func rules(tb testing.TB, r ...Rule) *Rules {
+	tb.Helper()
 	c, err := Compile(r)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return c
 }
@@ -84,36 +84,36 @@ func call(key string, r *Rules) Ask {
 		Input: showing(`{"command":"ls"}`), Args: map[string]any{"command": "ls"}, Rules: r}
 }
 
-func (w *world) decide(t testing.TB, a Ask) Decision {
-	t.Helper()
+func (w *world) decide(tb testing.TB, a Ask) Decision {
+	tb.Helper()
 	d, err := w.Decide(context.Background(), a)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return d
 }
 
-func (w *world) want(t testing.TB, a Ask, o Outcome) Decision {
-	t.Helper()
-	d := w.decide(t, a)
+func (w *world) want(tb testing.TB, a Ask, o Outcome) Decision {
+	tb.Helper()
+	d := w.decide(tb, a)
 	if d.Outcome != o {
-		t.Fatalf("%s, want %s: %+v", d.Outcome, o, d)
+		tb.Fatalf("%s, want %s: %+v", d.Outcome, o, d)
 	}
 	return d
 }
 
-func (w *world) answer(t testing.TB, id, by string, a Answer) Request {
-	t.Helper()
+func (w *world) answer(tb testing.TB, id, by string, a Answer) Request {
+	tb.Helper()
 	r, err := w.Answer(context.Background(), id, by, a)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return r
 }
 
 var prompt = Rule{ID: "ask", Tool: "*", Action: Prompt}
 
-func prompts(t testing.TB) *Rules { return rules(t, prompt) }
+func prompts(tb testing.TB) *Rules { return rules(tb, prompt) }
 
 func budget(limit float64, period string) Rule {
 	return Rule{ID: "b", Tool: "*", Action: Budget, Limit: limit, Period: period}

@@ -106,7 +106,7 @@ func TestFailingConditionFailsClosed(t *testing.T) {
 }
 
 func BenchmarkFindAmongTwentyRules(b *testing.B) {
-	var list []Rule
+	list := make([]Rule, 0, 20)
 	for range 19 {
 		list = append(list, Rule{Tool: "other.*", Action: Deny})
 	}

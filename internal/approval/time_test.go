@@ -3,6 +3,7 @@ package approval
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,34 +13,36 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// running runs f with a gate that uses the time of a synctest bubble.
-func running(t *testing.T, o Options, f func(t *testing.T, w *world)) {
+// runGate returns a running gate that uses the time of t's synctest bubble. stop stops it; the end
+// of the test does so too.
+func runGate(t *testing.T, o Options) (w *world, stop func()) {
 	t.Helper()
-	dir := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
-		s, err := store.Open(t.Context(), dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		o.Store = s
-		g, err := New(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- g.Run(ctx) }()
-		f(t, &world{Gate: g, store: s})
-		stop()
+	s, err := store.Open(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	o.Store = s
+	g, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- g.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
 		if err := <-ended; err != nil {
-			t.Fatal(err)
+			t.Error(err)
 		}
 	})
+	t.Cleanup(stop)
+	return &world{Gate: g, store: s}, stop
 }
 
 func TestRequestExpires(t *testing.T) {
-	running(t, Options{}, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := runGate(t, Options{})
 		begin := time.Now()
 		slow := w.want(t, call("slow", prompts(t)), OutcomeAsked)
 		quick := w.want(t, call("quick", rules(t, Rule{Tool: "*", Action: Prompt, ExpiresMS: 1500})), OutcomeAsked)
@@ -59,13 +62,14 @@ func TestRequestExpires(t *testing.T) {
 }
 
 func TestEscalationRestartsExpiry(t *testing.T) {
-	running(t, Options{}, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := runGate(t, Options{})
 		begin := time.Now()
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 		for _, to := range []string{"boss", "owner"} {
 			time.Sleep(9 * time.Minute)
-			if r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate,
-				To: to}); r.State != Pending || r.Escalated != to || !r.Expires.Equal(time.Now().Add(DefaultExpiry)) {
+			r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: to})
+			if r.State != Pending || r.Escalated != to || !r.Expires.Equal(time.Now().Add(DefaultExpiry)) {
 				t.Fatalf("escalated request = %+v, want pending with a new expiry", r)
 			}
 			w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: to})
@@ -78,7 +82,8 @@ func TestEscalationRestartsExpiry(t *testing.T) {
 }
 
 func TestStopEndsWaits(t *testing.T) {
-	running(t, Options{}, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w, stop := runGate(t, Options{})
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 		got := make(chan error, 2)
 		go func() {
@@ -89,18 +94,18 @@ func TestStopEndsWaits(t *testing.T) {
 			got <- w.Subscribe(context.WithoutCancel(t.Context()), "", func(Event) error { return nil })
 		}()
 		synctest.Wait()
-		t.Cleanup(func() {
-			for range 2 {
-				if err := <-got; !errors.Is(err, errdefs.ErrUnavailable) {
-					t.Error(err)
-				}
+		stop()
+		for range 2 {
+			if err := <-got; !errors.Is(err, errdefs.ErrUnavailable) {
+				t.Errorf("Wait or Subscribe = %v, want Unavailable", err)
 			}
-		})
+		}
 	})
 }
 
 func TestOldRequestsAreDeleted(t *testing.T) {
-	running(t, Options{}, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := runGate(t, Options{})
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 		w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
 		time.Sleep(DefaultKeep - time.Minute)

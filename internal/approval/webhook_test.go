@@ -86,7 +86,8 @@ func TestDeadWebhookDoesNotBlock(t *testing.T) {
 	d := &dead{}
 	o := Options{MaxPendingPerCaller: 5000, Webhook: Webhook{URL: "https://dead.example.com/secret",
 		Client: &http.Client{Transport: d}}}
-	running(t, o, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := runGate(t, o)
 		begin := time.Now()
 		r := Request{ID: "a", Caller: "ann"}
 		for range 3 * hookQueue {

@@ -23,8 +23,9 @@ const (
 	childKeep = "AUDIT_CHILD_KEEP"
 )
 
-// The child of the test below has an open call and rotates parts until it is killed.
-func init() {
+// TestKilledRotationsChild is the child of the test below. It has an open call and rotates parts
+// until it is killed. Without a parent it does nothing.
+func TestKilledRotationsChild(*testing.T) {
 	dir := os.Getenv(childDir)
 	if dir == "" {
 		return
@@ -77,7 +78,7 @@ func TestKilledRotations(t *testing.T) {
 			w, now := newParts(t)
 			w.call("before")
 			w.die()
-			cmd := exec.Command(os.Args[0])
+			cmd := exec.Command(os.Args[0], "-test.run=^TestKilledRotationsChild$")
 			cmd.Env = append(os.Environ(), childDir+"="+w.dir, childKeep+"="+c.keep, failpoint.Env+"="+c.point)
 			out, err := cmd.Output()
 			var exit *exec.ExitError

@@ -33,11 +33,11 @@ type world struct {
 	options Options
 }
 
-func newWorld(t testing.TB) *world {
-	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), red: NewRedactor()}
+func newWorld(tb testing.TB) *world {
+	tb.Helper()
+	w := &world{t: tb, dir: tb.TempDir(), red: NewRedactor()}
 	w.open()
-	t.Cleanup(w.close)
+	tb.Cleanup(w.close)
 	return w
 }
 
@@ -109,7 +109,7 @@ func (w *world) list(f Filter) []Stored {
 }
 
 func kinds(all []Stored) string {
-	var words []string
+	words := make([]string, 0, len(all))
 	for _, r := range all {
 		words = append(words, fmt.Sprintf("%d:%s:%s", r.Seq, r.Kind, r.Call))
 	}

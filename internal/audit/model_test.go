@@ -28,6 +28,7 @@ type model struct {
 const heldParts = 3
 
 func newModel(t *testing.T, seed uint64) *model {
+	t.Helper()
 	w, c := newParts(t)
 	return &model{world: w, clock: c, rand: rand.New(rand.NewPCG(seed, 1))}
 }
@@ -161,7 +162,7 @@ func (m *model) check() {
 	m.t.Helper()
 	m.settle()
 	all := m.list(Filter{Limit: len(m.records) + 1})
-	var got, want []string
+	got, want := make([]string, 0, len(all)), make([]string, 0, len(m.records))
 	for _, r := range all {
 		got = append(got, fmt.Sprintf("%d %s %s", r.Seq, r.Action, r.Call))
 	}
@@ -245,6 +246,7 @@ func (m *model) tamper() string {
 // After any sequence of records, rotations, kills and deletions, the log matches the model and
 // verifies. Verify finds a change that an attacker then makes to its files.
 func TestLogMatchesModel(t *testing.T) {
+	t.Parallel()
 	runs := 12
 	if testing.Short() {
 		runs = 3

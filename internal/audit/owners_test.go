@@ -11,11 +11,11 @@ import (
 )
 
 // own registers values of a caller until the test ends.
-func own(t testing.TB, r *Redactor, caller string, list ...string) (release func()) {
-	t.Helper()
-	release, err := r.Own(t.Context(), caller, list)
+func own(tb testing.TB, r *Redactor, caller string, list ...string) (release func()) {
+	tb.Helper()
+	release, err := r.Own(tb.Context(), caller, list)
 	if err != nil {
-		t.Fatalf("Own(%q, %d values) = %v", caller, len(list), err)
+		tb.Fatalf("Own(%q, %d values) = %v", caller, len(list), err)
 	}
 	return release
 }
@@ -187,7 +187,7 @@ func TestOwnReleaseForgetsValues(t *testing.T) {
 
 func TestOwnIsBoundedPerCaller(t *testing.T) {
 	r := NewRedactor()
-	var releases []func()
+	releases := make([]func(), 0, 3)
 	large := func(i int) []string { return []string{fmt.Sprint(i, strings.Repeat("x", MaxOwned/4))} }
 	for i := range 3 {
 		releases = append(releases, own(t, r, "ann", large(i)...))

@@ -89,7 +89,7 @@ func (l *Log) loadOpenPart(ctx context.Context, last head) error {
 // maintain records counted refusals, rotates the part if due and deletes expired parts. Only the
 // writer calls it.
 func (l *Log) maintain(ctx context.Context) {
-	_ = l.writeRefusals() // retried later
+	_ = l.writeRefusals(ctx) // retried later
 	l.rotateIfDue(ctx, l.now())
 	if l.retention.KeepAge > 0 || l.retention.KeepSize > 0 {
 		l.removeExpired(ctx)
@@ -183,7 +183,7 @@ func (l *Log) remove(ctx context.Context, s seal) error {
 	if err != nil {
 		return err
 	}
-	if err := l.append([]*queueItem{{body: body}}); err != nil {
+	if err := l.append(ctx, []*queueItem{{body: body}}); err != nil {
 		return err
 	}
 	now := l.now().UTC().Truncate(time.Microsecond)

@@ -32,13 +32,13 @@ func (c *clock) advance(d time.Duration) { c.at.Add(int64(d)) }
 const partAge = time.Hour
 
 // newParts returns a world whose log starts a new part when rotate is called.
-func newParts(t testing.TB) (*world, *clock) {
-	t.Helper()
+func newParts(tb testing.TB) (*world, *clock) {
+	tb.Helper()
 	c := newClock()
-	w := &world{t: t, dir: t.TempDir(), red: NewRedactor(), options: Options{Now: c.now,
+	w := &world{t: tb, dir: tb.TempDir(), red: NewRedactor(), options: Options{Now: c.now,
 		Retention: Retention{PartAge: partAge}}}
 	w.open()
-	t.Cleanup(w.close)
+	tb.Cleanup(w.close)
 	return w, c
 }
 
@@ -76,7 +76,7 @@ func (w *world) settle() {
 
 // states returns the states of the parts in a report.
 func states(r Report) string {
-	var all []string
+	all := make([]string, 0, len(r.Parts))
 	for _, p := range r.Parts {
 		all = append(all, fmt.Sprintf("%d:%s:%d-%d", p.Number, p.State, p.First, p.Last))
 	}

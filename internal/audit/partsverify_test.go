@@ -29,6 +29,7 @@ func (w *world) reseal(part int, change func(*seal)) {
 }
 
 func TestVerifyFindsTamperedParts(t *testing.T) {
+	t.Parallel()
 	part := store.AuditPartFile
 	for _, c := range []struct {
 		name string

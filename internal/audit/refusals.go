@@ -99,7 +99,7 @@ func (s *refusals) written(all []Record) {
 
 // writeRefusals records the refusals counted since the last call. Only the writer calls it. If it
 // fails, the counts stay.
-func (l *Log) writeRefusals() error {
+func (l *Log) writeRefusals(ctx context.Context) error {
 	all := l.refusals.due()
 	items := make([]*queueItem, 0, len(all))
 	for _, r := range all {
@@ -109,7 +109,7 @@ func (l *Log) writeRefusals() error {
 		}
 		items = append(items, l.charge(r, &queueItem{body: body}))
 	}
-	if err := l.append(items); err != nil {
+	if err := l.append(ctx, items); err != nil {
 		for _, it := range items {
 			l.refund(it)
 		}

@@ -72,7 +72,7 @@ func TestRefusalsAreWrittenEveryMinute(t *testing.T) {
 		l.refusals.count(k, Record{Caller: "ann", Action: "run", Rule: "r", Kind: KindRefused})
 	}
 	for i, want := range []int64{1, 1, 1} {
-		if err := l.writeRefusals(); err != nil || l.last.Seq != want {
+		if err := l.writeRefusals(t.Context()); err != nil || l.last.Seq != want {
 			t.Errorf("minute %d: %d records, %v; want %d", i, l.last.Seq, err, want)
 		}
 	}

@@ -251,10 +251,9 @@ func reduce(n uint64) uint64 {
 // twice, in both styles), URL-encoded, in hex, and in base64 at each of its three alignments.
 func encodedForms(value string) []string {
 	once, onceHTML := escapeJSON(value, false), escapeJSON(value, true)
-	all := []string{
-		value, once, onceHTML, escapeJSON(once, false), escapeJSON(onceHTML, true),
-		hex.EncodeToString([]byte(value)), strings.ToUpper(hex.EncodeToString([]byte(value))),
-	}
+	all := make([]string, 0, 19)
+	all = append(all, value, once, onceHTML, escapeJSON(once, false), escapeJSON(onceHTML, true),
+		hex.EncodeToString([]byte(value)), strings.ToUpper(hex.EncodeToString([]byte(value))))
 	query := url.QueryEscape(value)
 	for _, s := range []string{query, strings.ReplaceAll(query, "+", "%20"), url.PathEscape(value)} {
 		all = append(all, s, lowerEscapes(s))

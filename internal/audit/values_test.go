@@ -34,9 +34,10 @@ func TestValuesMatchNaiveSearch(t *testing.T) {
 		return string(b)
 	}
 	for range 300 {
-		var list, texts []string
-		for range 1 + r.IntN(60) {
-			list = append(list, strings.Repeat("a", r.IntN(8))+word(6+r.IntN(40)))
+		var texts []string
+		list := make([]string, 1+r.IntN(60))
+		for i := range list {
+			list[i] = strings.Repeat("a", r.IntN(8)) + word(6+r.IntN(40))
 		}
 		for _, v := range list {
 			texts = append(texts, encodedForms(v)...)

@@ -57,7 +57,7 @@ func (w *world) sound() {
 }
 
 func words(r Report) string {
-	var all []string
+	all := make([]string, 0, len(r.Problems))
 	for _, p := range r.Problems {
 		all = append(all, fmt.Sprintf("%d:%s", p.Seq, p.Kind))
 	}
@@ -65,11 +65,11 @@ func words(r Report) string {
 }
 
 // ten returns a log of ten events.
-func ten(t testing.TB) *world {
-	w := newWorld(t)
+func ten(tb testing.TB) *world {
+	w := newWorld(tb)
 	for i := range 10 {
-		if err := w.log.Event(t.Context(), Record{Action: fmt.Sprint("event-", i+1), Caller: "ann"}); err != nil {
-			t.Fatal(err)
+		if err := w.log.Event(tb.Context(), Record{Action: fmt.Sprint("event-", i+1), Caller: "ann"}); err != nil {
+			tb.Fatal(err)
 		}
 	}
 	w.flush()
@@ -77,18 +77,18 @@ func ten(t testing.TB) *world {
 }
 
 // copied opens a log with the files of a closed one.
-func (w *world) copied(t testing.TB) *world {
-	t.Helper()
-	c := &world{t: t, dir: t.TempDir(), red: NewRedactor()}
+func (w *world) copied(tb testing.TB) *world {
+	tb.Helper()
+	c := &world{t: tb, dir: tb.TempDir(), red: NewRedactor()}
 	files, err := os.ReadDir(w.dir)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for _, f := range files {
 		c.write(f.Name(), w.read(f.Name()))
 	}
 	c.open()
-	t.Cleanup(c.close)
+	tb.Cleanup(c.close)
 	return c
 }
 
@@ -267,8 +267,9 @@ func TestVerifyContinuesAfterUnreadableRows(t *testing.T) {
 // events returns the records that Open wrote about a head mismatch.
 func (w *world) events() string {
 	w.t.Helper()
-	var all []string
-	for _, r := range w.list(Filter{Action: HeadAction}) {
+	found := w.list(Filter{Action: HeadAction})
+	all := make([]string, 0, len(found))
+	for _, r := range found {
 		all = append(all, r.Error)
 	}
 	return strings.Join(all, "\n")

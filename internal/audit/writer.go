@@ -13,15 +13,15 @@ import (
 
 // write is the goroutine that appends to the store. It writes all queued items, up to batchLength,
 // in one transaction. Closing records without a waiting caller stay for the next transaction, at
-// most closeWithin.
-func (l *Log) write() {
+// most closeWithin. ctx must not be canceled: a rotation that has begun is completed, and a caller's
+// context only counts until its item is taken.
+func (l *Log) write(ctx context.Context) {
 	defer close(l.stopped)
 	defer close(l.headUpdates)
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	maintenance := time.NewTicker(maintainInterval)
 	defer maintenance.Stop()
-	ctx := context.Background() // complete a rotation once it began
 	l.removeExpired(ctx)
 	for {
 		var batch []*queueItem
@@ -33,7 +33,7 @@ func (l *Log) write() {
 			l.maintain(ctx)
 			continue
 		case <-l.stop:
-			l.drain()
+			l.drain(ctx)
 			return
 		}
 		if len(batch) > 0 && !hasWaiter(batch) && len(l.pendingCloses)+len(batch) < batchLength {
@@ -43,7 +43,7 @@ func (l *Log) write() {
 			l.pendingCloses = append(l.pendingCloses, batch...)
 			continue
 		}
-		if err := l.writeBatch(batch); err != nil {
+		if err := l.writeBatch(ctx, batch); err != nil {
 			retry.Reset(retryAfter)
 		} else if l.rotateIfDue(ctx, l.part.written) {
 			l.removeExpired(ctx)
@@ -52,16 +52,16 @@ func (l *Log) write() {
 }
 
 // drain writes what is queued when the log closes. Nothing more is added.
-func (l *Log) drain() {
+func (l *Log) drain(ctx context.Context) {
 	for {
 		select {
 		case it := <-l.queue:
-			_ = l.writeBatch(l.gather(it)) // waiting callers get the error, the rest is retried once
+			_ = l.writeBatch(ctx, l.gather(it)) // waiting callers get the error, the rest is retried once
 		default:
 			if len(l.pendingCloses) > 0 {
-				l.failed = l.writeBatch(nil)
+				l.failed = l.writeBatch(ctx, nil)
 			}
-			l.failed = errors.Join(l.failed, l.writeRefusals())
+			l.failed = errors.Join(l.failed, l.writeRefusals(ctx))
 			return
 		}
 	}
@@ -88,14 +88,14 @@ func (l *Log) gather(first *queueItem) []*queueItem {
 // writeBatch writes closing records that wait for a retry, then the batch, and wakes waiting
 // callers. If it fails, the closing records are kept. There is at most one for each begun call, and
 // no call begins while writing fails.
-func (l *Log) writeBatch(batch []*queueItem) error {
+func (l *Log) writeBatch(ctx context.Context, batch []*queueItem) error {
 	taken := l.pendingCloses
 	for _, it := range batch {
 		if it.state.CompareAndSwap(itemQueued, itemTaken) {
 			taken = append(taken, it)
 		}
 	}
-	err := l.append(taken)
+	err := l.append(ctx, taken)
 	l.pendingCloses = nil
 	for _, it := range taken {
 		switch {
@@ -115,7 +115,7 @@ func (l *Log) writeBatch(batch []*queueItem) error {
 }
 
 // append numbers, chains and stores items. A failure uses up no sequence number.
-func (l *Log) append(items []*queueItem) error {
+func (l *Log) append(ctx context.Context, items []*queueItem) error {
 	rows := make([]store.AuditRow, 0, len(items))
 	last := l.written()
 	at := l.now()
@@ -137,8 +137,7 @@ func (l *Log) append(items []*queueItem) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	// Do not cancel: a caller's ctx only counts until its item is taken.
-	if err := l.store.Append(context.Background(), rows); err != nil {
+	if err := l.store.Append(ctx, rows); err != nil {
 		return err
 	}
 	l.part.written = at

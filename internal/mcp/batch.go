@@ -21,7 +21,7 @@ func checkBatch(r *http.Request) error {
 	for {
 		c, err := body.ReadByte()
 		if err != nil {
-			return nil // the library reports the error
+			return nil //nolint:nilerr // the library reports the error
 		}
 		if c == ' ' || c == '\t' || c == '\r' || c == '\n' {
 			continue
@@ -41,7 +41,7 @@ func checkBatch(r *http.Request) error {
 	r.Body = readCloser{io.MultiReader(bytes.NewReader(whole), body), r.Body}
 	d := json.NewDecoder(bytes.NewReader(whole))
 	if _, err := d.Token(); err != nil {
-		return nil // likewise
+		return nil //nolint:nilerr // the library reports the error
 	}
 	for n := 0; d.More(); n++ {
 		if n == maxBatch {
@@ -49,7 +49,7 @@ func checkBatch(r *http.Request) error {
 		}
 		var message json.RawMessage
 		if err := d.Decode(&message); err != nil {
-			return nil // likewise
+			return nil //nolint:nilerr // the library reports the error
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -16,7 +17,7 @@ func TestCheckBatchBoundsMessages(t *testing.T) {
 		many(maxBatch): true, many(maxBatch + 1): false, " \r\n\t" + many(maxBatch+1): false,
 		"[" + strings.Repeat("1,", maxBatch+1): false,
 	} {
-		r := httptest.NewRequest("POST", "/mcp", strings.NewReader(body))
+		r := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader(body))
 		err := checkBatch(r)
 		if (err == nil) != ok {
 			t.Errorf("%.40q: %v", body, err)

@@ -92,7 +92,9 @@ func (f *fake) CallTool(
 	if name != "system.bash" {
 		return v1.ToolResult{}, fmt.Errorf("tool %q is not known: %w", name, errdefs.ErrNotFound)
 	}
-	var in struct{ Command string }
+	var in struct {
+		Command string `json:"command"`
+	}
 	if err := json.Unmarshal(r.Input, &in); err != nil || in.Command == "" {
 		return v1.ToolResult{}, &engine.InvalidError{Field: "input.command", Message: "is missing"}
 	}
@@ -193,7 +195,7 @@ func (f *fake) EndSession(_ context.Context, _ engine.Principal, session string)
 func (f *fake) sessions() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []string
+	out := make([]string, 0, len(f.calls))
 	for _, c := range f.calls {
 		out = append(out, c.Session)
 	}

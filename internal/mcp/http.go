@@ -110,7 +110,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p engine.Principa
 		defer s.leave(r, x, a.post)
 	case http.MethodGet:
 		// Requests that only wait end at once when a hand-over begins.
-		defer context.AfterFunc(s.stopping, cancel)()
+		defer context.AfterFunc(s.stopping, cancel)() //nolint:contextcheck // the server's, not the request's
 		// Ids that begin with "_" are events of the session's own stream.
 		if id := r.Header.Get(headerEvent); x != nil && id != "" && !strings.HasPrefix(id, "_") {
 			defer x.resume(s.opts.Resume)()

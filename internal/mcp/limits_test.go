@@ -19,7 +19,7 @@ func TestRequestsPerCallerAreBounded(t *testing.T) {
 	f := newFake()
 	at, s := serve(t, Options{Engine: f, Requests: 2, Resume: time.Millisecond})
 	id, other := introduce(t, at, "ben"), introduce(t, at, "eve")
-	var batch []string
+	batch := make([]string, 0, 10)
 	for i := range 10 {
 		batch = append(batch, strings.Replace(call, `"id":2`, fmt.Sprintf(`"id":%d`, 100+i), 1))
 	}
@@ -64,7 +64,7 @@ func TestRequestsPerCallerAreBounded(t *testing.T) {
 // The requests of a client that leaves repeatedly are bounded.
 func TestLostRequestsPerSessionAreBounded(t *testing.T) {
 	x := &session{}
-	var posts []*post
+	posts := make([]*post, 0, maxLost+3)
 	for range maxLost + 3 {
 		p := newPost(t.Context())
 		posts = append(posts, p)

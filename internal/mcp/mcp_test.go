@@ -24,7 +24,7 @@ func TestListToolsDescribesTools(t *testing.T) {
 		}
 		got = append(got, tool)
 	}
-	var called []string
+	called := make([]string, 0, len(got))
 	for _, tool := range got {
 		called = append(called, tool.Name)
 	}

@@ -178,6 +178,7 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 		case *mcp.UnsubscribeParams:
 			p.URI = subscribed
 		case *mcp.InitializeParams:
+			//nolint:contextcheck // the session outlives the request
 			if err := s.admit(ss, s.access(req)); err != nil {
 				return nil, err
 			}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -98,12 +99,7 @@ func (f Finder) Find(ctx context.Context, owner string) (Found, error) {
 }
 
 func (f Finder) names() []string {
-	var names []string
-	for name := range f.Runtimes {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(f.Runtimes))
 }
 
 // ownerLister is a driver that records the owners of its sandboxes.

@@ -30,7 +30,7 @@ func (e *engine) Close() error { return nil }
 func (e *engine) List(_ context.Context, owner string) ([]runtime.Found, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var out []runtime.Found
+	out := make([]runtime.Found, 0, len(e.has[owner]))
 	for _, id := range e.has[owner] {
 		out = append(out, runtime.Found{ID: id})
 	}
@@ -165,38 +165,43 @@ func TestDestroyContinuesAfterErrors(t *testing.T) {
 	}
 }
 
+func workspaceFile(name string) func(Finder) map[string]string {
+	return func(f Finder) map[string]string { return map[string]string{filepath.Join(f.Workspaces, name): ""} }
+}
+
+func head(text string) func(Finder) map[string]string {
+	return func(f Finder) map[string]string { return map[string]string{f.AuditHead: text} }
+}
+
+func auditLog(text string) func(Finder) map[string]string {
+	return func(f Finder) map[string]string { return map[string]string{f.AuditLog: text} }
+}
+
+func headAndLog(head, log string) func(Finder) map[string]string {
+	return func(f Finder) map[string]string { return map[string]string{f.AuditHead: head, f.AuditLog: log} }
+}
+
 func TestNoneReportsForgottenSandboxes(t *testing.T) {
 	for name, c := range map[string]struct {
-		make      func(t *testing.T, f Finder)
+		files     func(f Finder) map[string]string // path → text
 		says      string
 		none, new bool // None(true), None(false)
 	}{
-		"nothing": {func(*testing.T, Finder) {}, "", true, true},
-		"workspaces": {func(t *testing.T,
-			f Finder) {
-			put(t, filepath.Join(f.Workspaces, "x", "workspace.json"), "")
-		}, "1 workspace", false, true},
-		"no workspaces": {func(t *testing.T,
-			f Finder) {
-			put(t, filepath.Join(f.Workspaces, ".disk-1", "disk.img"), "")
-		}, "", true, true},
-		"records": {func(t *testing.T, f Finder) { put(t, f.AuditHead, "12:aa:bb\n") }, "12 audit records",
-			false, false},
-		"one record": {func(t *testing.T, f Finder) { put(t, f.AuditHead, "1:aa:bb\n") }, "1 audit record",
-			false, false},
-		"an empty log": {func(t *testing.T,
-			f Finder) {
-			put(t, f.AuditHead, "0:aa:bb\n")
-			put(t, f.AuditLog, "x")
-		}, "", true, true},
-		"a damaged head": {func(t *testing.T, f Finder) { put(t, f.AuditHead, "x") }, "an audit log", false,
-			false},
-		"a log without head":  {func(t *testing.T, f Finder) { put(t, f.AuditLog, "x") }, "an audit log", false, false},
-		"an empty file alone": {func(t *testing.T, f Finder) { put(t, f.AuditLog, "") }, "", true, true},
+		"nothing":             {func(Finder) map[string]string { return nil }, "", true, true},
+		"workspaces":          {workspaceFile("x/workspace.json"), "1 workspace", false, true},
+		"no workspaces":       {workspaceFile(".disk-1/disk.img"), "", true, true},
+		"records":             {head("12:aa:bb\n"), "12 audit records", false, false},
+		"one record":          {head("1:aa:bb\n"), "1 audit record", false, false},
+		"an empty log":        {headAndLog("0:aa:bb\n", "x"), "", true, true},
+		"a damaged head":      {head("x"), "an audit log", false, false},
+		"a log without head":  {auditLog("x"), "an audit log", false, false},
+		"an empty file alone": {auditLog(""), "", true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := finder(t)
-			c.make(t, f)
+			for path, text := range c.files(f) {
+				put(t, path, text)
+			}
 			found := find(t, f, "owner-one")
 			if found.String() != c.says || found.None(true) != c.none || found.None(false) != c.new {
 				t.Errorf("found %q, None(true) %v, None(false) %v; want %q, %v, %v", found, found.None(true),

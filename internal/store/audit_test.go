@@ -71,7 +71,7 @@ func TestAuditScanReadsPages(t *testing.T) {
 		t.Errorf("the newest without a limit: %v", err)
 	}
 	stop := errors.New("stop")
-	if err := a.Scan(t.Context(), AuditFilter{}, func(AuditRow) error { return stop }); err != stop {
+	if err := a.Scan(t.Context(), AuditFilter{}, func(AuditRow) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("Scan with a failing callback = %v, want its error", err)
 	}
 }
@@ -108,25 +108,34 @@ func TestAuditFiltersUseTheirIndex(t *testing.T) {
 		"caller = 'a' AND " + member("ending") + " = 'x'": "records_caller", "call = 'a'": "records_call",
 		"caller = 'a' AND seq > 5": "records_caller",
 	} {
-		rows, err := a.cur.read.QueryContext(t.Context(),
-			"EXPLAIN QUERY PLAN SELECT seq, record, prev, hash FROM records WHERE "+where+" ORDER BY seq LIMIT 5")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var plan strings.Builder
-		for rows.Next() {
-			var id, parent, unused int
-			var detail string
-			if err := rows.Scan(&id, &parent, &unused, &detail); err != nil {
-				t.Fatal(err)
-			}
-			plan.WriteString(detail + "\n")
-		}
-		rows.Close()
-		if !strings.Contains(plan.String(), "USING INDEX "+index) || strings.Contains(plan.String(), "TEMP B-TREE") {
-			t.Errorf("query plan of %s does not use its index: %s", where, plan.String())
+		plan := queryPlan(t, a,
+			"SELECT seq, record, prev, hash FROM records WHERE "+where+" ORDER BY seq LIMIT 5")
+		if !strings.Contains(plan, "USING INDEX "+index) || strings.Contains(plan, "TEMP B-TREE") {
+			t.Errorf("query plan of %s does not use its index: %s", where, plan)
 		}
 	}
+}
+
+func queryPlan(t *testing.T, a *AuditDB, query string) string {
+	t.Helper()
+	rows, err := a.cur.read.QueryContext(t.Context(), "EXPLAIN QUERY PLAN "+query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	var plan strings.Builder
+	for rows.Next() {
+		var id, parent, unused int
+		var detail string
+		if err := rows.Scan(&id, &parent, &unused, &detail); err != nil {
+			t.Fatal(err)
+		}
+		plan.WriteString(detail + "\n")
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return plan.String()
 }
 
 func TestNewerAuditLogIsRefused(t *testing.T) {

@@ -186,7 +186,7 @@ func (p *auditPart) prepare(ctx context.Context) (err error) {
 			"INSERT INTO spent (day, caller, bytes) VALUES (?, ?, ?) " +
 				"ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"},
 	} {
-		if *q.to, err = p.write.PrepareContext(ctx, q.text); err != nil {
+		if *q.to, err = p.write.PrepareContext(ctx, q.text); err != nil { //nolint:sqlclosecheck // closed with p.write
 			return err
 		}
 	}
@@ -207,8 +207,9 @@ func (p *auditPart) append(ctx context.Context, rows []AuditRow) error {
 }
 
 func (p *auditPart) appendRows(ctx context.Context, tx *sql.Tx, rows []AuditRow) error {
-	insert, open := tx.StmtContext(ctx, p.insert), tx.StmtContext(ctx, p.open)
-	closed, taken := tx.StmtContext(ctx, p.closed), tx.StmtContext(ctx, p.taken)
+	// The end of the transaction closes these statements.
+	insert, open := tx.StmtContext(ctx, p.insert), tx.StmtContext(ctx, p.open)   //nolint:sqlclosecheck // see above
+	closed, taken := tx.StmtContext(ctx, p.closed), tx.StmtContext(ctx, p.taken) //nolint:sqlclosecheck // see above
 	type share struct{ day, caller string }
 	spent := map[share]int64{}
 	for _, r := range rows {
@@ -229,7 +230,7 @@ func (p *auditPart) appendRows(ctx context.Context, tx *sql.Tx, rows []AuditRow)
 			spent[share{r.Day, r.Spender}] += r.Spent
 		}
 	}
-	spend := tx.StmtContext(ctx, p.spend)
+	spend := tx.StmtContext(ctx, p.spend) //nolint:sqlclosecheck // see above
 	for s, n := range spent {
 		if _, err := spend.ExecContext(ctx, s.day, s.caller, n); err != nil {
 			return err
@@ -324,7 +325,8 @@ func (p *auditPart) carry(ctx context.Context, from *auditPart) error {
 		}
 	}
 	for caller, n := range spent {
-		if _, err := tx.StmtContext(ctx, p.spend).ExecContext(ctx, day, caller, n); err != nil {
+		spend := tx.StmtContext(ctx, p.spend) //nolint:sqlclosecheck // closed with the transaction
+		if _, err := spend.ExecContext(ctx, day, caller, n); err != nil {
 			return err
 		}
 	}

@@ -133,5 +133,8 @@ func totals(t *testing.T, s *Store, query string) (all []string) {
 		}
 		all = append(all, line)
 	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
 	return all
 }

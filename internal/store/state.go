@@ -140,6 +140,7 @@ func (x *Examined) Accept(owner string) {
 		x.Condition = New
 	case Older:
 		x.Condition = Whole
+	default: // nothing to accept
 	}
 }
 

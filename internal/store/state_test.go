@@ -102,6 +102,30 @@ func files(t *testing.T, dir string) map[string]string {
 	return out
 }
 
+// removing returns a harm that removes files.
+func removing(names ...string) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		t.Helper()
+		remove(t, dir, names...)
+	}
+}
+
+// truncating returns a harm that truncates a file.
+func truncating(name string, size int64) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		t.Helper()
+		truncate(t, dir, name, size)
+	}
+}
+
+// overwriting returns a harm that writes text into a file at an offset.
+func overwriting(name string, at int64, text string) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		t.Helper()
+		overwrite(t, filepath.Join(dir, name), at, text)
+	}
+}
+
 func TestExamineReportsCondition(t *testing.T) {
 	garbage := strings.Repeat("x", 4096)
 	for name, c := range map[string]struct {
@@ -109,47 +133,35 @@ func TestExamineReportsCondition(t *testing.T) {
 		want Condition
 		says string
 	}{
-		"nothing": {func(*testing.T, string) {}, Whole, ""},
-		"removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile) }, Lost, "state.db is missing"},
-		"all removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile, StateFile+"-wal") }, Lost,
-			"state.db is missing"},
-		"emptied": {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 0) }, Lost, "state.db is empty"},
-		"WAL removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile+"-wal") }, Older,
-			"sequence 0, last 1"},
-		"WAL emptied": {func(t *testing.T, dir string) { truncate(t, dir, StateFile+"-wal", 0) }, Older,
-			"state.db-wal was lost or damaged"},
-		"WAL header": {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 0, "harm") },
-			Older, "sequence 0, last 1"},
-		"WAL checksum": {func(t *testing.T,
-			dir string) {
-			overwrite(t, filepath.Join(dir, StateFile+"-wal"), 24, "harm")
-		},
-			Older, "sequence 0, last 1"},
-		"first frame": {func(t *testing.T,
-			dir string) {
-			overwrite(t, filepath.Join(dir, StateFile+"-wal"), 100, "harm")
-		},
-			Older, "sequence 0, last 1"},
-		"cut short": {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 8192) }, Damaged,
-			"state.db is damaged"},
+		"nothing":      {func(*testing.T, string) {}, Whole, ""},
+		"removed":      {removing(StateFile), Lost, "state.db is missing"},
+		"all removed":  {removing(StateFile, StateFile+"-wal"), Lost, "state.db is missing"},
+		"emptied":      {truncating(StateFile, 0), Lost, "state.db is empty"},
+		"WAL removed":  {removing(StateFile + "-wal"), Older, "sequence 0, last 1"},
+		"WAL emptied":  {truncating(StateFile+"-wal", 0), Older, "state.db-wal was lost or damaged"},
+		"WAL header":   {overwriting(StateFile+"-wal", 0, "harm"), Older, "sequence 0, last 1"},
+		"WAL checksum": {overwriting(StateFile+"-wal", 24, "harm"), Older, "sequence 0, last 1"},
+		"first frame":  {overwriting(StateFile+"-wal", 100, "harm"), Older, "sequence 0, last 1"},
+		"cut short":    {truncating(StateFile, 8192), Damaged, "state.db is damaged"},
 		"no database": {func(t *testing.T, dir string) {
+			t.Helper()
 			remove(t, dir, StateFile, StateFile+"-wal")
 			create(t, filepath.Join(dir, StateFile), garbage)
 		}, Damaged, "file is not a database"},
 		"a page": {func(t *testing.T, dir string) {
+			t.Helper()
 			remove(t, dir, StateFile+"-wal")
 			overwrite(t, filepath.Join(dir, StateFile), 4096, garbage)
 		}, Damaged, "state.db is damaged"},
 		"another's": {func(t *testing.T, dir string) {
+			t.Helper()
 			remove(t, dir, StateFile, StateFile+"-wal")
 			other, _ := used(t)
 			copyTo(t, filepath.Join(dir, StateFile), filepath.Join(other, StateFile))
 		}, Foreign, "belongs to owner"},
-		"owner file removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile) }, Whole, ""},
-		"owner file and WAL removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile, StateFile+"-wal") },
-			Whole, ""},
-		"owner file and base removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile, StateFile) }, New,
-			""},
+		"owner file removed":          {removing(OwnerFile), Whole, ""},
+		"owner file and WAL removed":  {removing(OwnerFile, StateFile+"-wal"), Whole, ""},
+		"owner file and base removed": {removing(OwnerFile, StateFile), New, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, _ := used(t)
