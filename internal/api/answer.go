@@ -16,8 +16,8 @@ type answer struct {
 	ctl    *http.ResponseController
 	stall  time.Duration
 	status int
-	// seen returns the part of an error that the caller may see.
-	seen func(error) error
+	// redact returns the part of an error that the caller may see.
+	redact func(error) error
 }
 
 func newAnswer(w http.ResponseWriter, stall time.Duration) *answer {

@@ -85,13 +85,13 @@ type Server struct {
 	conns       *connLimiter
 	// bodies counts the memory of bodies. pace is the minimum speed at which they must arrive.
 	bodies *budget
-	pace   pace
+	pace   bodyPace
 	// terminals counts hijacked connections, for which net/http does not wait.
 	terminals sync.WaitGroup
-	// soon ends when a hand-over begins. Requests that only wait for output then end at once, and
+	// handOver ends when a hand-over begins. Requests that only wait for output then end at once, and
 	// their clients ask the next process.
-	soon    context.Context
-	handing context.CancelCauseFunc
+	handOver      context.Context
+	beginHandOver context.CancelCauseFunc
 }
 
 // New returns a server that does not listen yet.
@@ -107,13 +107,13 @@ func New(o Options) *Server {
 		bodies: newBudget(o.Bodies), pace: defaultPace(),
 	}
 	s.conns = newConnLimiter(boundsOf(openFiles(), o.MaxRequests, o.MaxStreams), o.Log)
-	s.soon, s.handing = context.WithCancelCause(context.Background())
+	s.handOver, s.beginHandOver = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
 	if o.MCP != nil {
 		s.mux.Handle(mcpPath, s.wrap(route{
-			path: mcpPath, handle: s.talk, takes: bodyHeld, limit: maxMCPBody, twice: true, refused: o.MCP.Refuse,
+			path: mcpPath, handle: s.serveMCP, takes: bodyHeld, limit: maxMCPBody, twice: true, refused: o.MCP.Refuse,
 		}))
 	}
 	s.mux.Handle("/", s.wrap(route{handle: s.unknown}))
@@ -141,7 +141,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 		return err
 	case <-ctx.Done():
 	}
-	s.handing(errStopping)
+	s.beginHandOver(errStopping)
 	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	if err := h.Shutdown(wait); err != nil {
@@ -178,7 +178,7 @@ var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopp
 // hand-over begins.
 func (s *Server) untilStop(r *http.Request) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(r.Context())
-	stop := context.AfterFunc(s.soon, func() { cancel(context.Cause(s.soon)) })
+	stop := context.AfterFunc(s.handOver, func() { cancel(context.Cause(s.handOver)) })
 	return ctx, func() { stop(); cancel(context.Canceled) }
 }
 
@@ -225,11 +225,11 @@ func (s *Server) wrap(rt route) http.Handler {
 		if err == nil && full != nil {
 			err, out.stall = rt.refuse(w, r, p, full), min(out.stall, refusedTime)
 		}
-		out.seen = func(err error) error {
+		out.redact = func(err error) error {
 			if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 				err = fmt.Errorf("%w: %w", context.Canceled, err) // the client is gone and gets no answer
 			}
-			return seen(p, s.log, err)
+			return redactError(p, s.log, err)
 		}
 		if err == nil && rt.operator {
 			err = p.Operate("use " + rt.method + " " + rt.path)
@@ -258,19 +258,19 @@ func (s *Server) wrap(rt route) http.Handler {
 // serve calls a route's handler, answers its error, and returns the body's memory to the budget.
 func (s *Server) serve(out *answer, r *http.Request, rt route, p engine.Principal) {
 	r, in := s.receive(out, r, rt, p)
-	defer in.leave()
+	defer in.boundRest()
 	defer in.release()
 	if err := handle(out, r, rt.handle, p); err != nil {
 		in.refuse()
 		in.release()
 		s.paceRefusal(p, err, 1+in.taken/refusalBytes)
 		s.fail(out, r, err)
-		in.drop()
+		in.discardRest()
 	}
 }
 
-// paceRefusal counts a request that the caller's own fault made fail as n refusals, and waits until
-// it may be answered. A connection over the limit is answered at once, because it ends by that.
+// paceRefusal counts n refusals of the caller and waits until the request may be answered. It does not
+// count errors of the service, and not connections over the limit, because those end with the answer.
 func (s *Server) paceRefusal(p engine.Principal, err error, n int) {
 	if _, over := errors.AsType[*connectionError](err); !over && problem(err).Status < http.StatusInternalServerError {
 		s.opts.Refusals.Wait(p, n)
@@ -280,7 +280,7 @@ func (s *Server) paceRefusal(p engine.Principal, err error, n int) {
 // holder returns the caller that a request counts for. A command without a token counts for the
 // caller that it runs as, even if its sender has more rights.
 func (s *Server) holder(rt route, r *http.Request, p engine.Principal) engine.Principal {
-	if rt.path == shellCompatRoute && p.Token == "" && fromHere(r) == nil {
+	if rt.path == shellCompatRoute && p.Token == "" && checkLocal(r) == nil {
 		return engine.Principal{Caller: s.opts.ShellCaller}
 	}
 	return p
@@ -346,9 +346,9 @@ func (s *Server) identify(r *http.Request) (engine.Principal, error) {
 	return p, nil
 }
 
-// talk forwards a request of the Model Context Protocol, which answers errors in its own form. A
+// serveMCP forwards a request of the Model Context Protocol, which answers errors in its own form. A
 // body that is refused may be a tool call, so it is recorded as one.
-func (s *Server) talk(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if in, ok := r.Body.(*callBody); ok {
 		raw, err := in.hold()
 		if err != nil {

@@ -39,7 +39,7 @@ func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, p engine.
 		return q.err
 	}
 	items, err := s.opts.Engine.Approvals(r.Context(), p, q.text("state"))
-	return list(w, items, err)
+	return replyList(w, items, err)
 }
 
 func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
@@ -52,7 +52,7 @@ func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p engine.Pr
 
 func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.ApprovalAnswer
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.AnswerApproval(r.Context(), p, r.PathValue("id"), req)

@@ -40,7 +40,7 @@ func auditFilter(r *http.Request) (engine.AuditFilter, error) {
 		Caller: q.text("caller"), Action: q.text("action"), Verdict: q.text("verdict"), Ending: q.text("ending"),
 		Call: q.text("call"), Sandbox: q.text("sandbox"),
 		Since: q.time("since"), Until: q.time("until"), After: q.number("after"),
-		Limit: int(min(q.number("limit"), 1<<31-1)), Newest: q.yes("newest"),
+		Limit: int(min(q.number("limit"), 1<<31-1)), Newest: q.boolean("newest"),
 	}
 	return f, q.err
 }
@@ -63,7 +63,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p engine.Prin
 		return err
 	}
 	items, err := s.opts.Engine.Audit(r.Context(), p, f)
-	return list(w, items, err)
+	return replyList(w, items, err)
 }
 
 // exportAudit streams records. An error in the middle aborts the answer, so that the client cannot

@@ -88,7 +88,7 @@ type callBody struct {
 	principal engine.Principal
 	budget    *budget
 	refusals  *RefusalPacer
-	pace      pace
+	pace      bodyPace
 	stall     time.Duration // the longest pause in an upload
 	kind      bodyKind
 	limit     int64
@@ -132,7 +132,7 @@ func (b *callBody) Read(p []byte) (int, error) {
 	}
 	b.waits.Store(false)
 	n, err := b.src.Read(p)
-	b.note(err)
+	b.noteEnd(err)
 	if b.kind == bodyUpload {
 		_ = b.ctl.SetReadDeadline(time.Time{}) // a deadline that passes would end the request's context
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -142,8 +142,8 @@ func (b *callBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// note records how a read ended.
-func (b *callBody) note(err error) {
+// noteEnd records how a read ended.
+func (b *callBody) noteEnd(err error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		b.ended.Store(true)
@@ -163,12 +163,12 @@ func (b *callBody) Close() error { return b.src.Close() }
 
 // release returns the body's memory to the budget. The body must not be used afterwards.
 func (b *callBody) release() {
-	b.budget.give(b.principal, b.charged)
+	b.budget.release(b.principal, b.charged)
 	b.charged = 0
 }
 
-func (b *callBody) take(n int64) error {
-	if err := b.budget.take(b.principal, b.charged, n); err != nil {
+func (b *callBody) charge(n int64) error {
+	if err := b.budget.charge(b.principal, b.charged, n); err != nil {
 		return err
 	}
 	b.charged += n
@@ -185,9 +185,9 @@ func (b *callBody) refuse() {
 	b.w.Header().Set("Connection", "close")
 }
 
-// drop reads and drops what a client still sends after the answer, for a bounded time. A client
+// discardRest reads and drops what a client still sends after the answer, for a bounded time. A client
 // whose connection is reset may fail to read the answer.
-func (b *callBody) drop() {
+func (b *callBody) discardRest() {
 	if b.ended.Load() || b.broken.Load() || b.waits.Load() {
 		return
 	}
@@ -201,8 +201,8 @@ func (b *callBody) drop() {
 	}
 }
 
-// leave bounds how long net/http waits for the unread rest of the body.
-func (b *callBody) leave() {
+// boundRest bounds how long net/http waits for the unread rest of the body.
+func (b *callBody) boundRest() {
 	if !b.ended.Load() && !b.broken.Load() {
 		_ = b.ctl.SetReadDeadline(time.Now().Add(refusedTime)) // every connection supports it
 	}
@@ -216,8 +216,8 @@ func (b *callBody) hold() ([]byte, error) {
 	b.taken = h.size
 	if err == nil {
 		_ = b.ctl.SetReadDeadline(time.Time{}) // a deadline that passes would end the request's context
-		raw := h.whole()
-		if err = b.weigh(raw); err == nil {
+		raw := h.bytes()
+		if err = b.chargeValues(raw); err == nil {
 			return raw, nil
 		}
 	}
@@ -232,7 +232,7 @@ func (b *callBody) fill(h *heldBody) error {
 	if b.declared > b.limit {
 		return b.tooLong()
 	}
-	if err := b.budget.room(b.principal, max(b.declared, 0)); err != nil {
+	if err := b.budget.checkRoom(b.principal, max(b.declared, 0)); err != nil {
 		return err
 	}
 	began := time.Now()
@@ -246,7 +246,7 @@ func (b *callBody) fill(h *heldBody) error {
 		}
 		_ = b.ctl.SetReadDeadline(b.pace.deadline(began, h.size)) // every connection supports it
 		err := h.read(b.src)
-		b.note(err)
+		b.noteEnd(err)
 		switch {
 		case b.ended.Load():
 		case errors.Is(err, os.ErrDeadlineExceeded):
@@ -280,10 +280,10 @@ func (b *callBody) grow(h *heldBody) error {
 		return nil
 	}
 	if b.declared >= 0 && have >= lastPiece {
-		if err := b.take(all - have); err != nil {
+		if err := b.charge(all - have); err != nil {
 			return err
 		}
-		h.join(int(all))
+		h.merge(int(all))
 		return nil
 	}
 	n := min(max(have, firstPiece), lastPiece)
@@ -291,15 +291,15 @@ func (b *callBody) grow(h *heldBody) error {
 		n = smallHeld
 	}
 	n = min(n, all-have)
-	if err := b.take(n); err != nil {
+	if err := b.charge(n); err != nil {
 		return err
 	}
 	h.add(int(n))
 	return nil
 }
 
-// weigh bounds the values of a JSON body and charges the memory of its decoded form.
-func (b *callBody) weigh(raw []byte) error {
+// chargeValues bounds the values of a JSON body and charges the memory of its decoded form.
+func (b *callBody) chargeValues(raw []byte) error {
 	n := strictjson.Values(raw)
 	if n > maxValues {
 		return bodyProblem(errdefs.ErrInvalidArgument, "body has over %d JSON values, which is the limit", maxValues)
@@ -308,7 +308,7 @@ func (b *callBody) weigh(raw []byte) error {
 	if b.twice {
 		cost += int64(len(raw))
 	}
-	return b.take(cost)
+	return b.charge(cost)
 }
 
 // heldBody is a body in memory, or its first part.
@@ -323,8 +323,8 @@ func (h *heldBody) add(n int) {
 	h.room += n
 }
 
-// join copies all pieces into one with room for n bytes.
-func (h *heldBody) join(n int) {
+// merge copies all pieces into one with room for n bytes.
+func (h *heldBody) merge(n int) {
 	one := make([]byte, 0, n)
 	for i, p := range h.pieces {
 		one = append(one, p...)
@@ -349,13 +349,13 @@ func (h *heldBody) read(r io.Reader) error {
 	return err
 }
 
-// whole returns the body in one piece.
-func (h *heldBody) whole() []byte {
+// bytes returns the body in one piece.
+func (h *heldBody) bytes() []byte {
 	if len(h.pieces) == 0 {
 		return nil
 	}
 	if len(h.pieces) > 1 {
-		h.join(h.size)
+		h.merge(h.size)
 	}
 	return h.pieces[0]
 }

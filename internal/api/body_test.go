@@ -28,7 +28,7 @@ import (
 func (b *budget) spent() (held int64, callers int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.held, len(b.of)
+	return b.held, len(b.byCaller)
 }
 
 // eventually waits until ok returns true.
@@ -123,7 +123,7 @@ func TestHeldBodiesAreBounded(t *testing.T) {
 		t.Run(c.who, func(t *testing.T) {
 			e, _ := newEngine(t)
 			s := New(Options{Engine: e, Token: "secret"})
-			s.pace = pace{stall: time.Hour, grace: time.Hour, most: time.Hour, rate: 1 << 20}
+			s.pace = bodyPace{stall: time.Hour, grace: time.Hour, most: time.Hour, rate: 1 << 20}
 			srv := serveHTTP(t, s)
 			flooder, other := bearer(t, srv, `{"caller":"ann"}`), bearer(t, srv, `{"caller":"ben"}`)
 			operator := []string{"Authorization", "Bearer secret"}
@@ -189,7 +189,7 @@ func TestHeldBodyIsNotCopied(t *testing.T) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		var req v1.Run
-		err := body(r, &req)
+		err := decodeBody(r, &req)
 		runtime.ReadMemStats(&after)
 		if err != nil || len(req.Stdin) != maxExecBody-100 {
 			t.Fatalf("%s: %v, %d bytes", c.what, err, len(req.Stdin))
@@ -266,7 +266,7 @@ func TestSlowBodyIsRefused(t *testing.T) {
 }
 
 func TestPaceDeadline(t *testing.T) {
-	p := pace{stall: time.Hour, grace: 10 * time.Second, most: time.Minute, rate: 1000}
+	p := bodyPace{stall: time.Hour, grace: 10 * time.Second, most: time.Minute, rate: 1000}
 	began := time.Now()
 	for got, want := range map[int]time.Duration{0: 10 * time.Second, 5000: 15 * time.Second, 1 << 30: time.Minute} {
 		if at := p.deadline(began, got).Sub(began); at != want {
@@ -325,14 +325,14 @@ func TestBudgetReservesShares(t *testing.T) {
 		{op, 128 << 10, ""},
 		{op, smallHeld, ""},
 	} {
-		err := b.take(c.who, 0, c.n)
+		err := b.charge(c.who, 0, c.n)
 		if (err == nil) != (c.says == "") ||
 			err != nil && (!strings.Contains(err.Error(), c.says) || !errdefs.IsResourceExhausted(err)) {
 			t.Errorf("take %d for %s = %v, want %q", c.n, c.who.Caller, err, c.says)
 		}
 	}
-	b.give(ann, 512<<10)
-	if err := b.take(eve, smallHeld, smallHeld); err != nil {
+	b.release(ann, 512<<10)
+	if err := b.charge(eve, smallHeld, smallHeld); err != nil {
 		t.Errorf("what was given back: %v", err)
 	}
 }

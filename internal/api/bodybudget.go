@@ -35,14 +35,14 @@ type BodyBudget struct {
 type budget struct {
 	total, caller int64
 
-	mu   sync.Mutex
-	held int64
-	of   map[string]int64 // by caller; callers that hold nothing have no entry
-	peak int64            // for tests
+	mu       sync.Mutex
+	held     int64
+	byCaller map[string]int64 // by caller; callers that hold nothing have no entry
+	peak     int64            // for tests
 }
 
 func newBudget(o BodyBudget) *budget {
-	b := &budget{total: DefaultBodies, caller: DefaultCallerBodies, of: map[string]int64{}}
+	b := &budget{total: DefaultBodies, caller: DefaultCallerBodies, byCaller: map[string]int64{}}
 	if o.Total > 0 {
 		b.total = o.Total
 	}
@@ -55,7 +55,7 @@ func newBudget(o BodyBudget) *budget {
 // check returns an error unless a body that holds have bytes may take n more. The caller holds
 // b.mu.
 func (b *budget) check(p engine.Principal, have, n int64) error {
-	if b.of[p.Caller]+n > b.caller {
+	if b.byCaller[p.Caller]+n > b.caller {
 		return overBudget("your requests", "requests.caller_bodies", b.caller)
 	}
 	limit := b.total
@@ -78,54 +78,54 @@ func overBudget(whose, key string, limit int64) error {
 	return e
 }
 
-// room returns an error unless a body of n bytes would fit now. It reserves nothing.
-func (b *budget) room(p engine.Principal, n int64) error {
+// checkRoom returns an error unless a body of n bytes would fit now. It reserves nothing.
+func (b *budget) checkRoom(p engine.Principal, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.check(p, 0, n)
 }
 
-// take charges n more bytes to a body that holds have bytes.
-func (b *budget) take(p engine.Principal, have, n int64) error {
+// charge charges n more bytes to a body that holds have bytes.
+func (b *budget) charge(p engine.Principal, have, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.check(p, have, n); err != nil {
 		return err
 	}
 	b.held += n
-	b.of[p.Caller] += n
+	b.byCaller[p.Caller] += n
 	b.peak = max(b.peak, b.held)
 	return nil
 }
 
-// give returns n bytes to the budget.
-func (b *budget) give(p engine.Principal, n int64) {
+// release returns n bytes to the budget.
+func (b *budget) release(p engine.Principal, n int64) {
 	if n == 0 {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.held -= n
-	if b.of[p.Caller] -= n; b.of[p.Caller] == 0 {
-		delete(b.of, p.Caller)
+	if b.byCaller[p.Caller] -= n; b.byCaller[p.Caller] == 0 {
+		delete(b.byCaller, p.Caller)
 	}
 }
 
-// pace is the minimum speed of a body that is held in memory.
-type pace struct {
+// bodyPace is the minimum speed of a body that is held in memory.
+type bodyPace struct {
 	// stall is the longest pause, and most the longest time for the whole body. After grace, rate
 	// bytes must have arrived for each second since the beginning.
 	stall, grace, most time.Duration
 	rate               int64
 }
 
-func defaultPace() pace {
-	return pace{stall: 10 * time.Second, grace: 10 * time.Second, most: bodyTime, rate: 64 << 10}
+func defaultPace() bodyPace {
+	return bodyPace{stall: 10 * time.Second, grace: 10 * time.Second, most: bodyTime, rate: 64 << 10}
 }
 
 // deadline returns when the next bytes must have arrived, for a body that began at began and of
 // which got bytes have arrived.
-func (p pace) deadline(began time.Time, got int) time.Time {
+func (p bodyPace) deadline(began time.Time, got int) time.Time {
 	earned := time.Duration(float64(got) / float64(p.rate) * float64(time.Second))
 	at := began.Add(min(p.most, p.grace+earned))
 	if stalled := time.Now().Add(p.stall); stalled.Before(at) {

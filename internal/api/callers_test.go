@@ -140,7 +140,7 @@ func TestErrorsHideHostDetails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var logged bytes.Buffer
 			log := slog.New(slog.NewTextHandler(&logged, nil))
-			p := problem(seen(engine.Principal{Caller: "ann"}, log, c.err))
+			p := problem(redactError(engine.Principal{Caller: "ann"}, log, c.err))
 			if strings.Contains(p.Detail, "/var") || strings.Contains(p.Detail, "goroutine") ||
 				!strings.Contains(p.Detail, c.want) || p.Status != c.status {
 				t.Errorf("problem = %d %q, want no details of the host", p.Status, p.Detail)
@@ -152,7 +152,7 @@ func TestErrorsHideHostDetails(t *testing.T) {
 			if ref != "" && (!strings.Contains(logged.String(), ref) || !strings.Contains(logged.String(), host)) {
 				t.Errorf("the log has %q", logged.String())
 			}
-			if p := problem(seen(engine.Local(""), log, c.err)); p.Status != c.status ||
+			if p := problem(redactError(engine.Local(""), log, c.err)); p.Status != c.status ||
 				c.status != 500 && !strings.Contains(p.Detail, "/var") {
 				t.Errorf("an operator is told %q", p.Detail)
 			}
@@ -262,11 +262,11 @@ func TestTokenIsNotLogged(t *testing.T) {
 
 func TestEveryCodeHasGeneralMessage(t *testing.T) {
 	for _, c := range classes {
-		if general[c.code] == "" {
+		if generalMessages[c.code] == "" {
 			t.Errorf("none for %s", c.code)
 		}
 	}
-	if general["internal"] == "" {
+	if generalMessages["internal"] == "" {
 		t.Error("none for internal")
 	}
 }

@@ -129,14 +129,14 @@ func (a limitedListener) Accept() (net.Conn, error) {
 	nc, err := a.Listener.Accept()
 	if err != nil {
 		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
-			a.l.relieve()
+			a.l.closeOne()
 		}
 		return nil, err
 	}
 	c := &limitedConn{Conn: nc, l: a.l}
 	a.l.mu.Lock()
 	defer a.l.mu.Unlock()
-	a.l.put(c, a.l.anonymous)
+	a.l.attach(c, a.l.anonymous)
 	// The other shares are fixed, so the connections over the total are anonymous.
 	if a.l.anonymous.conns()+a.l.operators.conns()+a.l.ofCallers > a.l.bounds.total {
 		a.l.evict(a.l.anonymous, c)
@@ -147,7 +147,7 @@ func (a limitedListener) Accept() (net.Conn, error) {
 // Close implements net.Conn.
 func (c *limitedConn) Close() error {
 	c.l.mu.Lock()
-	c.l.take(c)
+	c.l.detach(c)
 	c.l.mu.Unlock()
 	return c.Conn.Close()
 }
@@ -173,7 +173,7 @@ func (l *connLimiter) state(conn net.Conn, now http.ConnState) {
 		if h == l.anonymous && c.active {
 			return // received bytes alone do not make an anonymous connection newer
 		}
-		l.put(c, h)
+		l.attach(c, h)
 	}
 }
 
@@ -182,9 +182,9 @@ func (l *connLimiter) context(ctx context.Context, conn net.Conn) context.Contex
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// put makes c the newest connection of h. The caller holds the lock.
-func (l *connLimiter) put(c *limitedConn, h *connHolder) {
-	l.take(c)
+// attach makes c the newest connection of h. The caller holds the lock.
+func (l *connLimiter) attach(c *limitedConn, h *connHolder) {
+	l.detach(c)
 	c.holder = h
 	if c.active && h != l.anonymous {
 		c.place = h.busy.PushBack(c)
@@ -197,8 +197,8 @@ func (l *connLimiter) put(c *limitedConn, h *connHolder) {
 	}
 }
 
-// take removes a connection from its holder. The caller holds the lock.
-func (l *connLimiter) take(c *limitedConn) {
+// detach removes a connection from its holder. The caller holds the lock.
+func (l *connLimiter) detach(c *limitedConn) {
 	h := c.holder
 	if h == nil {
 		return
@@ -291,7 +291,7 @@ func tooMany(quota string, used, limit int, unit string) error {
 // caller holds the lock.
 func (l *connLimiter) assign(c *limitedConn, h *connHolder) error {
 	c.active = true
-	l.put(c, h)
+	l.attach(c, h)
 	switch {
 	case h == l.anonymous:
 		return nil
@@ -345,7 +345,7 @@ func (l *connLimiter) evict(h *connHolder, c *limitedConn) {
 		return
 	}
 	old := at.Value.(*limitedConn) //nolint:errcheck,forcetypeassert // nothing else is in it
-	l.take(old)
+	l.detach(old)
 	old.Conn.Close() //nolint:errcheck // the client finds out by that
 	if time.Since(l.warned) > warnTime {
 		l.warned = time.Now()
@@ -354,8 +354,8 @@ func (l *connLimiter) evict(h *connHolder, c *limitedConn) {
 	}
 }
 
-// closeToken closes the connections whose last request had the token, except the one of the request
-// r. Requests in progress on them are cancelled.
+// closeToken closes the connections whose last request had the token, except the one of r. Their
+// running requests are canceled.
 func (l *connLimiter) closeToken(r *http.Request, token string) {
 	own, _ := r.Context().Value(connKey{}).(*limitedConn)
 	l.mu.Lock()
@@ -366,22 +366,22 @@ func (l *connLimiter) closeToken(r *http.Request, token string) {
 	l.closeTokenOf(l.operators, own, token)
 }
 
-// closeTokenOf is closeToken for one holder. The lock is held.
+// closeTokenOf is closeToken for one holder. The caller holds the lock.
 func (l *connLimiter) closeTokenOf(h *connHolder, own *limitedConn, token string) {
 	for _, list := range []*chain.List{&h.idle, &h.busy} {
 		for at := list.Front(); at != nil; {
 			c := at.Value.(*limitedConn) //nolint:errcheck,forcetypeassert // the lists hold nothing else
 			at = at.Next()
 			if c.token == token && c != own {
-				l.take(c)
+				l.detach(c)
 				c.Conn.Close() //nolint:errcheck // the client finds out by its next read
 			}
 		}
 	}
 }
 
-// relieve closes one connection: of the caller with the most, or else an anonymous one.
-func (l *connLimiter) relieve() {
+// closeOne closes one connection: of the caller with the most, or else an anonymous one.
+func (l *connLimiter) closeOne() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h := l.largest(); h != nil {

@@ -39,8 +39,8 @@ const (
 	maxWord       = 256
 )
 
-// body decodes a JSON body into v. An empty body is an empty object.
-func body(r *http.Request, v any) error {
+// decodeBody decodes a JSON body into v. An empty body is an empty object.
+func decodeBody(r *http.Request, v any) error {
 	b, err := readJSON(r)
 	if err != nil {
 		return err
@@ -63,11 +63,11 @@ func readJSON(r *http.Request) ([]byte, error) {
 				Message: fmt.Sprintf("is %q and must be %s", clip(t, maxWord), formJSON)}
 		}
 	}
-	return held(r)
+	return readBody(r)
 }
 
-// held reads the body of a request into memory. A request without a body returns nil.
-func held(r *http.Request) ([]byte, error) {
+// readBody reads the body of a request into memory. A request without a body returns nil.
+func readBody(r *http.Request) ([]byte, error) {
 	if in, ok := r.Body.(*callBody); ok {
 		return in.hold()
 	}
@@ -79,7 +79,7 @@ func held(r *http.Request) ([]byte, error) {
 func execBody(w http.ResponseWriter, r *http.Request, v any) (stdin io.Reader, err error) {
 	h := r.Header.Get(headerExec)
 	if h == "" {
-		return nil, body(r, v)
+		return nil, decodeBody(r, v)
 	}
 	b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(h, "="))
 	if err != nil {
@@ -182,7 +182,7 @@ func (q *query) millis(name string) time.Duration {
 	return time.Duration(n) * time.Millisecond
 }
 
-func (q *query) yes(name string) bool {
+func (q *query) boolean(name string) bool {
 	switch v := q.text(name); v {
 	case "", "false":
 		return false
@@ -210,7 +210,7 @@ func (q *query) mode(name string) uint32 {
 func (q *query) file() wire.FileRequest {
 	return wire.FileRequest{
 		Path: q.text("path"), To: q.text("to"), Offset: q.number("offset"), Limit: q.number("limit"),
-		Mode: q.mode("mode"), Recursive: q.yes("recursive"),
+		Mode: q.mode("mode"), Recursive: q.boolean("recursive"),
 	}
 }
 

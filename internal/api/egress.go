@@ -34,7 +34,7 @@ func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, p engine.Prin
 
 func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.Egress
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.SetEgress(r.Context(), p, r.PathValue("id"), req)

@@ -41,7 +41,7 @@ func (e *sse) write(s string) error {
 }
 
 // problem ends a stream that has begun with an error event.
-func (e *sse) problem(err error) error { return e.send("problem", told(e.w, err)) }
+func (e *sse) problem(err error) error { return e.send("problem", redactedProblem(e.w, err)) }
 
 // beat sends a comment, so that proxies keep the connection open.
 func (e *sse) beat() error {
@@ -51,20 +51,20 @@ func (e *sse) beat() error {
 	return e.write(": still here\n\n")
 }
 
-// toolEventer sends the events of a tool call. If a piece of output ends inside a character, the
+// toolEventStream sends the events of a tool call. If a piece of output ends inside a character, the
 // partial character waits for the next piece.
-type toolEventer struct {
+type toolEventStream struct {
 	sse
 	rest map[string][]byte
 }
 
-func newToolEventer(w http.ResponseWriter) *toolEventer {
-	return &toolEventer{sse: newSSE(w), rest: map[string][]byte{}}
+func newToolEventer(w http.ResponseWriter) *toolEventStream {
+	return &toolEventStream{sse: newSSE(w), rest: map[string][]byte{}}
 }
 
-func (e *toolEventer) event(v v1.ToolEvent) error { return e.send(v.Type, v) }
+func (e *toolEventStream) event(v v1.ToolEvent) error { return e.send(v.Type, v) }
 
-func (e *toolEventer) queued(q queued) error {
+func (e *toolEventStream) queued(q queuedEvent) error {
 	if q.output == nil {
 		return e.event(q.event)
 	}
@@ -75,7 +75,7 @@ func (e *toolEventer) queued(q queued) error {
 		}
 	}
 	data := slices.Concat(e.rest[kind], q.output)
-	whole := data[:len(data)-partial(data)]
+	whole := data[:len(data)-incompleteSuffix(data)]
 	e.rest[kind] = data[len(whole):]
 	if len(whole) == 0 && q.event.Missed == 0 {
 		return nil
@@ -86,7 +86,7 @@ func (e *toolEventer) queued(q queued) error {
 }
 
 // flush sends partial characters that were not completed.
-func (e *toolEventer) flush() error {
+func (e *toolEventStream) flush() error {
 	for _, kind := range []string{"stdout", "stderr"} {
 		if err := e.flushStream(kind); err != nil {
 			return err
@@ -95,7 +95,7 @@ func (e *toolEventer) flush() error {
 	return nil
 }
 
-func (e *toolEventer) flushStream(kind string) error {
+func (e *toolEventStream) flushStream(kind string) error {
 	rest := e.rest[kind]
 	if len(rest) == 0 {
 		return nil
@@ -105,6 +105,6 @@ func (e *toolEventer) flushStream(kind string) error {
 }
 
 func outputEvent(kind string, b []byte) v1.ToolEvent {
-	p := piece(kind, b)
+	p := outputPiece(kind, b)
 	return v1.ToolEvent{Type: kind, Data: p.Data, Base64: p.Base64}
 }

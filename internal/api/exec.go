@@ -20,8 +20,8 @@ const (
 	drainHandOver = time.Second
 )
 
-// doer runs a command with the given streams.
-type doer func(st engine.Stream) (v1.ExecResult, error)
+// runFunc runs a command with the given streams.
+type runFunc func(st engine.Stream) (v1.ExecResult, error)
 
 func (s *Server) exec(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.Exec
@@ -54,27 +54,27 @@ func (s *Server) drain(w http.ResponseWriter, stdin io.Reader) {
 		return
 	}
 	_ = ctl.SetReadDeadline(time.Now().Add(drainTime)) // every connection supports it
-	stop := context.AfterFunc(s.soon, func() { _ = ctl.SetReadDeadline(time.Now().Add(drainHandOver)) })
+	stop := context.AfterFunc(s.handOver, func() { _ = ctl.SetReadDeadline(time.Now().Add(drainHandOver)) })
 	defer stop()
 	_, _ = io.Copy(io.Discard, stdin) // only the end matters, with or without an error
 }
 
 // stream runs a command and answers in the requested form. It sends nothing before the command
 // runs, so that an error still gets its status.
-func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader, do doer) error {
+func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader, do runFunc) error {
 	f, err := form(r, formJSON, formEvents, formRaw, formFrames)
 	if err != nil {
 		return err
 	}
 	switch f {
 	case formEvents:
-		err = events(w, stdin, do)
+		err = sendEvents(w, stdin, do)
 	case formRaw:
-		return raw(w, stdin, do) // its result is sent in the trailer, when the handler returns
+		return sendRaw(w, stdin, do) // its result is sent in the trailer, when the handler returns
 	case formFrames:
-		err = frames(w, stdin, do)
+		err = sendFrames(w, stdin, do)
 	default:
-		err = whole(w, stdin, do)
+		err = sendWhole(w, stdin, do)
 	}
 	if err == nil && stdin != nil {
 		s.drain(w, stdin)
@@ -82,8 +82,8 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader,
 	return err
 }
 
-// whole answers with the result and the kept part of the output.
-func whole(w http.ResponseWriter, stdin io.Reader, do doer) error {
+// sendWhole answers with the result and the kept part of the output.
+func sendWhole(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	res, err := do(engine.Stream{Stdin: stdin})
 	if err != nil {
 		return err
@@ -91,11 +91,11 @@ func whole(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	return reply(w, http.StatusOK, res)
 }
 
-// raw sends stdout as it is, and the result in a trailer.
-func raw(w http.ResponseWriter, stdin io.Reader, do doer) error {
+// sendRaw sends stdout as it is, and the result in a trailer.
+func sendRaw(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	w.Header().Set("Trailer", "Orchestrator-Result")
 	w.Header().Set("Content-Type", formRaw)
-	res, err := do(engine.Stream{Stdin: stdin, Stdout: flushing{w, http.NewResponseController(w)}})
+	res, err := do(engine.Stream{Stdin: stdin, Stdout: flushWriter{w, http.NewResponseController(w)}})
 	if err != nil {
 		w.Header().Del("Trailer")
 		return err
@@ -115,13 +115,13 @@ func raw(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	return nil
 }
 
-// flushing flushes small writes at once. Large writes fill the buffer and need no flush.
-type flushing struct {
+// flushWriter flushes small writes at once. Large writes fill the buffer and need no flush.
+type flushWriter struct {
 	io.Writer
 	ctl *http.ResponseController
 }
 
-func (f flushing) Write(p []byte) (int, error) {
+func (f flushWriter) Write(p []byte) (int, error) {
 	n, err := f.Writer.Write(p)
 	if err == nil && len(p) < 4096 {
 		err = f.ctl.Flush()
@@ -129,15 +129,15 @@ func (f flushing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// framer sends frames: one byte for the kind, four bytes for the length, the payload. Its methods
+// frameWriter sends frames: one byte for the kind, four bytes for the length, the payload. Its methods
 // may be called concurrently.
-type framer struct {
+type frameWriter struct {
 	mu  sync.Mutex
 	w   io.Writer
 	ctl *http.ResponseController
 }
 
-func (f *framer) send(kind byte, p []byte) error {
+func (f *frameWriter) send(kind byte, p []byte) error {
 	var head [5]byte
 	head[0] = kind
 	binary.BigEndian.PutUint32(head[1:], uint32(len(p))) //nolint:gosec // the engine's pieces are far smaller
@@ -155,7 +155,7 @@ func (f *framer) send(kind byte, p []byte) error {
 	return nil
 }
 
-func (f *framer) writer(kind byte) io.Writer {
+func (f *frameWriter) writer(kind byte) io.Writer {
 	return writerFunc(func(p []byte) (int, error) { return len(p), f.send(kind, p) })
 }
 
@@ -163,10 +163,10 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// frames sends both streams and the result as frames.
-func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
+// sendFrames sends both streams and the result as frames.
+func sendFrames(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	w.Header().Set("Content-Type", formFrames)
-	f := &framer{w: w, ctl: http.NewResponseController(w)}
+	f := &frameWriter{w: w, ctl: http.NewResponseController(w)}
 	began := false
 	res, err := do(engine.Stream{Stdin: stdin, Stdout: f.writer('1'), Stderr: f.writer('2'), Started: func(id string) {
 		began = true
@@ -177,7 +177,7 @@ func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
 		return err
 	}
 	if err != nil {
-		b, e := json.Marshal(told(w, err))
+		b, e := json.Marshal(redactedProblem(w, err))
 		if e != nil {
 			return e
 		}
@@ -200,14 +200,14 @@ func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	return f.send('E', b)
 }
 
-// events sends the output and the result as server-sent events. It sends comments regularly, so
+// sendEvents sends the output and the result as server-sent events. It sends comments regularly, so
 // that proxies keep the connection open.
-func events(w http.ResponseWriter, stdin io.Reader, do doer) error {
+func sendEvents(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	h := w.Header()
 	h.Set("Content-Type", formEvents)
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Accel-Buffering", "no")
-	e := &eventer{w: w, ctl: http.NewResponseController(w), stop: make(chan struct{})}
+	e := &eventStream{w: w, ctl: http.NewResponseController(w), stop: make(chan struct{})}
 	out, errOut := &eventWriter{e: e, kind: "stdout"}, &eventWriter{e: e, kind: "stderr"}
 	res, err := do(engine.Stream{
 		Stdin: stdin, Stdout: out, Stderr: errOut,
@@ -233,7 +233,7 @@ func events(w http.ResponseWriter, stdin io.Reader, do doer) error {
 		if kept == "" {
 			continue
 		}
-		if err := e.send(piece(kind, []byte(kept))); err != nil {
+		if err := e.send(outputPiece(kind, []byte(kept))); err != nil {
 			return err
 		}
 	}
@@ -241,7 +241,7 @@ func events(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	return e.send(v1.Event{Type: "end", ID: res.ID, Result: &res})
 }
 
-type eventer struct {
+type eventStream struct {
 	mu      sync.Mutex
 	w       io.Writer
 	ctl     *http.ResponseController
@@ -250,7 +250,7 @@ type eventer struct {
 	beating sync.WaitGroup
 }
 
-func (e *eventer) send(v v1.Event) error {
+func (e *eventStream) send(v v1.Event) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -259,15 +259,15 @@ func (e *eventer) send(v v1.Event) error {
 }
 
 // problem ends a stream that has begun with an error event.
-func (e *eventer) problem(err error) error {
-	b, mErr := json.Marshal(told(e.w, err))
+func (e *eventStream) problem(err error) error {
+	b, mErr := json.Marshal(redactedProblem(e.w, err))
 	if mErr != nil {
 		return mErr
 	}
 	return e.write("event: problem\ndata: " + string(b) + "\n\n")
 }
 
-func (e *eventer) write(s string) error {
+func (e *eventStream) write(s string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, err := io.WriteString(e.w, s); err != nil {
@@ -276,7 +276,7 @@ func (e *eventer) write(s string) error {
 	return e.ctl.Flush()
 }
 
-func (e *eventer) beat() {
+func (e *eventStream) beat() {
 	defer e.beating.Done()
 	t := time.NewTicker(heartbeatTime)
 	defer t.Stop()
@@ -292,7 +292,7 @@ func (e *eventer) beat() {
 	}
 }
 
-func (e *eventer) close() {
+func (e *eventStream) close() {
 	close(e.stop)
 	e.beating.Wait()
 }

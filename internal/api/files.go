@@ -18,8 +18,8 @@ type Listing struct {
 	Truncated bool      `json:"truncated"`
 }
 
-// filer has the operations on files in a sandbox, or in a workspace at rest.
-type filer struct {
+// fileOps has the operations on files in a sandbox, or in a workspace at rest.
+type fileOps struct {
 	read func(context.Context, engine.Principal, string, wire.FileRequest) (io.ReadCloser, v1.File, error)
 	stat func(context.Context, engine.Principal, string, wire.FileRequest) (v1.File, error)
 	list func(context.Context, engine.Principal, string, wire.FileRequest) ([]v1.File, bool, error)
@@ -27,17 +27,17 @@ type filer struct {
 
 func (s *Server) getFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	e := s.opts.Engine
-	return filer{e.ReadFile, e.StatFile, e.ListFiles}.get(w, r, p, r.PathValue("id"))
+	return fileOps{e.ReadFile, e.StatFile, e.ListFiles}.get(w, r, p, r.PathValue("id"))
 }
 
 func (s *Server) getWorkspaceFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	e := s.opts.Engine
-	return filer{e.ReadWorkspaceFile, e.StatWorkspaceFile, e.ListWorkspaceFiles}.get(w, r, p, r.PathValue("name"))
+	return fileOps{e.ReadWorkspaceFile, e.StatWorkspaceFile, e.ListWorkspaceFiles}.get(w, r, p, r.PathValue("name"))
 }
 
-func (f filer) get(w http.ResponseWriter, r *http.Request, p engine.Principal, of string) (err error) {
+func (f fileOps) get(w http.ResponseWriter, r *http.Request, p engine.Principal, of string) (err error) {
 	q := queryOf(r, "path", "offset", "limit", "list", "stat")
-	req, list, stat := q.file(), q.yes("list"), q.yes("stat")
+	req, list, stat := q.file(), q.boolean("list"), q.boolean("stat")
 	if list && stat {
 		q.fail("stat", "and list are both true: use one of them")
 	}
@@ -75,7 +75,7 @@ func (f filer) get(w http.ResponseWriter, r *http.Request, p engine.Principal, o
 
 func (s *Server) putFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "path", "mode", "dir")
-	req, dir := q.file(), q.yes("dir")
+	req, dir := q.file(), q.boolean("dir")
 	if q.err != nil {
 		return q.err
 	}
@@ -122,7 +122,7 @@ func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, p engine.Pri
 
 func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.WorkspaceRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.CreateWorkspace(r.Context(), p, req)
@@ -158,7 +158,7 @@ func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, p engin
 
 func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "path", "mode", "dir")
-	req, dir := q.file(), q.yes("dir")
+	req, dir := q.file(), q.boolean("dir")
 	if q.err != nil {
 		return q.err
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// general maps each code to a message that every caller may see.
-var general = map[string]string{
+// generalMessages maps each code to a message that every caller may see.
+var generalMessages = map[string]string{
 	"invalid_argument":    "the request is invalid",
 	"unauthenticated":     "a valid bearer token is required",
 	"permission_denied":   "this is not allowed",
@@ -29,10 +29,10 @@ var general = map[string]string{
 	"internal":            "the service could not do this",
 }
 
-// seen returns the error that the caller may see. Operators see the whole error. Others see the
+// redactError returns the error that the caller may see. Operators see the whole error. Others see the
 // part that was written for callers, or else a general message with a reference; the log has the
 // error under that reference.
-func seen(principal engine.Principal, log *slog.Logger, err error) error {
+func redactError(principal engine.Principal, log *slog.Logger, err error) error {
 	if err == nil || principal.Operator {
 		return err
 	}
@@ -53,15 +53,15 @@ func seen(principal engine.Principal, log *slog.Logger, err error) error {
 			class = c.text
 		}
 	}
-	return usererror.Errorf(class, "%s; the service's log has the reason under %s", general[p.Code], ref)
+	return usererror.Errorf(class, "%s; the service's log has the reason under %s", generalMessages[p.Code], ref)
 }
 
-// told returns the problem for an error that occurs after the answer has begun.
-func told(w any, err error) *v1.Problem {
-	if a, ok := w.(*answer); ok && a.seen != nil {
-		err = a.seen(err)
+// redactedProblem returns the problem for an error that occurs after the answer has begun.
+func redactedProblem(w any, err error) *v1.Problem {
+	if a, ok := w.(*answer); ok && a.redact != nil {
+		err = a.redact(err)
 	} else {
-		err = seen(engine.Principal{}, slog.New(slog.DiscardHandler), err)
+		err = redactError(engine.Principal{}, slog.New(slog.DiscardHandler), err)
 	}
 	return problem(err)
 }

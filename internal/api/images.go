@@ -47,7 +47,7 @@ func (s *Server) imageRoutes() []route {
 
 func (s *Server) listImages(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	items, err := s.opts.Engine.Images(r.Context(), p)
-	return list(w, items, err)
+	return replyList(w, items, err)
 }
 
 func (s *Server) importImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
@@ -78,7 +78,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, p engine.Pr
 // away, the pull is canceled unless others wait for it.
 func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.PullRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	f, err := form(r, formJSON, formEvents)
@@ -107,7 +107,7 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p engine.Prin
 func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "ref", "file", "target", "network", "args", "keep")
 	req := v1.BuildRequest{Ref: q.text("ref"), File: q.text("file"), Target: q.text("target"),
-		Network: q.text("network"), Keep: q.yes("keep")}
+		Network: q.text("network"), Keep: q.boolean("keep")}
 	if raw := q.text("args"); raw != "" {
 		if err := json.Unmarshal([]byte(raw), &req.Args); err != nil {
 			q.fail("args", "must be a JSON object of strings")
@@ -140,7 +140,7 @@ func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p engine.Pri
 
 func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "dry_run")
-	dry := q.yes("dry_run")
+	dry := q.boolean("dry_run")
 	if q.err != nil {
 		return q.err
 	}
@@ -157,5 +157,5 @@ func (s *Server) pinImage(w http.ResponseWriter, r *http.Request, p engine.Princ
 		return q.err
 	}
 	items, err := s.opts.Engine.PinImage(r.Context(), p, q.text("ref"), r.Method == http.MethodPut)
-	return list(w, items, err)
+	return replyList(w, items, err)
 }

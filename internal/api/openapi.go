@@ -34,7 +34,7 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Princi
 			paths[path][method] = operation(r, schemas)
 		}
 	}
-	ref(reflect.TypeFor[v1.Problem](), schemas)
+	schemaOf(reflect.TypeFor[v1.Problem](), schemas)
 	return reply(w, http.StatusOK, object{
 		"openapi": "3.1.0",
 		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version(engine.Principal{}).Version},
@@ -61,7 +61,7 @@ func operation(r route, schemas object) object {
 	}
 	ok := object{"description": "done"}
 	if r.answer != nil {
-		ok["content"] = object{formJSON: object{"schema": ref(reflect.TypeOf(r.answer), schemas)}}
+		ok["content"] = object{formJSON: object{"schema": schemaOf(reflect.TypeOf(r.answer), schemas)}}
 	}
 	problem := object{"schema": object{"$ref": "#/components/schemas/Problem"}}
 	op := object{
@@ -77,24 +77,25 @@ func operation(r route, schemas object) object {
 		op["security"] = []object{{"token": []string{}}, {}}
 	}
 	if r.body != nil {
-		op["requestBody"] = object{"content": object{formJSON: object{"schema": ref(reflect.TypeOf(r.body), schemas)}}}
+		op["requestBody"] = object{"content": object{formJSON: object{"schema": schemaOf(reflect.TypeOf(r.body),
+			schemas)}}}
 	}
 	return op
 }
 
-// ref returns the schema of a type. It adds the schemas of structs to schemas, by name.
-func ref(t reflect.Type, schemas object) object {
+// schemaOf returns the schema of a type. It adds the schemas of structs to schemas, by name.
+func schemaOf(t reflect.Type, schemas object) object {
 	switch {
 	case t == reflect.TypeFor[time.Time]():
 		return object{"type": "string", "format": "date-time"}
 	case t == reflect.TypeFor[json.RawMessage]():
 		return object{} // any JSON
 	case t.Kind() == reflect.Pointer:
-		return ref(t.Elem(), schemas)
+		return schemaOf(t.Elem(), schemas)
 	case t.Kind() == reflect.Slice:
-		return object{"type": "array", "items": ref(t.Elem(), schemas)}
+		return object{"type": "array", "items": schemaOf(t.Elem(), schemas)}
 	case t.Kind() == reflect.Map:
-		return object{"type": "object", "additionalProperties": ref(t.Elem(), schemas)}
+		return object{"type": "object", "additionalProperties": schemaOf(t.Elem(), schemas)}
 	case t.Kind() == reflect.Struct:
 		name := schemaName(t)
 		if _, ok := schemas[name]; !ok {
@@ -131,7 +132,7 @@ func properties(t reflect.Type, props, schemas object) {
 		case f.Anonymous && tag == "":
 			properties(f.Type, props, schemas)
 		case tag != "-" && f.IsExported():
-			props[tag] = ref(f.Type, schemas)
+			props[tag] = schemaOf(f.Type, schemas)
 		}
 	}
 }

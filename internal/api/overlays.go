@@ -69,7 +69,7 @@ func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, p engine.Pri
 
 func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.DiffRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.DiffOverlay(r.Context(), p, r.PathValue("id"), req.Paths, req.Text)
@@ -81,7 +81,7 @@ func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p engine.Pr
 
 func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.CommitRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.CommitOverlay(r.Context(), p, r.PathValue("id"), req)
@@ -93,7 +93,7 @@ func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p engine.
 
 func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "end")
-	end := q.yes("end")
+	end := q.boolean("end")
 	if q.err != nil {
 		return q.err
 	}
@@ -106,7 +106,7 @@ func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p engine
 
 func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.SnapshotRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.Snapshot(r.Context(), p, r.PathValue("name"), req.Label)
@@ -134,7 +134,7 @@ func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, p engine
 
 func (s *Server) restore(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.RestoreRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.Restore(r.Context(), p, r.PathValue("name"), req.Snapshot)

@@ -32,8 +32,9 @@ import (
 // pagePolicy allows a page only what stays within the page.
 const pagePolicy = "sandbox allow-scripts allow-forms allow-modals allow-downloads allow-popups"
 
-// ours are request fields that are not forwarded to a server in a sandbox.
-var ours = []string{"Authorization", "Cookie", "Proxy-Authorization", "Idempotency-Key", "Forwarded", "X-Forwarded-For",
+// privateFields are request fields that are not forwarded to a server in a sandbox.
+var privateFields = []string{"Authorization", "Cookie", "Proxy-Authorization", "Idempotency-Key", "Forwarded",
+	"X-Forwarded-For",
 	"X-Real-Ip", "Referer", "Te"}
 
 // originWide are response fields that affect a whole origin.
@@ -44,8 +45,8 @@ var originWide = []string{
 	"Critical-Ch", "Set-Login", "Www-Authenticate", "Refresh",
 }
 
-// outward rewrites a request for the server in the sandbox.
-func outward(pr *httputil.ProxyRequest, prefix string, port int) {
+// rewriteRequest rewrites a request for the server in the sandbox.
+func rewriteRequest(pr *httputil.ProxyRequest, prefix string, port int) {
 	out := pr.Out
 	rest := afterSegments(pr.In.URL.EscapedPath(), 5)
 	path, err := url.PathUnescape(rest)
@@ -57,7 +58,7 @@ func outward(pr *httputil.ProxyRequest, prefix string, port int) {
 		ForceQuery: pr.In.URL.ForceQuery}
 	out.Host = host
 	out.Trailer = nil
-	for _, name := range ours {
+	for _, name := range privateFields {
 		out.Header.Del(name)
 	}
 	out.Header.Set("X-Forwarded-Prefix", prefix)
@@ -77,8 +78,8 @@ func afterSegments(path string, n int) string {
 	return path
 }
 
-// inward removes response fields that affect more than their page, and adds the page policy.
-func inward(h http.Header, prefix string, port int) {
+// rewriteResponse removes response fields that affect more than their page, and adds the page policy.
+func rewriteResponse(h http.Header, prefix string, port int) {
 	for _, name := range originWide {
 		h.Del(name)
 	}
@@ -86,7 +87,7 @@ func inward(h http.Header, prefix string, port int) {
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if to := h.Get("Location"); to != "" {
-		h.Set("Location", located(to, prefix, port))
+		h.Set("Location", rewriteLocation(to, prefix, port))
 	}
 }
 
@@ -94,18 +95,18 @@ func inward(h http.Header, prefix string, port int) {
 func dropTrailers(resp *http.Response) {
 	resp.Trailer = nil
 	if resp.StatusCode != http.StatusSwitchingProtocols { // its body is the connection
-		resp.Body = &untrailed{resp.Body, resp}
+		resp.Body = &bodyWithoutTrailers{resp.Body, resp}
 	}
 }
 
-// untrailed is a body that drops its trailers when they arrive.
-type untrailed struct {
+// bodyWithoutTrailers is a body that drops its trailers when they arrive.
+type bodyWithoutTrailers struct {
 	io.ReadCloser
 	resp *http.Response
 }
 
 // Read implements io.Reader. net/http sets trailers before it returns io.EOF.
-func (b *untrailed) Read(p []byte) (int, error) {
+func (b *bodyWithoutTrailers) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
 		b.resp.Trailer = nil
@@ -114,14 +115,14 @@ func (b *untrailed) Read(p []byte) (int, error) {
 }
 
 // Close implements io.Closer. net/http may read the rest of the body here.
-func (b *untrailed) Close() error {
+func (b *bodyWithoutTrailers) Close() error {
 	err := b.ReadCloser.Close()
 	b.resp.Trailer = nil
 	return err
 }
 
-// located translates a redirect of the server in the sandbox to a path of this interface.
-func located(to, prefix string, port int) string {
+// rewriteLocation translates a redirect of the server in the sandbox to a path of this interface.
+func rewriteLocation(to, prefix string, port int) string {
 	u, err := url.Parse(to)
 	if err != nil {
 		return prefix + "/"

@@ -29,7 +29,7 @@ func TestPortRedirectsStayBelowPrefix(t *testing.T) {
 		"/\\elsewhere.example":        prefix + "/%5Celsewhere.example",
 		"http://[::1":                 prefix + "/",
 	} {
-		if got := located(to, prefix, 80); got != want {
+		if got := rewriteLocation(to, prefix, 80); got != want {
 			t.Errorf("%s leads to %s, want %s", to, got, want)
 		}
 	}
@@ -45,7 +45,7 @@ func TestPortPathsAreForwardedUnchanged(t *testing.T) {
 	} {
 		in := httptest.NewRequest(http.MethodGet, path, nil)
 		pr := &httputil.ProxyRequest{In: in, Out: in.Clone(t.Context())}
-		outward(pr, "/p", 80)
+		rewriteRequest(pr, "/p", 80)
 		if got := pr.Out.URL.RequestURI(); got != want || pr.Out.Host != "localhost:80" {
 			t.Errorf("%s is asked for as %s of %s, want %s", path, got, pr.Out.Host, want)
 		}

@@ -40,7 +40,7 @@ func (s *Server) portRoutes() []route {
 	}
 }
 
-func portOf(r *http.Request) (int, error) {
+func portFrom(r *http.Request) (int, error) {
 	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
 	if err != nil || port == 0 {
 		return 0, &strictjson.FieldError{Field: "port",
@@ -53,12 +53,12 @@ func portOf(r *http.Request) (int, error) {
 // that a lease without requests counts as idle. portheader.go describes which fields are not
 // forwarded.
 func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal engine.Principal) error {
-	port, err := portOf(r)
+	port, err := portFrom(r)
 	if err != nil {
 		return err
 	}
 	if r.Header.Get("Upgrade") != "" {
-		if err := ownOrigin(r); err != nil {
+		if err := checkOrigin(r); err != nil {
 			return err
 		}
 		leave, ctx := s.enterConnection(r)
@@ -84,9 +84,9 @@ func portProxy(prefix string, port int, dial func(context.Context) (net.Conn, er
 			DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxPortHeader,
 		},
 		FlushInterval: -1, // flush every write, for events
-		Rewrite:       func(pr *httputil.ProxyRequest) { outward(pr, prefix, port) },
+		Rewrite:       func(pr *httputil.ProxyRequest) { rewriteRequest(pr, prefix, port) },
 		ModifyResponse: func(resp *http.Response) error {
-			inward(resp.Header, prefix, port)
+			rewriteResponse(resp.Header, prefix, port)
 			dropTrailers(resp)
 			return nil
 		},
@@ -106,7 +106,7 @@ func (s *Server) portFailure(err error, port int) error {
 
 // dialPort connects the client's connection to the server in the sandbox.
 func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
-	port, err := portOf(r)
+	port, err := portFrom(r)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p engine.Princ
 			Message: "must be " + v1.PortProtocol + "; HTTP and WebSockets are served below " + r.URL.EscapedPath() +
 				"/"}
 	}
-	if err := ownOrigin(r); err != nil {
+	if err := checkOrigin(r); err != nil {
 		return err
 	}
 	leave, ctx := s.enterConnection(r)

@@ -58,7 +58,7 @@ func problem(err error) *v1.Problem {
 			break
 		}
 	}
-	if noRoom(err) && p.Status == http.StatusTooManyRequests {
+	if isDiskFull(err) && p.Status == http.StatusTooManyRequests {
 		p.Status = http.StatusInsufficientStorage
 	}
 	if e, ok := errors.AsType[*usererror.Error](err); ok && p.Code == "internal" {
@@ -134,7 +134,7 @@ func field(err error) string {
 // fail answers an error. If the answer has begun, fail aborts it, so that the client cannot take it
 // for complete.
 func (s *Server) fail(w *answer, r *http.Request, err error) {
-	p := told(w, err)
+	p := redactedProblem(w, err)
 	gone := r.Context().Err() != nil && errors.Is(context.Cause(r.Context()), context.Canceled)
 	switch {
 	case gone:

@@ -33,7 +33,7 @@ type ptyRequest struct {
 // pty connects a terminal to a WebSocket. It refuses invalid requests before it opens anything,
 // with a normal error answer.
 func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
-	if err := upgradable(r); err != nil {
+	if err := checkUpgrade(r); err != nil {
 		return err
 	}
 	req, err := readPTY(r)
@@ -63,7 +63,7 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal)
 		return &strictjson.FieldError{Field: "offset", Message: "is beyond the end of the output"}
 	}
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{
-		Subprotocols: []string{v1.TerminalProtocol}, InsecureSkipVerify: true, // upgradable has checked the origin
+		Subprotocols: []string{v1.TerminalProtocol}, InsecureSkipVerify: true, // checkUpgrade has checked the origin
 	})
 	if err != nil {
 		s.log.Debug("failed to accept terminal connection", "error", err) // Accept has answered
@@ -71,14 +71,14 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal)
 	}
 	defer conn.CloseNow() //nolint:errcheck // most often closed by now
 	conn.SetReadLimit(v1.TerminalInput)
-	t := newPTYSession(s, conn, at, req, func(err error) *v1.Problem { return told(w, err) })
+	t := newPTYSession(s, conn, at, req, func(err error) *v1.Problem { return redactedProblem(w, err) })
 	t.run()
 	return nil
 }
 
-// upgradable returns an error unless the request is a valid opening handshake for a terminal. It
+// checkUpgrade returns an error unless the request is a valid opening handshake for a terminal. It
 // refuses pages of other origins, because a browser lets any page open WebSockets to any host.
-func upgradable(r *http.Request) error {
+func checkUpgrade(r *http.Request) error {
 	if r.Method != http.MethodGet { // a GET route also matches HEAD
 		return usererror.Errorf(errdefs.ErrNotFound, "route %s %s not found: see /openapi.json", r.Method, r.URL.Path)
 	}
@@ -87,24 +87,24 @@ func upgradable(r *http.Request) error {
 		return &strictjson.FieldError{Field: "Upgrade",
 			Message: "must be websocket, version 13"}
 	}
-	if !lists(r.Header, "Connection", "upgrade") { // a proxy may have dropped it
+	if !headerContains(r.Header, "Connection", "upgrade") { // a proxy may have dropped it
 		return &strictjson.FieldError{Field: "Connection", Message: "must list upgrade"}
 	}
 	if key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key")); err != nil || len(key) != 16 ||
 		len(r.Header.Values("Sec-WebSocket-Key")) != 1 {
 		return &strictjson.FieldError{Field: "Sec-WebSocket-Key", Message: "must be 16 bytes in base64"}
 	}
-	if err := ownOrigin(r); err != nil {
+	if err := checkOrigin(r); err != nil {
 		return err
 	}
-	if !lists(r.Header, "Sec-WebSocket-Protocol", v1.TerminalProtocol) {
+	if !headerContains(r.Header, "Sec-WebSocket-Protocol", v1.TerminalProtocol) {
 		return &strictjson.FieldError{Field: "Sec-WebSocket-Protocol", Message: "must offer " + v1.TerminalProtocol}
 	}
 	return nil
 }
 
-// lists reports whether a header's list contains a word.
-func lists(h http.Header, field, word string) bool {
+// headerContains reports whether a header's list contains a word.
+func headerContains(h http.Header, field, word string) bool {
 	for _, line := range h.Values(field) {
 		for name := range strings.SplitSeq(line, ",") {
 			if strings.EqualFold(strings.TrimSpace(name), word) {
@@ -115,9 +115,9 @@ func lists(h http.Header, field, word string) bool {
 	return false
 }
 
-// ownOrigin returns an error for web pages of other origins. It accepts programs, and pages of the
+// checkOrigin returns an error for web pages of other origins. It accepts programs, and pages of the
 // requested host. A page whose own host name resolves to this host is refused.
-func ownOrigin(r *http.Request) error {
+func checkOrigin(r *http.Request) error {
 	refused := usererror.Errorf(errdefs.ErrPermissionDenied,
 		"web pages of other origins may not open terminals, nor connect to sandboxes")
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
@@ -129,7 +129,7 @@ func ownOrigin(r *http.Request) error {
 	}
 	u, err := url.Parse(origins[0])
 	if err != nil || len(origins) != 1 || u.Host == "" || !strings.EqualFold(u.Host, r.Host) ||
-		localPeer(r) && !loopback(r.Host) {
+		localPeer(r) && !isLoopback(r.Host) {
 		return refused
 	}
 	return nil
@@ -139,13 +139,13 @@ func ownOrigin(r *http.Request) error {
 // headerExec. The header keeps the request out of logs of URLs.
 func readPTY(r *http.Request) (ptyRequest, error) {
 	q := queryOf(r, ptyQuery...)
-	req := ptyRequest{shell: q.text("shell"), offset: -1, readOnly: q.yes("read_only")}
+	req := ptyRequest{shell: q.text("shell"), offset: -1, readOnly: q.boolean("read_only")}
 	if q.text("offset") != "" {
 		req.offset = q.number("offset")
 	}
 	req.open = v1.TerminalRequest{
 		Command: q.text("command"), Cwd: q.text("cwd"), User: q.text("user"), Term: q.text("term"),
-		Cols: q.small("cols"), Rows: q.small("rows"), TimeoutMS: q.number("timeout_ms"),
+		Cols: q.smallNumber("cols"), Rows: q.smallNumber("rows"), TimeoutMS: q.number("timeout_ms"),
 		SpoolBytes: q.number("spool_bytes"),
 	}
 	if v := q.text("argv"); v != "" && json.Unmarshal([]byte(v), &req.open.Argv) != nil {
@@ -171,5 +171,5 @@ func readPTY(r *http.Request) (ptyRequest, error) {
 	return req, strictjson.Decode(b, &req.open)
 }
 
-// small returns a number that the engine checks further.
-func (q *query) small(name string) int { return int(min(q.number(name), 1<<30)) }
+// smallNumber returns a number that the engine checks further.
+func (q *query) smallNumber(name string) int { return int(min(q.number(name), 1<<30)) }

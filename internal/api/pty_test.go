@@ -26,7 +26,7 @@ func TestKeysAreOrderedAndBounded(t *testing.T) {
 	if k.add(make([]byte, v1.TerminalWindow-4)) {
 		t.Error("more than the window was taken")
 	}
-	k.took(4)
+	k.accepted(4)
 	if !k.add(make([]byte, v1.TerminalWindow-1)) || k.add([]byte("x")) {
 		t.Error("the window is not what it says")
 	}
@@ -79,7 +79,7 @@ func TestTerminalRefusesOtherOrigins(t *testing.T) {
 		for i := 0; i+1 < len(c.header); i += 2 {
 			r.Header.Add(c.header[i], c.header[i+1])
 		}
-		err := ownOrigin(r)
+		err := checkOrigin(r)
 		if (err == nil) != c.ok || err != nil && !errdefs.IsPermissionDenied(err) {
 			t.Errorf("ownOrigin, %s: %v", name, err)
 		}

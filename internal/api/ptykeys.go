@@ -7,10 +7,10 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// keys is a queue of bytes that a client typed and the terminal has not accepted yet, at most
+// keyQueue is a queue of bytes that a client typed and the terminal has not accepted yet, at most
 // v1.TerminalWindow. It lets the connection's reader continue while a command reads nothing, so
 // that control messages are still handled. All methods may be called concurrently.
-type keys struct {
+type keyQueue struct {
 	mu    sync.Mutex
 	more  sync.Cond
 	buf   []byte
@@ -19,14 +19,14 @@ type keys struct {
 	ended bool
 }
 
-func newKeys() *keys {
-	k := &keys{}
+func newKeys() *keyQueue {
+	k := &keyQueue{}
 	k.more.L = &k.mu
 	return k
 }
 
 // add appends typed bytes. It reports false if they exceed the window.
-func (k *keys) add(b []byte) bool {
+func (k *keyQueue) add(b []byte) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.got+int64(len(b))-k.taken > v1.TerminalWindow {
@@ -38,22 +38,22 @@ func (k *keys) add(b []byte) bool {
 	return true
 }
 
-// took records how many bytes the terminal has accepted in total.
-func (k *keys) took(total int64) {
+// accepted records how many bytes the terminal has accepted in total.
+func (k *keyQueue) accepted(total int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.taken = total
 }
 
-// total returns how many bytes the terminal has accepted.
-func (k *keys) total() int64 {
+// acceptedTotal returns how many bytes the terminal has accepted.
+func (k *keyQueue) acceptedTotal() int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.taken
 }
 
 // end makes Read return io.EOF after the queued bytes.
-func (k *keys) end() {
+func (k *keyQueue) end() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.ended = true
@@ -61,7 +61,7 @@ func (k *keys) end() {
 }
 
 // Read implements io.Reader. It waits for typed bytes.
-func (k *keys) Read(p []byte) (int, error) {
+func (k *keyQueue) Read(p []byte) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for len(k.buf) == 0 {

@@ -37,17 +37,17 @@ var (
 	errClientGone = errors.New("the client went away")
 )
 
-// errProtocol reports an invalid message of the client. It ends the connection with a code.
-type errProtocol struct {
+// protocolViolation reports an invalid message of the client. It ends the connection with a code.
+type protocolViolation struct {
 	*strictjson.FieldError
 	code websocket.StatusCode
 }
 
 // Unwrap returns the error for the client.
-func (e *errProtocol) Unwrap() error { return e.FieldError }
+func (e *protocolViolation) Unwrap() error { return e.FieldError }
 
-func breach(code websocket.StatusCode, field, format string, args ...any) error {
-	return &errProtocol{&strictjson.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}, code}
+func protocolError(code websocket.StatusCode, field, format string, args ...any) error {
+	return &protocolViolation{&strictjson.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}, code}
 }
 
 // exited reports that the command ended, with its result.
@@ -59,11 +59,11 @@ func (exited) Error() string { return "the command ended" }
 // the client, so that pings, resizes and signals are always handled. Output waits for the client;
 // the guest buffers it.
 type ptySession struct {
-	server *Server
-	conn   *websocket.Conn
-	at     *engine.Attachment
-	req    ptyRequest
-	tell   func(error) *v1.Problem
+	server     *Server
+	conn       *websocket.Conn
+	attachment *engine.Attachment
+	req        ptyRequest
+	describe   func(error) *v1.Problem
 
 	ctx context.Context // ends with a cause when the session must end
 	end context.CancelCauseFunc
@@ -72,22 +72,22 @@ type ptySession struct {
 	wire context.Context
 	cut  context.CancelFunc
 
-	keys    *keys
+	keys    *keyQueue
 	acks    chan struct{} // bytes were accepted
 	sizes   chan v1.TerminalMessage
 	signals chan int
 	writing atomic.Int32 // messages that are being written to the client
 
-	typed chan struct{} // closed when typing has ended
-	whole bool          // all typed bytes reached the terminal, see settle
-	work  sync.WaitGroup
+	typed    chan struct{} // closed when typing has ended
+	allTyped bool          // all typed bytes reached the terminal, see settle
+	work     sync.WaitGroup
 }
 
 func newPTYSession(
 	s *Server, conn *websocket.Conn, at *engine.Attachment, req ptyRequest, tell func(error) *v1.Problem,
 ) *ptySession {
 	t := &ptySession{
-		server: s, conn: conn, at: at, req: req, tell: tell, keys: newKeys(),
+		server: s, conn: conn, attachment: at, req: req, describe: tell, keys: newKeys(),
 		acks: make(chan struct{}, 1), sizes: make(chan v1.TerminalMessage, 1), signals: make(chan int, maxSignals),
 		typed: make(chan struct{}),
 	}
@@ -98,14 +98,14 @@ func newPTYSession(
 
 // run serves the client. It returns when the connection is closed.
 func (t *ptySession) run() {
-	stop := context.AfterFunc(t.server.soon, func() { t.end(context.Cause(t.server.soon)) })
+	stop := context.AfterFunc(t.server.handOver, func() { t.end(context.Cause(t.server.handOver)) })
 	defer stop()
-	cols, rows := t.at.Size()
+	cols, rows := t.attachment.Size()
 	started := v1.TerminalMessage{
 		Type: "started", Shell: t.req.shell, Offset: t.req.offset, Cols: cols, Rows: rows,
 	}
 	if t.send(started) != nil {
-		t.at.Leave()
+		t.attachment.Leave()
 		t.cut()
 		return
 	}
@@ -113,14 +113,14 @@ func (t *ptySession) run() {
 	reader.Go(t.read)
 	defer reader.Wait()
 	defer t.cut()
-	t.work.Go(t.show)
+	t.work.Go(t.sendOutput)
 	t.work.Go(t.acknowledge)
-	t.work.Go(t.steer)
+	t.work.Go(t.carryOutControls)
 	t.work.Go(t.ping)
 	go func() { // settle waits for it
 		defer close(t.typed)
-		err := t.at.Type(t.keys, func(total int64) {
-			t.keys.took(total)
+		err := t.attachment.Type(t.keys, func(total int64) {
+			t.keys.accepted(total)
 			select {
 			case t.acks <- struct{}{}:
 			default:
@@ -144,11 +144,11 @@ func (t *ptySession) settle() {
 	if _, over := errors.AsType[exited](context.Cause(t.ctx)); !over {
 		select {
 		case <-t.typed:
-			t.whole = true
+			t.allTyped = true
 		case <-patience.C:
 		}
 	}
-	t.at.Leave()
+	t.attachment.Leave()
 	<-t.typed
 	// A slow client may still be receiving output.
 	late := time.AfterFunc(lastTime, t.cut)
@@ -169,13 +169,13 @@ func (t *ptySession) finish(cause error) {
 	case errors.Is(cause, errClientGone):
 		return
 	case errors.Is(cause, errStopping):
-		_ = t.last(v1.TerminalMessage{Type: "taken", Bytes: t.keys.total(), Settled: t.whole})
+		_ = t.last(v1.TerminalMessage{Type: "taken", Bytes: t.keys.acceptedTotal(), Settled: t.allTyped})
 		code, reason = websocket.StatusServiceRestart, "the service restarts: attach again at the offset"
 	default:
-		p := t.tell(cause)
+		p := t.describe(cause)
 		_ = t.last(v1.TerminalMessage{Type: "error", Problem: p})
 		code, reason = websocket.StatusPolicyViolation, p.Code
-		if b, ok := errors.AsType[*errProtocol](cause); ok {
+		if b, ok := errors.AsType[*protocolViolation](cause); ok {
 			code = b.code
 		} else if p.Status >= 500 {
 			code = websocket.StatusInternalError
@@ -212,10 +212,10 @@ func (t *ptySession) write(ctx context.Context, kind websocket.MessageType, b []
 	return nil
 }
 
-// show sends the output until the command ends.
-func (t *ptySession) show() {
+// sendOutput sends the output until the command ends.
+func (t *ptySession) sendOutput() {
 	next := t.req.offset
-	result, err := t.at.Follow(next, func(offset int64, data []byte) error {
+	result, err := t.attachment.Follow(next, func(offset int64, data []byte) error {
 		if offset != next {
 			if err := t.send(v1.TerminalMessage{Type: "gap", From: next, To: offset}); err != nil {
 				return err
@@ -248,22 +248,22 @@ func (t *ptySession) acknowledge() {
 		case <-t.ctx.Done():
 			return
 		}
-		if err := t.send(v1.TerminalMessage{Type: "taken", Bytes: t.keys.total()}); err != nil {
+		if err := t.send(v1.TerminalMessage{Type: "taken", Bytes: t.keys.acceptedTotal()}); err != nil {
 			t.end(err)
 			return
 		}
 	}
 }
 
-// steer carries out resizes and signals. It ignores those that arrive after the command's end.
-func (t *ptySession) steer() {
+// carryOutControls carries out resizes and signals. It ignores those that arrive after the command's end.
+func (t *ptySession) carryOutControls() {
 	for {
 		var err error
 		select {
 		case m := <-t.sizes:
-			err = t.at.Resize(m.Cols, m.Rows)
+			err = t.attachment.Resize(m.Cols, m.Rows)
 		case n := <-t.signals:
-			err = t.at.Signal(n)
+			err = t.attachment.Signal(n)
 		case <-t.ctx.Done():
 			return
 		}
@@ -300,10 +300,10 @@ func (t *ptySession) read() {
 	for {
 		kind, r, err := t.conn.Reader(t.wire)
 		if err == nil {
-			err = t.take(kind, r)
+			err = t.handleMessage(kind, r)
 		}
 		if err != nil {
-			if _, ours := errors.AsType[*errProtocol](err); !ours && !errors.Is(err, errDetached) {
+			if _, ours := errors.AsType[*protocolViolation](err); !ours && !errors.Is(err, errDetached) {
 				err = errClientGone
 			}
 			t.end(err)
@@ -313,17 +313,17 @@ func (t *ptySession) read() {
 	}
 }
 
-// take handles one message. An error other than errProtocol is an error of the connection.
-func (t *ptySession) take(kind websocket.MessageType, r io.Reader) error {
+// handleMessage handles one message. An error other than protocolViolation is an error of the connection.
+func (t *ptySession) handleMessage(kind websocket.MessageType, r io.Reader) error {
 	if kind == websocket.MessageBinary {
 		b, err := io.ReadAll(r) // bounded by SetReadLimit
 		switch {
 		case err != nil:
 			return err
 		case t.req.readOnly && len(b) > 0:
-			return breach(websocket.StatusPolicyViolation, "read_only", "is set: typing is not allowed")
+			return protocolError(websocket.StatusPolicyViolation, "read_only", "is set: typing is not allowed")
 		case !t.keys.add(b):
-			return breach(websocket.StatusPolicyViolation, "message", "exceeds the window of %d bytes",
+			return protocolError(websocket.StatusPolicyViolation, "message", "exceeds the window of %d bytes",
 				v1.TerminalWindow)
 		}
 		return nil
@@ -333,19 +333,19 @@ func (t *ptySession) take(kind websocket.MessageType, r io.Reader) error {
 		return err
 	}
 	if len(b) > v1.TerminalControl {
-		return breach(websocket.StatusMessageTooBig, "message", "is over %d bytes", v1.TerminalControl)
+		return protocolError(websocket.StatusMessageTooBig, "message", "is over %d bytes", v1.TerminalControl)
 	}
 	var m v1.TerminalMessage
 	if err := strictjson.Decode(b, &m); err != nil {
-		return breach(websocket.StatusInvalidFramePayloadData, "message", "cannot be read: %v", err)
+		return protocolError(websocket.StatusInvalidFramePayloadData, "message", "cannot be read: %v", err)
 	}
-	return t.obey(m)
+	return t.handleControl(m)
 }
 
-// obey carries out a control message.
-func (t *ptySession) obey(m v1.TerminalMessage) error {
+// handleControl carries out a control message.
+func (t *ptySession) handleControl(m v1.TerminalMessage) error {
 	if t.req.readOnly && m.Type != "detach" {
-		return breach(websocket.StatusPolicyViolation, "read_only", "is set: %q is not allowed", m.Type)
+		return protocolError(websocket.StatusPolicyViolation, "read_only", "is set: %q is not allowed", m.Type)
 	}
 	switch m.Type {
 	case "resize":
@@ -358,12 +358,13 @@ func (t *ptySession) obey(m v1.TerminalMessage) error {
 		select {
 		case t.signals <- m.Signal:
 		default:
-			return breach(websocket.StatusPolicyViolation, "signal", "comes faster than signals can be sent")
+			return protocolError(websocket.StatusPolicyViolation, "signal", "comes faster than signals can be sent")
 		}
 	case "detach":
 		return errDetached
 	default:
-		return breach(websocket.StatusPolicyViolation, "type", "is %q: clients send resize, signal and detach", m.Type)
+		return protocolError(websocket.StatusPolicyViolation, "type", "is %q: clients send resize, signal and detach",
+			m.Type)
 	}
 	return nil
 }

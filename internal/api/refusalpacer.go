@@ -16,8 +16,8 @@ const (
 	refusalBurst = 100
 	// refusalBytes of a body, read before or after the refusal, count as one more.
 	refusalBytes = 256 << 10
-	// maxRefusalDelay is the longest delay of one answer. Meanwhile the client's connection counts
-	// against its caller's share.
+	// maxRefusalDelay is the longest delay of one answer. The client's connection counts against
+	// its caller's share during the delay.
 	maxRefusalDelay = 5 * time.Second
 	// maxPacedCallers is the number of callers above which those without recent refusals are
 	// forgotten.
@@ -41,8 +41,9 @@ func NewRefusalPacer() *RefusalPacer {
 	return &RefusalPacer{rate: refusalRate, burst: refusalBurst, callers: map[string]*rate.Limiter{}}
 }
 
-// Wait counts n refusals of the caller at once and returns when the answer may be sent, at most
-// maxRefusalDelay later. It does not return earlier when the client leaves: clients could avoid the delay by that.
+// Wait counts n refusals of the caller and returns when the answer may be sent, at most
+// maxRefusalDelay later. It does not return early if the client leaves; otherwise clients could
+// avoid the delay.
 func (p *RefusalPacer) Wait(principal engine.Principal, n int) {
 	if principal.Operator {
 		return
@@ -52,7 +53,7 @@ func (p *RefusalPacer) Wait(principal engine.Principal, n int) {
 	if delay == 0 {
 		return
 	}
-	if delay > maxRefusalDelay { // Do not let the debt grow without limit.
+	if delay > maxRefusalDelay { // do not let the debt grow without limit
 		r.Cancel()
 		delay = maxRefusalDelay
 	}

@@ -122,7 +122,8 @@ func TestRevokedTokenLosesItsConnections(t *testing.T) {
 	stream := answers(t, address, follow, http.StatusOK, "Authorization", "Bearer "+tok.Secret)
 	idle := answers(t, address, "/v1/sandboxes", http.StatusOK, "Authorization", "Bearer "+tok.Secret)
 	answers(t, address, follow, http.StatusOK, other...)
-	res, err := http.NewRequestWithContext(t.Context(), "DELETE", "http://"+address+"/v1/tokens/"+tok.ID, http.NoBody)
+	res, err := http.NewRequestWithContext(t.Context(), http.MethodDelete,
+		"http://"+address+"/v1/tokens/"+tok.ID, http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 
 func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.SandboxRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.Lease(r.Context(), p, req)
@@ -22,7 +22,7 @@ func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, p engine.
 
 func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "ended", "all")
-	ended, all := q.yes("ended"), q.yes("all")
+	ended, all := q.boolean("ended"), q.boolean("all")
 	if q.err != nil {
 		return q.err
 	}

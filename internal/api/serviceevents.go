@@ -33,7 +33,7 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p engine.
 	if err != nil {
 		return err
 	}
-	if query.Follow = q.yes("follow"); q.err != nil {
+	if query.Follow = q.boolean("follow"); q.err != nil {
 		return q.err
 	}
 	ctx, cancel := s.untilStop(r)

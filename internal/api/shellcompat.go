@@ -56,12 +56,12 @@ func (s *Server) shellCompatRoutes() []route {
 // clients.
 func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	p.Via = shellCompatVia
-	if err := fromHere(r); err != nil {
+	if err := checkLocal(r); err != nil {
 		return s.opts.Engine.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
 	}
 	var req shellRequest
 	timeout := shellTimeout
-	raw, err := held(r)
+	raw, err := readBody(r)
 	if err == nil {
 		err = strictjson.Decode(raw, &req)
 	}
@@ -99,13 +99,14 @@ func (r shellRequest) timeout() (time.Duration, error) {
 // shellRefusal answers an error in the form that the clients know. They are anonymous, so the
 // message reveals nothing about the host.
 func (s *Server) shellRefusal(w http.ResponseWriter, err error) error {
-	return reply(w, http.StatusOK, shellAnswer{Stderr: problem(seen(engine.Principal{}, s.log, err)).Detail, ReturnCode: -1})
+	return reply(w, http.StatusOK,
+		shellAnswer{Stderr: problem(redactError(engine.Principal{}, s.log, err)).Detail, ReturnCode: -1})
 }
 
-// fromHere returns an error unless the request comes from a program on this host. It also refuses
+// checkLocal returns an error unless the request comes from a program on this host. It also refuses
 // web pages in a local browser: they send Origin or Sec-Fetch-Site, cannot send JSON, or use a host
 // name of their own that resolves to this host.
-func fromHere(r *http.Request) error {
+func checkLocal(r *http.Request) error {
 	refused := func(why string) error {
 		return usererror.Errorf(errdefs.ErrPermissionDenied, "%s %s", shellCompatRoute, why)
 	}
@@ -115,7 +116,7 @@ func fromHere(r *http.Request) error {
 	if site := r.Header.Get("Sec-Fetch-Site"); r.Header.Get("Origin") != "" || site != "" && site != "none" {
 		return refused("does not answer web pages")
 	}
-	if !overUnix(r) && !loopback(r.Host) {
+	if !isUnixSocket(r) && !isLoopback(r.Host) {
 		return refused("is on this host alone: call it by localhost or a loopback address")
 	}
 	if m, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || m != formJSON {
@@ -125,15 +126,15 @@ func fromHere(r *http.Request) error {
 }
 
 // localPeer reports whether a request came over a unix socket or from a loopback address.
-func localPeer(r *http.Request) bool { return overUnix(r) || loopback(r.RemoteAddr) }
+func localPeer(r *http.Request) bool { return isUnixSocket(r) || isLoopback(r.RemoteAddr) }
 
-func overUnix(r *http.Request) bool {
+func isUnixSocket(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return ok && local.Network() == "unix"
 }
 
-// loopback reports whether HOST or HOST:PORT is a loopback address or localhost.
-func loopback(address string) bool {
+// isLoopback reports whether HOST or HOST:PORT is a loopback address or localhost.
+func isLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		host = strings.Trim(address, "[]")

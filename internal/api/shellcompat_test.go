@@ -50,7 +50,7 @@ func TestReadonlyShellAllowsLocalProgramsOnly(t *testing.T) {
 			addr = &net.UnixAddr{Net: "unix"}
 		}
 		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, addr))
-		if err := fromHere(r); (err == nil) != c.ok {
+		if err := checkLocal(r); (err == nil) != c.ok {
 			t.Errorf("fromHere, %s: %v", name, err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 func (s *Server) startShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.ShellRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.StartShell(r.Context(), p, r.PathValue("id"), req)
@@ -40,7 +40,7 @@ func (s *Server) getShell(w http.ResponseWriter, r *http.Request, p engine.Princ
 
 func (s *Server) killShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "grace_ms", "forget")
-	grace, forget := q.millis("grace_ms"), q.yes("forget")
+	grace, forget := q.millis("grace_ms"), q.boolean("forget")
 	if q.err != nil {
 		return q.err
 	}
@@ -66,7 +66,7 @@ func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, p engine.Pr
 
 func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "close")
-	closeIt := q.yes("close")
+	closeIt := q.boolean("close")
 	if q.err != nil {
 		return q.err
 	}
@@ -81,7 +81,7 @@ func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p engine.Pr
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms", "follow")
 	req := engine.OutputRequest{
 		Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms"),
-		Follow: q.yes("follow"),
+		Follow: q.boolean("follow"),
 	}
 	if q.err != nil {
 		return q.err

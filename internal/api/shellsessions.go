@@ -33,7 +33,7 @@ func (s *Server) shellSessionRoutes() []route {
 
 func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.ShellSessionRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.StartShellSession(r.Context(), p, r.PathValue("id"), req)

@@ -21,7 +21,7 @@ func (s *Server) spaceRoutes() []route {
 
 func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.WorkspaceResize
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.ResizeWorkspace(r.Context(), p, r.PathValue("name"), req)
@@ -31,8 +31,8 @@ func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, p engin
 	return reply(w, http.StatusOK, got)
 }
 
-// noRoom reports whether a write failed because the target is full. Unlike with other limits,
+// isDiskFull reports whether a write failed because the target is full. Unlike with other limits,
 // waiting does not help.
-func noRoom(err error) bool {
+func isDiskFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }

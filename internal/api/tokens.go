@@ -30,7 +30,7 @@ func (s *Server) tokenRoutes() []route {
 
 func (s *Server) createToken(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.TokenRequest
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.CreateToken(r.Context(), p, req)
@@ -46,7 +46,7 @@ func (s *Server) listTokens(w http.ResponseWriter, r *http.Request, p engine.Pri
 		return q.err
 	}
 	items, err := s.opts.Engine.Tokens(r.Context(), p)
-	return list(w, items, err)
+	return replyList(w, items, err)
 }
 
 func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request, p engine.Principal) error {

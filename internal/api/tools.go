@@ -50,11 +50,11 @@ func (s *Server) listTools(w http.ResponseWriter, r *http.Request, p engine.Prin
 		return q.err
 	}
 	items, err := s.opts.Engine.Tools(r.Context(), p, q.text("profile"))
-	return list(w, items, err)
+	return replyList(w, items, err)
 }
 
-// list answers with a list.
-func list[T any](w http.ResponseWriter, items []T, err error) error {
+// replyList answers with a list.
+func replyList[T any](w http.ResponseWriter, items []T, err error) error {
 	if err != nil {
 		return err
 	}
@@ -97,11 +97,11 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p engine.Princ
 // limited reports whether a quota or a rate refused the call.
 func limited(r v1.ToolResult) bool { return r.Error != nil && r.Error.RetryAfterMS > 0 }
 
-// shared is JSON that shares memory with the document that contains it.
-type shared json.RawMessage
+// sharedJSON is JSON that shares memory with the document that contains it.
+type sharedJSON json.RawMessage
 
 // UnmarshalJSON implements json.Unmarshaler without a copy.
-func (s *shared) UnmarshalJSON(b []byte) error {
+func (s *sharedJSON) UnmarshalJSON(b []byte) error {
 	*s = b
 	return nil
 }
@@ -110,7 +110,7 @@ func (s *shared) UnmarshalJSON(b []byte) error {
 func decodeToolCall(raw []byte) (v1.ToolCall, error) {
 	var got struct {
 		v1.ToolCall
-		Input shared `json:"input"`
+		Input sharedJSON `json:"input"`
 	}
 	err := decodeJSON(raw, &got)
 	got.ToolCall.Input = json.RawMessage(got.Input)
@@ -178,7 +178,7 @@ func (s *Server) endSession(w http.ResponseWriter, r *http.Request, p engine.Pri
 
 func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.PolicyCheck
-	if err := body(r, &req); err != nil {
+	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.CheckPolicy(r.Context(), p, req)
@@ -193,5 +193,5 @@ func (s *Server) listProfiles(w http.ResponseWriter, r *http.Request, p engine.P
 		return q.err
 	}
 	items, err := s.opts.Engine.Profiles(r.Context(), p)
-	return list(w, items, err)
+	return replyList(w, items, err)
 }

@@ -23,20 +23,20 @@ const (
 // concurrently.
 type toolStream struct {
 	mu     sync.Mutex
-	queue  []queued
+	queue  []queuedEvent
 	bytes  int
 	missed map[string]int64 // bytes left out, by stream
 	wake   chan struct{}
 }
 
-// queued is an entry of the queue: an event, or a piece of output.
-type queued struct {
+// queuedEvent is an entry of the queue: an event, or a piece of output.
+type queuedEvent struct {
 	event  v1.ToolEvent
 	output []byte
 }
 
 // push queues an event. It never waits.
-func (c *toolStream) push(q queued) {
+func (c *toolStream) push(q queuedEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := len(q.output); n > 0 {
@@ -56,7 +56,7 @@ func (c *toolStream) push(q queued) {
 	}
 }
 
-func (c *toolStream) take() []queued {
+func (c *toolStream) takeQueue() []queuedEvent {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	got := c.queue
@@ -102,16 +102,16 @@ func (s *Server) toolEvents(
 
 func (c *toolStream) watch() engine.Watch {
 	return engine.Watch{
-		Asked:   func(a v1.Approval) { c.push(queued{event: v1.ToolEvent{Type: "approval", Approval: &a}}) },
-		Started: func(sandbox string) { c.push(queued{event: v1.ToolEvent{Type: "started", SandboxID: sandbox}}) },
+		Asked:   func(a v1.Approval) { c.push(queuedEvent{event: v1.ToolEvent{Type: "approval", Approval: &a}}) },
+		Started: func(sandbox string) { c.push(queuedEvent{event: v1.ToolEvent{Type: "started", SandboxID: sandbox}}) },
 		Output: func(stream string, p []byte) {
-			c.push(queued{event: v1.ToolEvent{Type: stream}, output: append([]byte(nil), p...)})
+			c.push(queuedEvent{event: v1.ToolEvent{Type: stream}, output: append([]byte(nil), p...)})
 		},
 	}
 }
 
 // send sends queued entries until the call is done and the queue is empty.
-func (c *toolStream) send(out *toolEventer, done <-chan struct{}) error {
+func (c *toolStream) send(out *toolEventStream, done <-chan struct{}) error {
 	beat := time.NewTicker(heartbeatTime)
 	defer beat.Stop()
 	for over := false; !over; {
@@ -124,7 +124,7 @@ func (c *toolStream) send(out *toolEventer, done <-chan struct{}) error {
 				return err
 			}
 		}
-		for _, q := range c.take() {
+		for _, q := range c.takeQueue() {
 			if err := out.queued(q); err != nil {
 				return err
 			}

@@ -64,13 +64,13 @@ func TestSlowClientMissesOutputOnly(t *testing.T) {
 		total += 1000
 	}
 	w.Asked(v1.Approval{ID: "q1"})
-	first := c.take()
+	first := c.takeQueue()
 	w.Output("stdout", []byte("x"))
 	sent := 0
 	for _, q := range first {
 		sent += len(q.output)
 	}
-	next := c.take()
+	next := c.takeQueue()
 	if sent > maxPending || first[0].event.SandboxID != "s1" || first[len(first)-1].event.Approval.ID != "q1" ||
 		len(next) != 1 || next[0].event.Missed != int64(total-sent) {
 		t.Fatalf("%d of %d bytes sent, then %+v", sent, total, next)
@@ -81,7 +81,7 @@ func TestOutputEventsKeepCharactersTogether(t *testing.T) {
 	w := httptest.NewRecorder()
 	e := newToolEventer(w)
 	for _, p := range []string{"a\xe2\x82", "\xac", "\xff", "\xe2"} {
-		if err := e.queued(queued{event: v1.ToolEvent{Type: "stdout"}, output: []byte(p)}); err != nil {
+		if err := e.queued(queuedEvent{event: v1.ToolEvent{Type: "stdout"}, output: []byte(p)}); err != nil {
 			t.Fatal(err)
 		}
 	}

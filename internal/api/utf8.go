@@ -11,7 +11,7 @@ import (
 // eventWriter sends events of one output stream. If a piece ends inside a character, the partial
 // character waits for the next piece. Data that is not valid UTF-8 is sent as base64.
 type eventWriter struct {
-	e    *eventer
+	e    *eventStream
 	kind string
 	rest []byte
 }
@@ -23,12 +23,12 @@ func (w *eventWriter) Write(p []byte) (int, error) {
 		data = slices.Concat(w.rest, p)
 		w.rest = nil
 	}
-	whole := data[:len(data)-partial(data)]
+	whole := data[:len(data)-incompleteSuffix(data)]
 	w.rest = append([]byte(nil), data[len(whole):]...)
 	if len(whole) == 0 {
 		return len(p), nil
 	}
-	return len(p), w.e.send(piece(w.kind, whole))
+	return len(p), w.e.send(outputPiece(w.kind, whole))
 }
 
 // flush sends a partial character that was not completed.
@@ -38,18 +38,18 @@ func (w *eventWriter) flush() error {
 	}
 	rest := w.rest
 	w.rest = nil
-	return w.e.send(piece(w.kind, rest))
+	return w.e.send(outputPiece(w.kind, rest))
 }
 
-func piece(kind string, b []byte) v1.Event {
+func outputPiece(kind string, b []byte) v1.Event {
 	if utf8.Valid(b) {
 		return v1.Event{Type: kind, Data: string(b)}
 	}
 	return v1.Event{Type: kind, Base64: base64.StdEncoding.EncodeToString(b)}
 }
 
-// partial returns the length of the incomplete character at the end of b.
-func partial(b []byte) int {
+// incompleteSuffix returns the length of the incomplete character at the end of b.
+func incompleteSuffix(b []byte) int {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		c := b[len(b)-i]
 		if !utf8.RuneStart(c) {

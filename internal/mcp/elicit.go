@@ -104,7 +104,7 @@ func (c *underway) clientName() string {
 	return n
 }
 
-// decision converts the user's answer. Declining is a denial; dismissing is no decision.
+// decision converts the user's answer. Declining is a denial; dismissing decides nothing.
 func decision(res *mcp.ElicitResult) (v1.ApprovalAnswer, bool) {
 	switch res.Action {
 	case "decline":
