@@ -269,8 +269,9 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, p engine.Principa
 	}
 }
 
-// paceRefusal counts n refusals of the caller and waits until the request may be answered. It does not
-// count errors of the service, and not connections over the limit, because those end with the answer.
+// paceRefusal counts n refusals of the caller and waits until the request may be answered. It does
+// not count errors of the service, and not connections over the limit, because those end with the
+// answer.
 func (s *Server) paceRefusal(p engine.Principal, err error, n int) {
 	if _, over := errors.AsType[*connectionError](err); !over && problem(err).Status < http.StatusInternalServerError {
 		s.opts.Refusals.Wait(p, n)
@@ -346,8 +347,8 @@ func (s *Server) identify(r *http.Request) (engine.Principal, error) {
 	return p, nil
 }
 
-// serveMCP forwards a request of the Model Context Protocol, which answers errors in its own form. A
-// body that is refused may be a tool call, so it is recorded as one.
+// serveMCP forwards a request of the Model Context Protocol, which answers errors in its own form.
+// A body that is refused may be a tool call, so it is recorded as one.
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if in, ok := r.Body.(*callBody); ok {
 		raw, err := in.hold()

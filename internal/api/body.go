@@ -185,8 +185,8 @@ func (b *callBody) refuse() {
 	b.w.Header().Set("Connection", "close")
 }
 
-// discardRest reads and drops what a client still sends after the answer, for a bounded time. A client
-// whose connection is reset may fail to read the answer.
+// discardRest reads and drops what a client still sends after the answer, for a bounded time. A
+// client whose connection is reset may fail to read the answer.
 func (b *callBody) discardRest() {
 	if b.ended.Load() || b.broken.Load() || b.waits.Load() {
 		return

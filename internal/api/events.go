@@ -51,8 +51,8 @@ func (e *sse) beat() error {
 	return e.write(": still here\n\n")
 }
 
-// toolEventStream sends the events of a tool call. If a piece of output ends inside a character, the
-// partial character waits for the next piece.
+// toolEventStream sends the events of a tool call. If a piece of output ends inside a character,
+// the partial character waits for the next piece.
 type toolEventStream struct {
 	sse
 	rest map[string][]byte

@@ -129,8 +129,8 @@ func (f flushWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// frameWriter sends frames: one byte for the kind, four bytes for the length, the payload. Its methods
-// may be called concurrently.
+// frameWriter sends frames: one byte for the kind, four bytes for the length, the payload. Its
+// methods may be called concurrently.
 type frameWriter struct {
 	mu  sync.Mutex
 	w   io.Writer

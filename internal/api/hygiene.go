@@ -29,9 +29,9 @@ var generalMessages = map[string]string{
 	"internal":            "the service could not do this",
 }
 
-// redactError returns the error that the caller may see. Operators see the whole error. Others see the
-// part that was written for callers, or else a general message with a reference; the log has the
-// error under that reference.
+// redactError returns the error that the caller may see. Operators see the whole error. Others see
+// the part that was written for callers, or else a general message with a reference; the log has
+// the error under that reference.
 func redactError(principal engine.Principal, log *slog.Logger, err error) error {
 	if err == nil || principal.Operator {
 		return err

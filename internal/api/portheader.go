@@ -78,7 +78,8 @@ func afterSegments(path string, n int) string {
 	return path
 }
 
-// rewriteResponse removes response fields that affect more than their page, and adds the page policy.
+// rewriteResponse removes response fields that affect more than their page, and adds the page
+// policy.
 func rewriteResponse(h http.Header, prefix string, port int) {
 	for _, name := range originWide {
 		h.Del(name)

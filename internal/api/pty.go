@@ -115,8 +115,8 @@ func headerContains(h http.Header, field, word string) bool {
 	return false
 }
 
-// checkOrigin returns an error for web pages of other origins. It accepts programs, and pages of the
-// requested host. A page whose own host name resolves to this host is refused.
+// checkOrigin returns an error for web pages of other origins. It accepts programs, and pages of
+// the requested host. A page whose own host name resolves to this host is refused.
 func checkOrigin(r *http.Request) error {
 	refused := usererror.Errorf(errdefs.ErrPermissionDenied,
 		"web pages of other origins may not open terminals, nor connect to sandboxes")

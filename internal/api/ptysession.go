@@ -255,7 +255,8 @@ func (t *ptySession) acknowledge() {
 	}
 }
 
-// carryOutControls carries out resizes and signals. It ignores those that arrive after the command's end.
+// carryOutControls carries out resizes and signals. It ignores those that arrive after the
+// command's end.
 func (t *ptySession) carryOutControls() {
 	for {
 		var err error
@@ -313,7 +314,8 @@ func (t *ptySession) read() {
 	}
 }
 
-// handleMessage handles one message. An error other than protocolViolation is an error of the connection.
+// handleMessage handles one message. An error other than protocolViolation is an error of the
+// connection.
 func (t *ptySession) handleMessage(kind websocket.MessageType, r io.Reader) error {
 	if kind == websocket.MessageBinary {
 		b, err := io.ReadAll(r) // bounded by SetReadLimit

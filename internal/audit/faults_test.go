@@ -87,7 +87,7 @@ func TestKilledRotations(t *testing.T) {
 			}
 			now.advance(48 * time.Hour)
 			if r := w.verifyFiles(""); !r.OK {
-				t.Errorf("as the kill left it: %s in %s", words(r), states(r))
+				t.Errorf("as the kill left it: %s in %s", problemKinds(r), states(r))
 			}
 			w.open()
 			w.sound()

@@ -176,7 +176,7 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 	if mismatch == nil {
 		l.publishHead(last) // create the file at once
 	}
-	go l.write(context.WithoutCancel(ctx))
+	go l.runWriter(context.WithoutCancel(ctx))
 	go l.writeHeads()
 	if err := l.recordRecovery(ctx, mismatch); err != nil {
 		return nil, errors.Join(err, l.Close())

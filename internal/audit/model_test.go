@@ -175,7 +175,8 @@ func (m *model) check() {
 	}
 	for name, r := range map[string]Report{"the service": m.verify(""), "offline": m.verifyFiles("")} {
 		if !r.OK || r.Records != int64(len(want)) || len(r.Parts) != len(m.parts)+1 {
-			m.t.Fatalf("%s: %s, %d records in %s, want %d, after %s", name, words(r), r.Records, states(r), len(want),
+			m.t.Fatalf("%s: %s, %d records in %s, want %d, after %s", name, problemKinds(r), r.Records, states(r),
+				len(want),
 				strings.Join(m.trace, ", "))
 		}
 		for i, p := range r.Parts[:len(m.parts)] {

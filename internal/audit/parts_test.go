@@ -157,7 +157,7 @@ func TestRotateContinuesInNewPart(t *testing.T) {
 	w.call("after")
 	w.sound()
 	if r := w.verifyFiles(all[7].head()); !r.OK || states(r) != "1:sealed:1-4 2:sealed:5-7 3:sealed:8-10 4:open:11-15" {
-		t.Errorf("offline: %s, parts %s", words(r), states(r))
+		t.Errorf("offline: %s, parts %s", problemKinds(r), states(r))
 	}
 }
 
@@ -217,13 +217,13 @@ func TestOpenRotatesLargePart(t *testing.T) {
 	w.open()
 	w.settle()
 	if r := w.verify(""); !r.OK || states(r) != "1:sealed:1-2 2:open:0-0" {
-		t.Errorf("%s, parts %s", words(r), states(r))
+		t.Errorf("%s, parts %s", problemKinds(r), states(r))
 	}
 	c.advance(partAge)
 	w.call("b")
 	w.settle()
 	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r), "1:removed:1-2 2:sealed") {
-		t.Errorf("%s, parts %s", words(r), states(r))
+		t.Errorf("%s, parts %s", problemKinds(r), states(r))
 	}
 }
 
@@ -268,7 +268,7 @@ func TestSealedPartsAreSingleFiles(t *testing.T) {
 		}
 	}
 	if r := w.verify(""); !r.OK {
-		t.Error(words(r))
+		t.Error(problemKinds(r))
 	}
 }
 
@@ -307,7 +307,7 @@ func TestRetentionDeletesWholeSealedParts(t *testing.T) {
 	w.flush()
 	r := w.verify("")
 	if want := "1:removed:1-3 2:sealed:4-6 3:sealed:7-9 4:sealed:10-12 5:open:13-13"; !r.OK || states(r) != want {
-		t.Errorf("%s, parts %s, want %s", words(r), states(r), want)
+		t.Errorf("%s, parts %s, want %s", problemKinds(r), states(r), want)
 	}
 	if r.Parts[0].Removed != c.now() || r.Records != 10 {
 		t.Errorf("removed at %s, %d records", r.Parts[0].Removed, r.Records)
@@ -320,7 +320,7 @@ func TestRetentionDeletesWholeSealedParts(t *testing.T) {
 		t.Errorf("records = %s, want 10 from number 4", kinds(got))
 	}
 	if r := w.verifyFiles(""); !r.OK {
-		t.Errorf("offline: %s", words(r))
+		t.Errorf("offline: %s", problemKinds(r))
 	}
 	w.die()
 	w.options.Retention.KeepAge, w.options.Retention.KeepSize = 0, 1
@@ -328,7 +328,7 @@ func TestRetentionDeletesWholeSealedParts(t *testing.T) {
 	w.flush()
 	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r),
 		"1:removed:1-3 2:removed:4-6 3:removed:7-9 4:removed:10-12 5:open:") {
-		t.Errorf("%s, parts %s", words(r), states(r))
+		t.Errorf("%s, parts %s", problemKinds(r), states(r))
 	}
 	w.die()
 	w.open()

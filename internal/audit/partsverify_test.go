@@ -95,7 +95,7 @@ func TestVerifyFindsTamperedParts(t *testing.T) {
 			w.die()
 			c.do(w)
 			r := w.verifyFiles("")
-			if got := words(r); got != c.want && (c.want != "some" || got == "") {
+			if got := problemKinds(r); got != c.want && (c.want != "some" || got == "") {
 				t.Errorf("offline: %q, want %q\n%+v", got, c.want, r.Problems)
 			}
 			// A restarted service finds it too.
@@ -103,7 +103,7 @@ func TestVerifyFindsTamperedParts(t *testing.T) {
 			w.call("d")
 			w.flush()
 			if r := w.verify(""); r.OK != (c.want == "") {
-				t.Errorf("after a start: %q, want %q", words(r), c.want)
+				t.Errorf("after a start: %q, want %q", problemKinds(r), c.want)
 			}
 		})
 	}
@@ -127,7 +127,7 @@ func TestVerifyFilesNeedsTheKey(t *testing.T) {
 		t.Error("verified nothing")
 	}
 	w.remove(HeadFile)
-	if got := words(w.verifyFiles("")); got != "0:unreadable" {
+	if got := problemKinds(w.verifyFiles("")); got != "0:unreadable" {
 		t.Errorf("without a head: %q", got)
 	}
 }
@@ -168,7 +168,7 @@ func TestVerifyDuringPartRemoval(t *testing.T) {
 	}
 	w.log.store = &vanishing{Store: w.db, remove: remove}
 	if r := w.verify(""); !r.OK || states(r) != "1:removed:1-3 2:open:4-5" {
-		t.Errorf("%s, parts %s", words(r), states(r))
+		t.Errorf("%s, parts %s", problemKinds(r), states(r))
 	}
 	w.log.store = w.db
 }
@@ -184,10 +184,10 @@ func TestVerifyFilesOfSealedPartsOnly(t *testing.T) {
 	w.die()
 	w.remove(store.AuditPartFile(3), HeadFile)
 	if r := w.verifyFiles(kept); !r.OK || states(r) != "1:sealed:1-3 2:sealed:4-6" {
-		t.Errorf("%s, parts %s", words(r), states(r))
+		t.Errorf("%s, parts %s", problemKinds(r), states(r))
 	}
 	w.sqlOf(2, "DELETE FROM records WHERE seq = 6")
-	if got := words(w.verifyFiles(kept)); got != "6:cut" {
+	if got := problemKinds(w.verifyFiles(kept)); got != "6:cut" {
 		t.Errorf("with a cut part: %q", got)
 	}
 }

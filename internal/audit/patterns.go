@@ -23,21 +23,28 @@ type pattern struct {
 
 // patternIndex holds the patterns by their first byte. The formats are those that the services
 // document.
-var patternIndex = index([]pattern{
-	token("AKIA", upper, 16), token("ASIA", upper, 16), token("AGPA", upper, 16), token("AIDA", upper, 16),
-	token("AROA", upper, 16),
-	token("ghp_", alnum, 20), token("gho_", alnum, 20), token("ghu_", alnum, 20), token("ghs_", alnum, 20),
-	token("ghr_", alnum, 20),
-	token("github_pat_", name, 20), token("glpat-", name, 16), token("npm_", alnum, 30), token("pypi-", name, 16),
-	token("hf_", alnum, 30),
-	token("xoxa-", name, 10), token("xoxb-", name, 10), token("xoxe-", name, 10), token("xoxe.", name, 10),
-	token("xoxo-", name, 10), token("xoxp-", name, 10), token("xoxr-", name, 10), token("xoxs-", name, 10),
-	token("xapp-", name, 10),
-	token("hooks.slack.com/services/", path, 20),
-	token("sk-", name, 20), token("sk_live_", alnum, 16), token("sk_test_", alnum, 16), token("rk_live_", alnum, 16),
-	token("rk_test_", alnum, 16), token("whsec_", alnum, 16),
-	token("AIza", name, 30), token("ya29.", name, 20), token("SG.", dotted, 30), token("dop_v1_", alnum, 32),
-	token("eyJ", dotted, 20, jwt),
+var patternIndex = indexPatterns([]pattern{
+	token("AKIA", upperChars, 16), token("ASIA", upperChars, 16), token("AGPA", upperChars, 16),
+	token("AIDA", upperChars, 16),
+	token("AROA", upperChars, 16),
+	token("ghp_", alnumChars, 20), token("gho_", alnumChars, 20), token("ghu_", alnumChars, 20),
+	token("ghs_", alnumChars, 20),
+	token("ghr_", alnumChars, 20),
+	token("github_pat_", nameChars, 20), token("glpat-", nameChars, 16), token("npm_", alnumChars, 30),
+	token("pypi-", nameChars, 16),
+	token("hf_", alnumChars, 30),
+	token("xoxa-", nameChars, 10), token("xoxb-", nameChars, 10), token("xoxe-", nameChars, 10),
+	token("xoxe.", nameChars, 10),
+	token("xoxo-", nameChars, 10), token("xoxp-", nameChars, 10), token("xoxr-", nameChars, 10),
+	token("xoxs-", nameChars, 10),
+	token("xapp-", nameChars, 10),
+	token("hooks.slack.com/services/", pathChars, 20),
+	token("sk-", nameChars, 20), token("sk_live_", alnumChars, 16), token("sk_test_", alnumChars, 16),
+	token("rk_live_", alnumChars, 16),
+	token("rk_test_", alnumChars, 16), token("whsec_", alnumChars, 16),
+	token("AIza", nameChars, 30), token("ya29.", nameChars, 20), token("SG.", dottedChars, 30),
+	token("dop_v1_", alnumChars, 32),
+	token("eyJ", dottedChars, 20, jwt),
 	{begin: "-----begin ", fold: true, once: true, find: privateKey},
 	{begin: "bearer", fold: true, word: true, find: bearer},
 	{begin: "://", find: userinfo},
@@ -56,7 +63,7 @@ type patternGroup struct {
 	patterns []pattern
 }
 
-func index(all []pattern) (firsts [256]*patternGroup) {
+func indexPatterns(all []pattern) (firsts [256]*patternGroup) {
 	for i, p := range all {
 		p.id = i
 		c := p.begin[0]
@@ -138,7 +145,7 @@ func bearer(t *scan, i int) (span, bool) {
 	if strings.HasPrefix(s[from:], "%20") {
 		from += 3
 	}
-	end := min(t.classEnd(from, credential), from+maxPattern)
+	end := min(t.classEnd(from, credentialChars), from+maxPattern)
 	return span{from, end}, from > i && end-from >= 8
 }
 
@@ -182,7 +189,7 @@ func userFlag(flag string) pattern {
 // flag matches the value after a flag such as --api-key and a space.
 func flag(t *scan, i int) (span, bool) {
 	s := t.s
-	end := t.classEnd(i, name)
+	end := t.classEnd(i, nameChars)
 	if end == len(s) || (s[end] != ' ' && s[end] != '\t') || end-i > maxSecretName || !isSecretFlag(s[i:end]) {
 		return span{}, false
 	}
@@ -205,7 +212,7 @@ func assignment(t *scan, i int) (span, bool) {
 		before--
 	}
 	start := before
-	for start > 0 && before-start <= maxSecretName && dotted.has[s[start-1]] {
+	for start > 0 && before-start <= maxSecretName && dottedChars.has[s[start-1]] {
 		start--
 	}
 	word := s[start:before]
@@ -239,7 +246,7 @@ func parameter(t *scan, i int) (span, bool) {
 	s := t.s
 	var buf [maxParameter]byte
 	word, start := buf[:0], i
-	for start > 0 && i-start < maxParameter && name.has[s[start-1]] {
+	for start > 0 && i-start < maxParameter && nameChars.has[s[start-1]] {
 		start--
 	}
 	if start == i || start == 0 || s[start-1] != '?' && s[start-1] != '&' {
@@ -288,7 +295,7 @@ func isReference(s string) bool {
 	}
 	s = strings.TrimPrefix(s[1:], "{")
 	for i := range len(s) {
-		if s[i] != '_' && !upper.has[s[i]] {
+		if s[i] != '_' && !upperChars.has[s[i]] {
 			return false
 		}
 	}
@@ -331,7 +338,7 @@ func isSecretName(s string) bool {
 		b = append(b, c)
 	}
 	if n := len(s) - len("pass"); n >= 0 && strings.EqualFold(s[n:], "pass") {
-		return n == 0 || !alnum.has[s[n-1]]
+		return n == 0 || !alnumChars.has[s[n-1]]
 	}
 	for _, n := range secretNames {
 		if len(b) >= len(n) && b[len(b)-1] == n[len(n)-1] && string(b[len(b)-len(n):]) == n {

@@ -104,17 +104,17 @@ func classOf(id int, s string) *class {
 const classes = 7
 
 var (
-	upper      = classOf(0, "A-Z0-9")
-	alnum      = classOf(1, "A-Za-z0-9")
-	name       = classOf(2, "A-Za-z0-9_-")
-	dotted     = classOf(3, "A-Za-z0-9_.-")
-	path       = classOf(4, "A-Za-z0-9_/-")
-	credential = classOf(5, "A-Za-z0-9_.~+/=-")
-	// opaque holds the bytes without a special meaning in a shell word.
-	opaque = classOf(6, "A-Za-z0-9_.~+/=:@%^,-")
+	upperChars      = classOf(0, "A-Z0-9")
+	alnumChars      = classOf(1, "A-Za-z0-9")
+	nameChars       = classOf(2, "A-Za-z0-9_-")
+	dottedChars     = classOf(3, "A-Za-z0-9_.-")
+	pathChars       = classOf(4, "A-Za-z0-9_/-")
+	credentialChars = classOf(5, "A-Za-z0-9_.~+/=-")
+	// opaqueChars holds the bytes without a special meaning in a shell word.
+	opaqueChars = classOf(6, "A-Za-z0-9_.~+/=:@%^,-")
 )
 
-func isWord(c byte) bool { return alnum.has[c] || c == '_' }
+func isWord(c byte) bool { return alnumChars.has[c] || c == '_' }
 
 // classEnd returns the end of the bytes of class c that start at i.
 func (t *scan) classEnd(i int, c *class) int {
@@ -137,11 +137,11 @@ func appendOpaque(spans []span, s string, wide []span) []span {
 		for i := w.from; i < w.to; i++ {
 			from := i
 			letters, digits := false, false
-			for ; i < w.to && opaque.has[s[i]]; i++ {
+			for ; i < w.to && opaqueChars.has[s[i]]; i++ {
 				letters = letters || s[i]|0x20 >= 'a' && s[i]|0x20 <= 'z'
 				digits = digits || isDigit(s[i])
 			}
-			if i-from >= minOpaque && letters && digits && alnum.has[s[from]] {
+			if i-from >= minOpaque && letters && digits && alnumChars.has[s[from]] {
 				spans = append(spans, span{from, i})
 			}
 		}

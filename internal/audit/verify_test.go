@@ -52,11 +52,11 @@ func (w *world) sound() {
 	w.t.Helper()
 	w.flush()
 	if r := w.verify(""); !r.OK {
-		w.t.Errorf("problems: %s", words(r))
+		w.t.Errorf("problems: %s", problemKinds(r))
 	}
 }
 
-func words(r Report) string {
+func problemKinds(r Report) string {
 	all := make([]string, 0, len(r.Problems))
 	for _, p := range r.Problems {
 		all = append(all, fmt.Sprintf("%d:%s", p.Seq, p.Kind))
@@ -168,7 +168,7 @@ func TestVerifyClassifiesTampering(t *testing.T) {
 			if c.sql != "" {
 				w.sql(c.sql)
 			}
-			if got := words(w.verify("")); got != c.want {
+			if got := problemKinds(w.verify("")); got != c.want {
 				t.Errorf("while it is open: %q, want %q", got, c.want)
 			}
 			// Another process knows only the head file.
@@ -177,7 +177,7 @@ func TestVerifyClassifiesTampering(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := words(r); got != c.want {
+			if got := problemKinds(r); got != c.want {
 				t.Errorf("by the head file: %q, want %q", got, c.want)
 			}
 		})
@@ -199,13 +199,13 @@ func TestVerifyWithKeptHead(t *testing.T) {
 		other.call("c")
 	}
 	other.flush()
-	if got := words(other.verify(kept)); got != "10:changed" {
+	if got := problemKinds(other.verify(kept)); got != "10:changed" {
 		t.Errorf("of a log made anew: %s", got)
 	}
 	short := newWorld(t)
 	short.call("c")
 	short.flush()
-	if got := words(short.verify(kept)); got != "3:cut" {
+	if got := problemKinds(short.verify(kept)); got != "3:cut" {
 		t.Errorf("of a shorter log: %s", got)
 	}
 	for _, bad := range []string{"x", "1", "1:zz", "-1:" + strings.Repeat("0", 64), "1:00"} {
@@ -254,11 +254,11 @@ func TestVerifyContinuesAfterUnreadableRows(t *testing.T) {
 	w := ten(t)
 	w.sql("UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 10")
 	w.log.store = damaged{w.db, 4, 6}
-	if got := words(w.verify("")); got != "4:unreadable 10:changed" {
+	if got := problemKinds(w.verify("")); got != "4:unreadable 10:changed" {
 		t.Error(got)
 	}
 	w.log.store = damaged{w.db, 1, 1 << 60}
-	if got := words(w.verify("")); got != "1:unreadable" {
+	if got := problemKinds(w.verify("")); got != "1:unreadable" {
 		t.Error(got)
 	}
 	w.log.store = w.db
@@ -305,8 +305,8 @@ func TestOpenComparesWithTheHeadFile(t *testing.T) {
 			if got := w.events(); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
-			if r := w.verify(""); c.name != "key missing" && words(r) != c.then {
-				t.Errorf("then %s, want %q", words(r), c.then)
+			if r := w.verify(""); c.name != "key missing" && problemKinds(r) != c.then {
+				t.Errorf("then %s, want %q", problemKinds(r), c.then)
 			}
 			w.die()
 			w.open()

@@ -11,11 +11,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// write is the goroutine that appends to the store. It writes all queued items, up to batchLength,
-// in one transaction. Closing records without a waiting caller stay for the next transaction, at
-// most closeWithin. ctx must not be canceled: a rotation that has begun is completed, and a caller's
-// context only counts until its item is taken.
-func (l *Log) write(ctx context.Context) {
+// runWriter is the goroutine that appends to the store. It writes all queued items, up to
+// batchLength, in one transaction. Closing records without a waiting caller stay for the next
+// transaction, at most closeWithin. ctx must not be canceled: a rotation that has begun is
+// completed, and a caller's context only counts until its item is taken.
+func (l *Log) runWriter(ctx context.Context) {
 	defer close(l.stopped)
 	defer close(l.headUpdates)
 	retry := time.NewTimer(time.Hour)
@@ -27,7 +27,7 @@ func (l *Log) write(ctx context.Context) {
 		var batch []*queueItem
 		select {
 		case it := <-l.queue:
-			batch = l.gather(it)
+			batch = l.takeBatch(it)
 		case <-retry.C:
 		case <-maintenance.C:
 			l.maintain(ctx)
@@ -56,7 +56,7 @@ func (l *Log) drain(ctx context.Context) {
 	for {
 		select {
 		case it := <-l.queue:
-			_ = l.writeBatch(ctx, l.gather(it)) // waiting callers get the error, the rest is retried once
+			_ = l.writeBatch(ctx, l.takeBatch(it)) // waiting callers get the error, the rest is retried once
 		default:
 			if len(l.pendingCloses) > 0 {
 				l.failed = l.writeBatch(ctx, nil)
@@ -72,7 +72,7 @@ func hasWaiter(batch []*queueItem) bool {
 	return slices.ContainsFunc(batch, func(it *queueItem) bool { return it.done != nil })
 }
 
-func (l *Log) gather(first *queueItem) []*queueItem {
+func (l *Log) takeBatch(first *queueItem) []*queueItem {
 	batch := []*queueItem{first}
 	for len(batch) < batchLength {
 		select {

@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// underway is a running call.
-type underway struct {
+// runningCall is a running call.
+type runningCall struct {
 	s      *Server
 	x      *session
 	access Access
@@ -24,11 +24,11 @@ type underway struct {
 
 	progress *progress // nil if the client wants none
 	// asking waits for elicitations. They end when the tool starts or the call ends.
-	asking sync.WaitGroup
-	ctx    context.Context // context of asking
-	hush   context.CancelFunc
-	mu     sync.Mutex
-	asked  map[string]bool // by approval id
+	asking       sync.WaitGroup
+	ctx          context.Context // context of asking
+	cancelAsking context.CancelFunc
+	mu           sync.Mutex
+	asked        map[string]bool // by approval id
 }
 
 // callTool carries out tools/call. A call that is refused before it reaches the engine is recorded
@@ -37,16 +37,16 @@ func (s *Server) callTool(
 	ctx context.Context, ss *mcp.ServerSession, a Access, p *mcp.CallToolParamsRaw,
 ) (*mcp.CallToolResult, error) {
 	if a.post != nil {
-		a.post.in.took(p.Name)
+		a.post.in.noteReached(p.Name)
 	}
 	x, err := s.session(ss)
 	if err != nil {
 		return nil, s.refuse(ctx, a, p.Name, p.Arguments, err)
 	}
-	if a.Principal.Key, err = key(p.Meta); err != nil {
+	if a.Principal.Key, err = idempotencyKey(p.Meta); err != nil {
 		return nil, s.refuse(ctx, a, p.Name, p.Arguments, err)
 	}
-	defer x.begin()()
+	defer x.enter()()
 	ctx, cancel := x.bind(ctx, a)
 	defer cancel()
 	tool, known, listErr := s.resolve(ctx, x, a, p.Name)
@@ -57,8 +57,8 @@ func (s *Server) callTool(
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams,
 			Message: fmt.Sprintf("progressToken is over %d bytes", maxToken)}
 	}
-	c := &underway{s: s, x: x, access: a, client: ss, tool: tool, asked: map[string]bool{}}
-	c.ctx, c.hush = context.WithCancel(ctx)
+	c := &runningCall{s: s, x: x, access: a, client: ss, tool: tool, asked: map[string]bool{}}
+	c.ctx, c.cancelAsking = context.WithCancel(ctx)
 	if token := p.GetProgressToken(); token != nil {
 		c.progress = startProgress(ctx, func(ctx context.Context, value float64, message string) {
 			// A client that is gone is detected by the answer.
@@ -70,7 +70,7 @@ func (s *Server) callTool(
 		Input: p.Arguments, Session: x.name, Workspace: a.Workspace, ReadOnly: a.ReadOnly, Job: a.Job,
 		Template: a.Template, Profile: a.Profile,
 	}, c.watch())
-	c.hush()
+	c.cancelAsking()
 	c.asking.Wait()
 	if c.progress != nil {
 		c.progress.finish()
@@ -87,7 +87,7 @@ func (s *Server) callTool(
 	case err != nil && !known:
 		return nil, unknownTool(p.Name)
 	case err != nil:
-		return s.failed(a, err)
+		return s.failedResult(a, err)
 	}
 	return result(r), nil
 }
@@ -108,8 +108,8 @@ func (x *session) bind(ctx context.Context, a Access) (context.Context, func()) 
 	}
 }
 
-// key returns the idempotency key in a request's _meta, or "".
-func key(m mcp.Meta) (string, error) {
+// idempotencyKey returns the idempotency key in a request's _meta, or "".
+func idempotencyKey(m mcp.Meta) (string, error) {
 	switch v := m[metaKey].(type) {
 	case nil:
 		return "", nil
@@ -119,11 +119,11 @@ func key(m mcp.Meta) (string, error) {
 	return "", &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "_meta " + metaKey + " must be a string"}
 }
 
-func (c *underway) watch() engine.Watch {
+func (c *runningCall) watch() engine.Watch {
 	w := engine.Watch{
 		Asked: c.ask,
 		Started: func(string) {
-			c.hush()
+			c.cancelAsking()
 			if c.progress != nil {
 				c.progress.wait("")
 			}
@@ -136,7 +136,7 @@ func (c *underway) watch() engine.Watch {
 }
 
 // ask reports an approval request that the call waits for, and asks the user if that is allowed.
-func (c *underway) ask(a v1.Approval) {
+func (c *runningCall) ask(a v1.Approval) {
 	if c.progress != nil {
 		c.progress.wait("waiting for the answer to approval " + plain(a.ID, maxName))
 	}

@@ -43,7 +43,7 @@ var form = json.RawMessage(`{
 
 // elicit asks the session's user about an approval request and answers it. Without an answer, the
 // request stays open for others.
-func (c *underway) elicit(a v1.Approval) {
+func (c *runningCall) elicit(a v1.Approval) {
 	if !c.mayElicit() {
 		return
 	}
@@ -73,7 +73,7 @@ func (c *underway) elicit(a v1.Approval) {
 }
 
 // mayElicit reports whether the client supports elicitation and its user may answer.
-func (c *underway) mayElicit() bool {
+func (c *runningCall) mayElicit() bool {
 	o := c.s.opts
 	if o.NoElicit || !o.ElicitAll && !c.access.Principal.Operator {
 		return false
@@ -87,10 +87,10 @@ func (c *underway) mayElicit() bool {
 }
 
 // clientName returns the client's name with only safe characters.
-func (c *underway) clientName() string {
+func (c *runningCall) clientName() string {
 	n := ""
 	if p := c.client.InitializeParams(); p != nil && p.ClientInfo != nil {
-		n, _ = bound(p.ClientInfo.Name, maxName)
+		n, _ = cutRunes(p.ClientInfo.Name, maxName)
 	}
 	n = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r) {
@@ -134,7 +134,7 @@ func question(a v1.Approval) string {
 	}
 	if json.Unmarshal(a.Input, &in) == nil && in.Command != nil {
 		fmt.Fprintf(&b, "Command: %s\n", quote(*in.Command, maxCommand))
-		if rest := others(a.Input); rest != "" {
+		if rest := inputWithoutCommand(a.Input); rest != "" {
 			fmt.Fprintf(&b, "With: %s\n", quote(rest, maxReason))
 		}
 	} else if len(a.Input) > 0 {
@@ -150,8 +150,8 @@ func question(a v1.Approval) string {
 	return b.String()
 }
 
-// others returns an input without its command.
-func others(input json.RawMessage) string {
+// inputWithoutCommand returns an input without its command.
+func inputWithoutCommand(input json.RawMessage) string {
 	var m map[string]json.RawMessage
 	if json.Unmarshal(input, &m) != nil {
 		return ""

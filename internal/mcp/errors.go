@@ -13,13 +13,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// failed returns the result of a call that could not be carried out. Models see the reason and can
-// react. Errors of the connection are protocol errors.
-func (s *Server) failed(a Access, err error) (*mcp.CallToolResult, error) {
+// failedResult returns the result of a call that could not be carried out. Models see the reason
+// and can react. Errors of the connection are protocol errors.
+func (s *Server) failedResult(a Access, err error) (*mcp.CallToolResult, error) {
 	if errdefs.IsUnauthorized(err) {
 		return nil, s.protocolError(a, err, "call refused")
 	}
-	text := s.words(a, err, "tool call failed")
+	text := s.userMessage(a, err, "tool call failed")
 	meta := mcp.Meta{}
 	if e, ok := errors.AsType[*engine.EmptyError](err); ok && e.RetryAfter > 0 {
 		meta[metaError] = v1.ToolError{Type: "unavailable", Message: text, RetryAfterMS: e.RetryAfter.Milliseconds()}
@@ -32,17 +32,17 @@ func (s *Server) protocolError(a Access, err error, what string) error {
 	if errdefs.IsInvalidArgument(err) || errdefs.IsNotFound(err) {
 		code = jsonrpc.CodeInvalidParams
 	}
-	return &jsonrpc.Error{Code: code, Message: s.words(a, err, what)}
+	return &jsonrpc.Error{Code: code, Message: s.userMessage(a, err, what)}
 }
 
-// words returns the part of an error that its caller may read: all of it for operators, else what
-// was written for callers. The rest may reveal details of the host and stays in the log.
-func (s *Server) words(a Access, err error, what string) string {
+// userMessage returns the part of an error that its caller may read: all of it for operators, else
+// what was written for callers. The rest may reveal details of the host and stays in the log.
+func (s *Server) userMessage(a Access, err error, what string) string {
 	said := err
 	if !a.Principal.Operator {
 		said = cmp.Or(engine.As[*v1.Problem](err), engine.ForCallers(err))
 	}
-	if said == nil || !known(err) {
+	if said == nil || !isExpected(err) {
 		s.log.Error(what, "caller", a.Principal.Caller, "error", err)
 	}
 	if said == nil {
@@ -59,7 +59,7 @@ var classes = []error{
 	errdefs.ErrNotImplemented, errdefs.ErrUnavailable,
 }
 
-func known(err error) bool {
+func isExpected(err error) bool {
 	for _, c := range classes {
 		if errors.Is(err, c) {
 			return true

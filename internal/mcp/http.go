@@ -140,7 +140,7 @@ func (s *Server) leave(r *http.Request, x *session, p *post) {
 	case x == nil || s.stopping.Err() != nil:
 		p.cancel(errGone)
 	default:
-		x.lose(p, s.opts.Resume)
+		x.addLost(p, s.opts.Resume)
 	}
 }
 

@@ -58,7 +58,7 @@ func (s *Server) limit(
 	if err != nil {
 		if p, ok := req.GetParams().(*mcp.CallToolParamsRaw); ok {
 			if a.post != nil {
-				a.post.in.took(p.Name)
+				a.post.in.noteReached(p.Name)
 			}
 			err = s.refuse(ctx, a, p.Name, p.Arguments, err)
 		}
@@ -68,13 +68,13 @@ func (s *Server) limit(
 	return next(ctx, method, req)
 }
 
-// errCrowded is the reason of a session that ends for another caller's.
-var errCrowded = errors.New("all sessions are in use, and another caller has fewer")
+// errEvicted is the reason of a session that ends for another caller's.
+var errEvicted = errors.New("all sessions are in use, and another caller has fewer")
 
-// crowded returns the session to end for a new one of caller, or nil. It is an idle session of the
-// caller that has the most, and more than this one; the one that is idle longest. The caller holds
-// the lock.
-func (s *Server) crowded(caller string) (*mcp.ServerSession, *session) {
+// sessionToEvict returns the session to end for a new one of caller, or nil. It is an idle session
+// of the caller that has the most, and more than this one; the one that is idle longest. The caller
+// holds the lock.
+func (s *Server) sessionToEvict(caller string) (*mcp.ServerSession, *session) {
 	held := map[string]int{}
 	for _, x := range s.sessions {
 		held[x.caller]++
@@ -104,8 +104,8 @@ func (x *session) rest() (busy bool, since time.Time) {
 	return x.busy > 0, x.since
 }
 
-// begin marks the session as busy until end is called.
-func (x *session) begin() (end func()) {
+// enter marks the session as busy until end is called.
+func (x *session) enter() (end func()) {
 	x.mu.Lock()
 	x.busy++
 	x.mu.Unlock()

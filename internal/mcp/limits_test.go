@@ -68,7 +68,7 @@ func TestLostRequestsPerSessionAreBounded(t *testing.T) {
 	for range maxLost + 3 {
 		p := newPost(t.Context())
 		posts = append(posts, p)
-		x.lose(p, time.Hour)
+		x.addLost(p, time.Hour)
 	}
 	defer x.timer.Stop()
 	for i, p := range posts {

@@ -67,7 +67,7 @@ func codeOf(err error) int64 {
 }
 
 func TestNamingKeepsNamesUnique(t *testing.T) {
-	got := naming([]v1.Tool{{Name: "web.fetch"}, {Name: "web_fetch"}, {Name: "web fetch"}, {Name: "run"}})
+	got := mcpNames([]v1.Tool{{Name: "web.fetch"}, {Name: "web_fetch"}, {Name: "web fetch"}, {Name: "run"}})
 	want := map[string]string{"web_fetch": "web_fetch", "web_fetch_": "web.fetch", "web_fetch__": "web fetch",
 		"run": "run"}
 	if diff := cmp.Diff(want, got); diff != "" {

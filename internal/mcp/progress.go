@@ -64,16 +64,16 @@ func (p *progress) run(ctx context.Context) {
 	for {
 		select {
 		case <-wake:
-			p.tell(ctx)
+			p.notify(ctx)
 			wake, rest = nil, time.After(progressEvery)
 		case <-rest:
 			wake, rest = p.wake, nil
 		case <-beat.C:
-			p.tell(ctx)
+			p.notify(ctx)
 		case <-p.over:
 			select {
 			case <-p.wake:
-				p.tell(ctx)
+				p.notify(ctx)
 			default:
 			}
 			return
@@ -83,7 +83,7 @@ func (p *progress) run(ctx context.Context) {
 	}
 }
 
-func (p *progress) tell(ctx context.Context) {
+func (p *progress) notify(ctx context.Context) {
 	p.mu.Lock()
 	value, message := float64(p.bytes), p.message()
 	p.mu.Unlock()
@@ -110,7 +110,7 @@ func (p *progress) wait(note string) {
 	p.mu.Lock()
 	p.note = note
 	p.mu.Unlock()
-	p.nudge()
+	p.wakeUp()
 }
 
 // output adds a piece of output. It never waits.
@@ -127,10 +127,10 @@ func (p *progress) output(b []byte) {
 	}
 	p.line = append(p.line, line[:min(len(line), keptLine-len(p.line))]...)
 	p.mu.Unlock()
-	p.nudge()
+	p.wakeUp()
 }
 
-func (p *progress) nudge() {
+func (p *progress) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
 	default: // a wake-up is already pending

@@ -51,8 +51,8 @@ func (in *intake) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// took records that a call reached callTool.
-func (in *intake) took(tool string) {
+// noteReached records that a call reached callTool.
+func (in *intake) noteReached(tool string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.reached = append(in.reached, tool)

@@ -54,7 +54,7 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping.Err() != nil {
-		return refused("the service is stopping")
+		return refusal("the service is stopping")
 	}
 	if _, ok := s.sessions[ss]; ok {
 		return nil // the library refuses a second initialize
@@ -67,9 +67,9 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 	}
 	full := len(s.sessions) >= maxSessions && !a.Principal.Operator
 	if full && own < maxOfCaller {
-		if other, x := s.crowded(a.Principal.Caller); x != nil {
+		if other, x := s.sessionToEvict(a.Principal.Caller); x != nil {
 			full = false
-			x.cancel(errCrowded)
+			x.cancel(errEvicted)
 			delete(s.sessions, other)
 			s.ending.Go(func() {
 				if err := other.Close(); err != nil {
@@ -79,7 +79,7 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 		}
 	}
 	if own >= maxOfCaller || full {
-		return refused(fmt.Sprintf("too many sessions: you have %d of at most %d, all callers %d of %d; "+
+		return refusal(fmt.Sprintf("too many sessions: you have %d of at most %d, all callers %d of %d; "+
 			"end some (DELETE), or wait until idle ones end", own, maxOfCaller, len(s.sessions), maxSessions))
 	}
 	x := &session{
@@ -88,12 +88,12 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 	}
 	x.ctx, x.cancel = context.WithCancelCause(context.Background())
 	s.sessions[ss] = x
-	s.ending.Go(func() { s.end(ss, x) })
+	s.ending.Go(func() { s.awaitEnd(ss, x) })
 	return nil
 }
 
-// refused returns a protocol error.
-func refused(message string) error {
+// refusal returns a protocol error.
+func refusal(message string) error {
 	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: message}
 }
 
@@ -104,7 +104,7 @@ func (s *Server) session(ss *mcp.ServerSession) (*session, error) {
 	if x, ok := s.sessions[ss]; ok {
 		return x, nil
 	}
-	return nil, refused("session not found: initialize first")
+	return nil, refusal("session not found: initialize first")
 }
 
 // byID returns the session that an HTTP header names, or nil.
@@ -122,8 +122,8 @@ func (s *Server) byID(id string) *session {
 	return nil
 }
 
-// end waits for the end of a session and removes its sandbox.
-func (s *Server) end(ss *mcp.ServerSession, x *session) {
+// awaitEnd waits for the end of a session and removes its sandbox.
+func (s *Server) awaitEnd(ss *mcp.ServerSession, x *session) {
 	if err := ss.Wait(); err != nil {
 		s.log.Debug("mcp session ended with an error", "session", x.name, "error", err)
 	}
@@ -168,8 +168,8 @@ func (x *session) called(id string) {
 	}
 }
 
-// lose takes over a request whose stream broke. It ends unless the client resumes in time.
-func (x *session) lose(p *post, in time.Duration) {
+// addLost takes over a request whose stream broke. It ends unless the client resumes in time.
+func (x *session) addLost(p *post, in time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.lost = append(x.lost, p)
@@ -177,7 +177,7 @@ func (x *session) lose(p *post, in time.Duration) {
 		x.lost[0].cancel(errGone)
 		x.lost = slices.Delete(x.lost, 0, 1)
 	}
-	x.arm(in)
+	x.startTimer(in)
 }
 
 // resume records that the client resumed. The returned function records that it left again.
@@ -185,16 +185,16 @@ func (x *session) resume(in time.Duration) (gone func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.resumed++
-	x.arm(in)
+	x.startTimer(in)
 	return func() {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		x.resumed--
-		x.arm(in)
+		x.startTimer(in)
 	}
 }
 
-func (x *session) arm(in time.Duration) {
+func (x *session) startTimer(in time.Duration) {
 	if x.timer != nil {
 		x.timer.Stop()
 	}

@@ -10,7 +10,7 @@ import (
 // quote returns untrusted text as one quoted line of at most limit runes. Invisible characters, and
 // those that change the display of others, are escaped.
 func quote(s string, limit int) string {
-	cut, whole := bound(s, limit)
+	cut, whole := cutRunes(s, limit)
 	q := strconv.QuoteToGraphic(strings.ToValidUTF8(cut, "\uFFFD"))
 	if !whole {
 		q += "…"
@@ -29,15 +29,15 @@ func plain(s string, limit int) string {
 		}
 		return r
 	}, s)
-	cut, whole := bound(s, limit)
+	cut, whole := cutRunes(s, limit)
 	if !whole {
 		cut += "…"
 	}
 	return cut
 }
 
-// bound cuts s after limit runes. It reports whether s was complete.
-func bound(s string, limit int) (string, bool) {
+// cutRunes cuts s after limit runes. It reports whether s was complete.
+func cutRunes(s string, limit int) (string, bool) {
 	n := 0
 	for i := range s {
 		if n == limit {

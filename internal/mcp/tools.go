@@ -31,12 +31,12 @@ const (
 
 // names maps the MCP names of tools to the engine's, for one profile.
 type names struct {
-	profile string
-	of      map[string]string
+	profile   string
+	byMCPName map[string]string
 }
 
-// name returns a tool's MCP name: letters, digits, '_' and '-'.
-func name(tool string) string {
+// mcpName returns a tool's MCP name: letters, digits, '_' and '-'.
+func mcpName(tool string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-':
@@ -46,17 +46,17 @@ func name(tool string) string {
 	}, tool)
 }
 
-// naming assigns every tool a unique MCP name. If two names collide, a tool with exactly that name
-// keeps it, and the others get an additional '_'.
-func naming(tools []v1.Tool) map[string]string {
+// mcpNames assigns every tool a unique MCP name. If two names collide, a tool with exactly that
+// name keeps it, and the others get an additional '_'.
+func mcpNames(tools []v1.Tool) map[string]string {
 	of := make(map[string]string, len(tools))
 	for _, t := range tools {
-		if name(t.Name) == t.Name {
+		if mcpName(t.Name) == t.Name {
 			of[t.Name] = t.Name
 		}
 	}
 	for _, t := range tools {
-		n := name(t.Name)
+		n := mcpName(t.Name)
 		if n == t.Name {
 			continue
 		}
@@ -79,12 +79,12 @@ func (s *Server) listTools(ctx context.Context, a Access, p *mcp.ListToolsParams
 	if p != nil {
 		cursor = p.Cursor
 	}
-	return page(tools, cursor, s.opts.PageSize)
+	return toolsPage(tools, cursor, s.opts.PageSize)
 }
 
-func page(tools []v1.Tool, cursor string, size int) (*mcp.ListToolsResult, error) {
+func toolsPage(tools []v1.Tool, cursor string, size int) (*mcp.ListToolsResult, error) {
 	called := map[string]string{} // by the engine's names
-	for n, tool := range naming(tools) {
+	for n, tool := range mcpNames(tools) {
 		called[tool] = n
 	}
 	tools = slices.DeleteFunc(slices.Clone(tools), func(t v1.Tool) bool { return !t.Enabled })
@@ -144,7 +144,7 @@ func (s *Server) resolve(
 	profile := a.Principal.Token + "/" + a.Principal.Profile + "/" + a.Profile
 	x.mu.Lock()
 	if x.names.profile == profile {
-		tool, known = x.names.of[called]
+		tool, known = x.names.byMCPName[called]
 	}
 	x.mu.Unlock()
 	if known {
@@ -154,9 +154,9 @@ func (s *Server) resolve(
 	if err != nil {
 		return "", false, err
 	}
-	of := naming(tools)
+	of := mcpNames(tools)
 	x.mu.Lock()
-	x.names = names{profile: profile, of: of}
+	x.names = names{profile: profile, byMCPName: of}
 	x.mu.Unlock()
 	tool, known = of[called]
 	return tool, known, nil

@@ -73,7 +73,7 @@ func (f Finder) Find(ctx context.Context, owner string) (Found, error) {
 	found := Found{Owner: owner, Workspaces: f.workspaces(), Audit: f.audit()}
 	for _, name := range f.names() {
 		s := Sandboxes{Runtime: name}
-		s.Err = f.each(ctx, name, owner, func(_ runtime.Driver, whose string, ids []string) error {
+		s.Err = f.eachOwner(ctx, name, owner, func(_ runtime.Driver, whose string, ids []string) error {
 			s.IDs = append(s.IDs, ids...)
 			if found.Owner == "" && whose != noOwner {
 				found.Owner = whose
@@ -85,7 +85,7 @@ func (f Finder) Find(ctx context.Context, owner string) (Found, error) {
 		}
 		if s.Err != nil {
 			f.Log.Warn("failed to list the sandboxes of a runtime", "runtime", name, "error", s.Err)
-			s.IDs = noted(f.Runtimes[name])
+			s.IDs = recordedIDs(f.Runtimes[name])
 		} else {
 			found.Asked = append(found.Asked, name)
 		}
@@ -107,8 +107,8 @@ type ownerLister interface {
 	Owners(ctx context.Context) ([]string, error)
 }
 
-// each calls do with the sandboxes of each owner that a runtime knows.
-func (f Finder) each(
+// eachOwner calls do with the sandboxes of each owner that a runtime knows.
+func (f Finder) eachOwner(
 	ctx context.Context, name, owner string, do func(d runtime.Driver, owner string, ids []string) error,
 ) (err error) {
 	driver, err := f.Open(ctx, name)
@@ -141,8 +141,8 @@ func (f Finder) each(
 	return nil
 }
 
-// noted returns the ids of the sandboxes with an entry in dir.
-func noted(dir string) []string {
+// recordedIDs returns the ids of the sandboxes with an entry in dir.
+func recordedIDs(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil
@@ -235,7 +235,7 @@ func (f Finder) Destroy(ctx context.Context, found Found) error {
 	for _, s := range found.Sandboxes {
 		err := s.Err
 		if err == nil {
-			err = f.each(ctx, s.Runtime, found.Owner,
+			err = f.eachOwner(ctx, s.Runtime, found.Owner,
 				func(d runtime.Driver, _ string, ids []string) error { return f.remove(ctx, d, ids) })
 		}
 		if err != nil {

@@ -37,7 +37,7 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := tidy(dir); err != nil {
+	if err := removeIncompleteSeals(dir); err != nil {
 		return nil, err
 	}
 	last := max(len(parts), 1)
@@ -55,7 +55,8 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	for _, p := range parts[:min(last-1, len(parts))] {
 		if p.Present {
 			a.sealed = append(a.sealed, p.Number)
-			_ = fold(ctx, filepath.Join(dir, AuditPartFile(p.Number))) // a part that cannot be folded can still be read
+			// a part that cannot be folded can still be read
+			_ = foldLog(ctx, filepath.Join(dir, AuditPartFile(p.Number)))
 		} else if err := removePart(dir, p.Number); err != nil { // files that SQLite left beside it
 			return nil, err
 		}
@@ -64,8 +65,8 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	return a, err
 }
 
-// tidy removes seal files that a killed process left incomplete.
-func tidy(dir string) error {
+// removeIncompleteSeals removes seal files that a killed process left incomplete.
+func removeIncompleteSeals(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "audit-*.seal.new"))
 	for _, path := range left {
 		err = errors.Join(err, os.Remove(path))
@@ -96,7 +97,7 @@ func (a *AuditDB) Size(ctx context.Context) (int64, error) {
 // Last returns the row with the highest sequence number in the last part that has rows, or the zero
 // row.
 func (a *AuditDB) Last(ctx context.Context) (row AuditRow, err error) {
-	err = a.each(ctx, true, func(p *auditPart) (bool, error) {
+	err = a.eachPart(ctx, true, func(p *auditPart) (bool, error) {
 		row, err = p.last(ctx)
 		return row.Seq != 0, err
 	})
@@ -138,7 +139,7 @@ func (a *AuditDB) IsEmpty(ctx context.Context, number int) bool { return a.files
 func (a *AuditDB) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.cur.shut()
+	return a.cur.closeHandles()
 }
 
 // Rotate stores seal for the last part and starts the next part. If it returns an error, the last
@@ -155,7 +156,7 @@ func (a *AuditDB) Rotate(ctx context.Context, seal []byte) error {
 		err = writeSeal(a.files.dir, before.number, seal)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("seal a part of the audit log: %w", classify(err)), next.shut(),
+		return errors.Join(fmt.Errorf("seal a part of the audit log: %w", classify(err)), next.closeHandles(),
 			removePart(a.files.dir, next.number))
 	}
 	failpoint.Hit("audit.rotate.sealed")
@@ -180,7 +181,7 @@ func (a *AuditDB) makePart(ctx context.Context, before *auditPart) (*auditPart, 
 	}
 	failpoint.Hit("audit.rotate.begun")
 	if err := next.carry(ctx, before); err != nil {
-		return nil, errors.Join(err, next.shut(), removePart(a.files.dir, next.number))
+		return nil, errors.Join(err, next.closeHandles(), removePart(a.files.dir, next.number))
 	}
 	return next, nil
 }
@@ -245,7 +246,7 @@ func (a *AuditDB) Scan(ctx context.Context, filter AuditFilter, f func(AuditRow)
 		return err
 	}
 	left := filter.Limit
-	return a.each(ctx, false, func(p *auditPart) (bool, error) {
+	return a.eachPart(ctx, false, func(p *auditPart) (bool, error) {
 		if p.number < from || a.isBefore(ctx, p, filter.After) {
 			return false, nil
 		}
@@ -268,7 +269,7 @@ func (a *AuditDB) begin(ctx context.Context, filter AuditFilter) (number, rows i
 		return 0, 0, nil
 	}
 	left := filter.Limit
-	err = a.each(ctx, true, func(p *auditPart) (bool, error) {
+	err = a.eachPart(ctx, true, func(p *auditPart) (bool, error) {
 		if a.isBefore(ctx, p, filter.After) {
 			return true, nil
 		}
@@ -330,12 +331,12 @@ func (a *AuditDB) release(ctx context.Context, p *auditPart) {
 		return
 	}
 	_ = p.read.Close()
-	_ = fold(context.WithoutCancel(ctx), p.path) // if a reader blocks it, the next start folds the part
+	_ = foldLog(context.WithoutCancel(ctx), p.path) // if a reader blocks it, the next start folds the part
 }
 
-// each calls f with the parts that have a file, in order or backwards, until f returns true or an
-// error.
-func (a *AuditDB) each(ctx context.Context, backwards bool, f func(*auditPart) (bool, error)) error {
+// eachPart calls f with the parts that have a file, in order or backwards, until f returns true or
+// an error.
+func (a *AuditDB) eachPart(ctx context.Context, backwards bool, f func(*auditPart) (bool, error)) error {
 	a.mu.Lock()
 	numbers, cur := slices.Clone(a.sealed), a.cur
 	cur.holds++
@@ -364,6 +365,6 @@ func (a *AuditDB) one(number int, cur *auditPart, f func(*auditPart) (bool, erro
 	if err != nil {
 		return false, err
 	}
-	defer p.shut() //nolint:errcheck // nothing was written
+	defer p.closeHandles() //nolint:errcheck // nothing was written
 	return f(p)
 }

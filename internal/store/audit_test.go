@@ -105,7 +105,7 @@ func TestAuditRunningCalls(t *testing.T) {
 func TestAuditFiltersUseTheirIndex(t *testing.T) {
 	a := openTestAudit(t, t.TempDir())
 	for where, index := range map[string]string{
-		"caller = 'a' AND " + member("ending") + " = 'x'": "records_caller", "call = 'a'": "records_call",
+		"caller = 'a' AND " + memberExpr("ending") + " = 'x'": "records_caller", "call = 'a'": "records_call",
 		"caller = 'a' AND seq > 5": "records_caller",
 	} {
 		plan := queryPlan(t, a,

@@ -115,7 +115,7 @@ func (a AuditFiles) ScanPart(ctx context.Context, number int, filter AuditFilter
 	if err != nil {
 		return err
 	}
-	defer p.shut() //nolint:errcheck // nothing was written
+	defer p.closeHandles() //nolint:errcheck // nothing was written
 	return p.scan(ctx, filter, f)
 }
 
@@ -126,7 +126,7 @@ func (a AuditFiles) IsEmpty(ctx context.Context, number int) bool {
 	if err != nil {
 		return false
 	}
-	defer p.shut() //nolint:errcheck // nothing was written
+	defer p.closeHandles() //nolint:errcheck // nothing was written
 	row, err := p.last(ctx)
 	if err != nil {
 		return strings.Contains(err.Error(), "no such table: records")

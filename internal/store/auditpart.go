@@ -120,9 +120,9 @@ func openPartToRead(dir string, number int) (*auditPart, error) {
 	return &auditPart{number: number, path: path, read: db}, nil
 }
 
-// fold turns a sealed part into a single file without a write-ahead log. If a reader prevents that,
-// the part stays valid.
-func fold(ctx context.Context, path string) error {
+// foldLog turns a sealed part into a single file without a write-ahead log. If a reader prevents
+// that, the part stays valid.
+func foldLog(ctx context.Context, path string) error {
 	if !hasLog(path) {
 		return nil
 	}
@@ -146,8 +146,8 @@ func hasLog(path string) bool {
 	return err == nil && version != [2]byte{1, 1}
 }
 
-// shut closes the open handles.
-func (p *auditPart) shut() error {
+// closeHandles closes the open handles.
+func (p *auditPart) closeHandles() error {
 	var errs []error
 	for _, db := range []*sql.DB{p.read, p.write} {
 		if db != nil {

@@ -53,18 +53,18 @@ func (q *auditQuery) where() string {
 	return " WHERE " + strings.Join(q.conds, " AND ")
 }
 
-// member returns an SQL expression for a member of the record. It is NULL if the record is not
+// memberExpr returns an SQL expression for a member of the record. It is NULL if the record is not
 // valid JSON.
-func member(name string) string {
+func memberExpr(name string) string {
 	return "iif(json_valid(record), record ->> '$." + name + "', NULL)"
 }
 
 func (p *auditPart) query(ctx context.Context, f AuditFilter) (auditQuery, error) {
 	var q auditQuery
 	for _, c := range []struct{ column, value string }{
-		{"caller", f.Caller}, {"call", f.Call}, {member("action"), f.Action}, {member("verdict"), f.Verdict},
-		{member("ending"), f.Ending},
-		{member("sandbox"), f.Sandbox},
+		{"caller", f.Caller}, {"call", f.Call}, {memberExpr("action"), f.Action}, {memberExpr("verdict"), f.Verdict},
+		{memberExpr("ending"), f.Ending},
+		{memberExpr("sandbox"), f.Sandbox},
 	} {
 		if c.value != "" {
 			q.add(c.column+" = ?", c.value)

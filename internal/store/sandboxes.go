@@ -27,8 +27,8 @@ const (
 	Failed   State = "failed" // it never became warm
 )
 
-// steps lists the allowed transitions. Any state may be stopped.
-var steps = map[State][]State{
+// transitions lists the allowed transitions. Any state may be stopped.
+var transitions = map[State][]State{
 	Creating: {Warm, Leased, Stopping, Failed, Gone},
 	Warm:     {Leased, Stopping, Gone},
 	Leased:   {Stopping, Gone},
@@ -122,7 +122,7 @@ func (s *Store) Update(ctx context.Context, id string, change func(*Sandbox) err
 	if err := change(&b); err != nil {
 		return Sandbox{}, err
 	}
-	if b.State != from && !slices.Contains(steps[from], b.State) {
+	if b.State != from && !slices.Contains(transitions[from], b.State) {
 		return Sandbox{}, fmt.Errorf("sandbox %s is %s and cannot become %s: %w", id, from, b.State,
 			errdefs.ErrFailedPrecondition)
 	}
