@@ -174,32 +174,34 @@ func hear(t *testing.T, srv *httptest.Server, method, path, body string, each fu
 	}
 }
 
+// approveFirst approves the first approval request that a listener receives.
+func approveFirst(t *testing.T, srv *httptest.Server) error {
+	t.Helper()
+	var id string
+	hear(t, srv, "GET", "/v1/approvals/events", "", func(kind, data string) bool {
+		var e v1.ApprovalEvent
+		if err := json.Unmarshal([]byte(data), &e); err != nil {
+			t.Error(err)
+		}
+		id = e.Approval.ID
+		return kind == "asked"
+	})
+	got := ask(t, srv, "POST", "/v1/approvals/"+id+"/answer", `{"action":"approve","note":"fine"}`)
+	if got.status != http.StatusOK {
+		return fmt.Errorf("answer to the approval request = %+v, want status 200", got)
+	}
+	// A second answer is refused.
+	problemIs(t, ask(t, srv, "POST", "/v1/approvals/"+id+"/answer", `{"action":"deny"}`),
+		http.StatusConflict, "failed_precondition", "")
+	return nil
+}
+
 // A listener receives the approval request, and its answer lets the call continue.
 func TestApprovalRequestIsSentAndAnswered(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	answered := make(chan error, 1)
-	go func() { // waited for below
-		answered <- func() error {
-			var id string
-			hear(t, srv, "GET", "/v1/approvals/events", "", func(kind, data string) bool {
-				var e v1.ApprovalEvent
-				if err := json.Unmarshal([]byte(data), &e); err != nil {
-					t.Error(err)
-				}
-				id = e.Approval.ID
-				return kind == "asked"
-			})
-			got := ask(t, srv, "POST", "/v1/approvals/"+id+"/answer", `{"action":"approve","note":"fine"}`)
-			if got.status != http.StatusOK {
-				return fmt.Errorf("answer to the approval request = %+v, want status 200", got)
-			}
-			// A second answer is refused.
-			problemIs(t, ask(t, srv, "POST", "/v1/approvals/"+id+"/answer", `{"action":"deny"}`), http.StatusConflict,
-				"failed_precondition", "")
-			return nil
-		}()
-	}()
+	go func() { answered <- approveFirst(t, srv) }() // received below
 	var kinds []string
 	var question v1.Approval
 	var end v1.ToolResult
