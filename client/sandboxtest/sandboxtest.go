@@ -130,6 +130,7 @@ func label(name string) string { return name[:min(len(name), 512)] }
 
 // ttl returns the duration of the lease.
 func ttl(tb testing.TB) time.Duration {
+	tb.Helper()
 	if d, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
 		if end, bounded := d.Deadline(); bounded {
 			return max(time.Until(end), 0) + graceTime
@@ -140,6 +141,7 @@ func ttl(tb testing.TB) time.Duration {
 
 // within returns the context of a call. It ends with the test or shortly after the test's deadline.
 func within(tb testing.TB) (context.Context, context.CancelFunc) {
+	tb.Helper()
 	return context.WithTimeout(tb.Context(), ttl(tb))
 }
 

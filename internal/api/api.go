@@ -225,8 +225,9 @@ func (s *Server) wrap(rt route) http.Handler {
 		if err == nil && full != nil {
 			err, out.stall = rt.refuse(w, r, p, full), min(out.stall, refusedTime)
 		}
+		ctx := r.Context()
 		out.redact = func(err error) error {
-			if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+			if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 				err = fmt.Errorf("%w: %w", context.Canceled, err) // the client is gone and gets no answer
 			}
 			return redactError(p, s.log, err)
@@ -243,8 +244,8 @@ func (s *Server) wrap(rt route) http.Handler {
 		if err == nil {
 			s.serve(out, r, rt, p)
 		} else {
-			// Bound how long net/http waits for the rest of the body before it answers.
-			// every connection supports it
+			// Bound how long net/http waits for the rest of the body before it answers. Every
+			// connection supports deadlines.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime))
 			w.Header().Set("Connection", "close")
 			s.paceRefusal(p, err, 1)

@@ -166,7 +166,7 @@ func TestDirectRoutesRefuseToolOnlyCallers(t *testing.T) {
 	srv, _ := newServer(t, "secret")
 	const id = "00000000-0000-7000-8000-000000000000"
 	for request, want := range map[string]int{
-		// the service's default profile is team
+		// The service's default profile is team.
 		`{"caller":"a","trust":3}`:                        http.StatusForbidden,
 		`{"caller":"b","profile":"team","trust":3}`:       http.StatusForbidden,
 		`{"caller":"c","profile":"readonly","trust":3}`:   http.StatusForbidden,

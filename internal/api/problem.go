@@ -155,7 +155,7 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	body, err := json.Marshal(p)
-	// lets the client read the whole answer while the handler still runs
+	// The length lets the client read the whole answer while the handler still runs.
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(p.Status)
 	if err == nil {

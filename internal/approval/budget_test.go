@@ -142,7 +142,7 @@ func TestCallOverBudgetCanPrompt(t *testing.T) {
 	if !strings.Contains(d.Message, "1 of 1") || d.Reservation != "" {
 		t.Fatalf("decision = %+v, want asked without a reservation", d)
 	}
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerApprove})
 	w.want(t, call("b", r), OutcomeApproved)
 }
 
@@ -150,13 +150,13 @@ func TestUnapprovedRequestRefundsBudget(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *world, string){
 		"denied": func(t *testing.T, w *world, id string) {
 			t.Helper()
-			w.answer(t, id, "bob", Answer{Action: AnswerDeny})
+			w.answer(t, id, Answer{Action: AnswerDeny})
 		},
 		"cancelled": func(t *testing.T, w *world, id string) {
 			t.Helper()
 			w.Abandon(t.Context(), id)
 		},
-		"expired": func(t *testing.T, w *world, id string) {
+		"expired": func(t *testing.T, w *world, _ string) {
 			t.Helper()
 			w.clock = w.clock.Add(DefaultExpiry)
 			w.restart(t)
@@ -182,7 +182,7 @@ func TestUnapprovedRequestRefundsBudget(t *testing.T) {
 		a := call("a", r)
 		a.Reasons = []Reason{{Rule: "push"}}
 		d := w.want(t, a, OutcomeAsked)
-		w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
+		w.answer(t, d.Request.ID, Answer{Action: AnswerApprove})
 		again := w.want(t, a, OutcomeApproved)
 		w.want(t, call("b", r), OutcomeDenied)
 		if err := w.Refund(t.Context(), again.Reservation); err != nil {

@@ -23,7 +23,7 @@ func TestDenyRuleWins(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))
 	d := w.want(t, a, OutcomeAsked)
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerApprove, Scope: ScopeSession})
 	a.Rules = rules(t, Rule{ID: "no", Tool: "bash", Action: Deny, Message: "not today"})
 	a.Reasons = []Reason{{Rule: "policy", Message: "git push"}}
 	if d := w.want(t, a, OutcomeDenied); d.Rule != "no" || d.Message != "not today" {
@@ -52,7 +52,7 @@ func TestRequestIsCreatedOncePerKeyAndCall(t *testing.T) {
 	if d := w.want(t, other, OutcomeAsked); d.Request.ID == first.Request.ID {
 		t.Fatal("a key of another caller found the request")
 	}
-	w.answer(t, first.Request.ID, "bob", Answer{Action: AnswerApprove, Note: "fine"})
+	w.answer(t, first.Request.ID, Answer{Action: AnswerApprove, Note: "fine"})
 	if d := w.want(t, a, OutcomeApproved); d.Request.By != "bob" || d.Message != "fine" {
 		t.Fatalf("decision = %+v, want approved by bob", d)
 	}
@@ -72,9 +72,9 @@ func TestRequestIsCreatedOncePerKeyAndCall(t *testing.T) {
 func TestAnswerIsFinal(t *testing.T) {
 	w := newWorld(t, Options{})
 	d := w.want(t, call("a", prompts(t)), OutcomeAsked)
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny, Note: "no"})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerDeny, Note: "no"})
 	w.clock = w.clock.Add(time.Minute)
-	if r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny, Note: "no"}); !r.Decided.Equal(noon) {
+	if r := w.answer(t, d.Request.ID, Answer{Action: AnswerDeny, Note: "no"}); !r.Decided.Equal(noon) {
 		t.Fatalf("the same answer changed it: %+v", r)
 	}
 	for _, c := range []struct {
@@ -138,7 +138,7 @@ func TestInvalidAnswersNameField(t *testing.T) {
 	if _, err := w.List(t.Context(), Filter{State: "nope"}); !errors.Is(err, errdefs.ErrInvalidArgument) {
 		t.Error(err)
 	}
-	r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerModify, Input: json.RawMessage(`{"command":"ls -l"}`)})
+	r := w.answer(t, d.Request.ID, Answer{Action: AnswerModify, Input: json.RawMessage(`{"command":"ls -l"}`)})
 	if r.State != Approved || string(r.Modified) != `{"command":"ls -l"}` {
 		t.Fatalf("request = %+v, want approved with the modified input", r)
 	}
@@ -150,7 +150,7 @@ func TestSessionAnswerCoversLaterCalls(t *testing.T) {
 			w := newWorld(t, Options{})
 			r := prompts(t)
 			d := w.want(t, call("a", r), OutcomeAsked)
-			w.answer(t, d.Request.ID, "bob", Answer{Action: action, Scope: ScopeSession})
+			w.answer(t, d.Request.ID, Answer{Action: action, Scope: ScopeSession})
 			w.restart(t)
 			later := w.decide(t, call("b", r))
 			if want := map[string]Outcome{AnswerApprove: OutcomeApproved,
@@ -197,7 +197,7 @@ func TestSessionAnswerCoversRequesterTrust(t *testing.T) {
 				t.Errorf("the request's trust is %d, want 2", d.Request.Trust)
 			}
 			w.restart(t)
-			w.answer(t, d.Request.ID, "bob", Answer{Action: action, Scope: ScopeSession})
+			w.answer(t, d.Request.ID, Answer{Action: action, Scope: ScopeSession})
 			w.restart(t)
 			for trust, outcome := range want {
 				a := call(key(trust), r)
@@ -231,7 +231,7 @@ func TestNewerSessionAnswerWins(t *testing.T) {
 		}
 		for i, action := range []string{c.first, c.second} {
 			w.clock = w.clock.Add(time.Second)
-			w.answer(t, asked[i], "bob", Answer{Action: action, Scope: ScopeSession})
+			w.answer(t, asked[i], Answer{Action: action, Scope: ScopeSession})
 		}
 		if got := w.decide(t, call("later", r)); got.Outcome != c.want || got.Granted != asked[1] {
 			t.Errorf("%s, then %s: %+v, want %s", c.first, c.second, got, c.want)
@@ -249,7 +249,7 @@ func TestCallNeedsEveryQuestionAnswered(t *testing.T) {
 		"needs trust 3; git push; ") {
 		t.Fatalf("request = %+v, want kind trust with three rules", d.Request)
 	}
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerApprove, Scope: ScopeSession})
 	b := call("b", prompts(t))
 	b.Reasons = []Reason{{Rule: "push"}}
 	w.want(t, b, OutcomeApproved)
@@ -280,7 +280,7 @@ func TestWaitEndsWithAnswer(t *testing.T) {
 			got <- r
 		})
 	}
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerApprove})
 	wg.Wait()
 	for range cap(got) {
 		if r := <-got; r.State != Approved || r.By != "bob" {
@@ -331,7 +331,7 @@ func TestRequestsSurviveRestart(t *testing.T) {
 	if r, err := w.Get(t.Context(), late.Request.ID); err != nil || r.State != Expired {
 		t.Fatal(r, err)
 	}
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerApprove, Scope: ScopeSession})
 	w.restart(t)
 	w.want(t, a, OutcomeApproved)
 	if err := w.Use(t.Context(), d.Request.ID); err != nil {
@@ -364,7 +364,7 @@ func TestPendingRequestsAreBounded(t *testing.T) {
 		errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "approvals.max_pending") {
 		t.Fatal(err)
 	}
-	w.answer(t, last.Request.ID, "bob", Answer{Action: AnswerDeny})
+	w.answer(t, last.Request.ID, Answer{Action: AnswerDeny})
 	w.want(t, call("x", r), OutcomeAsked)
 }
 
@@ -392,7 +392,7 @@ func TestConcurrentCallsOfOneKeyCreateOneRequest(t *testing.T) {
 		}
 	}
 	// Of many concurrent uses, one succeeds.
-	w.answer(t, first, "bob", Answer{Action: AnswerApprove})
+	w.answer(t, first, Answer{Action: AnswerApprove})
 	used := make(chan error, 16)
 	for range cap(used) {
 		wg.Go(func() { used <- w.Use(context.Background(), first) })
@@ -424,7 +424,7 @@ func TestListIsPerCallerNewestFirst(t *testing.T) {
 	if err != nil || len(all) != 4 || all[0].Key != "k3" || all[3].Key != "k0" {
 		t.Fatal(all, err)
 	}
-	w.answer(t, all[0].ID, "bob", Answer{Action: AnswerDeny})
+	w.answer(t, all[0].ID, Answer{Action: AnswerDeny})
 	hers, err := w.List(t.Context(), Filter{Caller: "bea", State: Pending, Limit: 5})
 	if err != nil || len(hers) != 1 || hers[0].Key != "k1" {
 		t.Fatal(hers, err)

@@ -51,9 +51,9 @@ func TestSubscribeSendsCallersEvents(t *testing.T) {
 	a := call("a", prompts(t))
 	a.Caller = "bea"
 	d := w.want(t, a, OutcomeAsked)
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: "boss"})
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny})
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny}) // received once
+	w.answer(t, d.Request.ID, Answer{Action: AnswerEscalate, To: "boss"})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerDeny})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerDeny}) // received once
 	for name, c := range map[string]<-chan Event{"all": all, "bea": beas} {
 		for _, kind := range []string{"asked", "escalated", "decided"} {
 			expect(name, c, kind, d.Request.ID)

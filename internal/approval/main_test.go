@@ -102,9 +102,10 @@ func (w *world) want(tb testing.TB, a Ask, o Outcome) Decision {
 	return d
 }
 
-func (w *world) answer(tb testing.TB, id, by string, a Answer) Request {
+// answer answers a request as bob.
+func (w *world) answer(tb testing.TB, id string, a Answer) Request {
 	tb.Helper()
-	r, err := w.Answer(context.Background(), id, by, a)
+	r, err := w.Answer(context.Background(), id, "bob", a)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -113,7 +114,10 @@ func (w *world) answer(tb testing.TB, id, by string, a Answer) Request {
 
 var prompt = Rule{ID: "ask", Tool: "*", Action: Prompt}
 
-func prompts(tb testing.TB) *Rules { return rules(tb, prompt) }
+func prompts(tb testing.TB) *Rules {
+	tb.Helper()
+	return rules(tb, prompt)
+}
 
 func budget(limit float64, period string) Rule {
 	return Rule{ID: "b", Tool: "*", Action: Budget, Limit: limit, Period: period}

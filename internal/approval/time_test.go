@@ -68,11 +68,11 @@ func TestEscalationRestartsExpiry(t *testing.T) {
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 		for _, to := range []string{"boss", "owner"} {
 			time.Sleep(9 * time.Minute)
-			r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: to})
+			r := w.answer(t, d.Request.ID, Answer{Action: AnswerEscalate, To: to})
 			if r.State != Pending || r.Escalated != to || !r.Expires.Equal(time.Now().Add(DefaultExpiry)) {
 				t.Fatalf("escalated request = %+v, want pending with a new expiry", r)
 			}
-			w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: to})
+			w.answer(t, d.Request.ID, Answer{Action: AnswerEscalate, To: to})
 		}
 		r, err := w.Wait(t.Context(), d.Request.ID)
 		if err != nil || r.State != Expired || r.Escalated != "owner" || time.Since(begin) != 28*time.Minute {
@@ -107,7 +107,7 @@ func TestOldRequestsAreDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _ := runGate(t, Options{})
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
-		w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
+		w.answer(t, d.Request.ID, Answer{Action: AnswerApprove})
 		time.Sleep(DefaultKeep - time.Minute)
 		if _, err := w.Get(t.Context(), d.Request.ID); err != nil {
 			t.Fatal(err)

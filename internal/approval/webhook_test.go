@@ -61,7 +61,7 @@ func TestWebhookDeliversInOrderSigned(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()
 	d := w.want(t, call("a", prompts(t)), OutcomeAsked)
-	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
+	w.answer(t, d.Request.ID, Answer{Action: AnswerApprove})
 	first, again, second := <-got, <-got, <-got
 	if first.event.Type != "asked" || again.event.Type != "asked" || again.delivery != first.delivery ||
 		second.event.Type != "decided" || second.event.Request.By != "bob" || second.delivery == first.delivery {

@@ -223,7 +223,7 @@ func (l *Log) recordRecovery(ctx context.Context, mismatch *Problem) error {
 	for _, row := range running {
 		r, err := decode(row.Record)
 		if err != nil || r.Call != row.Opens {
-			// the record was tampered with, but the call must still be closed
+			// The record was tampered with, but the call must still be closed.
 			r = Record{Call: row.Opens, Action: "unknown"}
 		}
 		e := &Entry{log: l, open: r}

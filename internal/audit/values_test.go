@@ -34,11 +34,11 @@ func TestValuesMatchNaiveSearch(t *testing.T) {
 		return string(b)
 	}
 	for range 300 {
-		var texts []string
 		list := make([]string, 1+r.IntN(60))
 		for i := range list {
 			list[i] = strings.Repeat("a", r.IntN(8)) + word(6+r.IntN(40))
 		}
+		texts := make([]string, 0, 20*len(list))
 		for _, v := range list {
 			texts = append(texts, encodedForms(v)...)
 		}

@@ -66,6 +66,7 @@ func problemKinds(r Report) string {
 
 // ten returns a log of ten events.
 func ten(tb testing.TB) *world {
+	tb.Helper()
 	w := newWorld(tb)
 	for i := range 10 {
 		if err := w.log.Event(tb.Context(), Record{Action: fmt.Sprint("event-", i+1), Caller: "ann"}); err != nil {

@@ -55,7 +55,7 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	for _, p := range parts[:min(last-1, len(parts))] {
 		if p.Present {
 			a.sealed = append(a.sealed, p.Number)
-			// a part that cannot be folded can still be read
+			// A part that cannot be folded can still be read.
 			_ = foldLog(ctx, filepath.Join(dir, AuditPartFile(p.Number)))
 		} else if err := removePart(dir, p.Number); err != nil { // files that SQLite left beside it
 			return nil, err

@@ -34,7 +34,7 @@ func TestTokensAreStoredAndRevokedOnce(t *testing.T) {
 		t.Fatalf("Tokens: %v (-want +got):\n%s", err, d)
 	}
 	first.Revoked = at.Add(time.Minute)
-	// the second revocation changes nothing
+	// The second revocation changes nothing.
 	for _, when := range []time.Time{first.Revoked, first.Revoked.Add(time.Hour)} {
 		if got, err := s.RevokeToken(t.Context(), "a", when); err != nil || !cmp.Equal(got, first) {
 			t.Fatalf("RevokeToken = %+v, %v; want the first result", got, err)
