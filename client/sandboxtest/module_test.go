@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestOutsideModule follows docs/ci.md in a module of its own: its go.mod, its test, and the commands.
+// TestOutsideModule follows docs/ci.md in a module of its own: its go.mod, its test, and the
+// commands.
 func TestOutsideModule(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

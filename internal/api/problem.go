@@ -139,7 +139,7 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	switch {
 	case gone:
 		s.log.Debug("client went away", "method", r.Method, "path", r.URL.Path, "error", err)
-	// both are the caller's errors, not the service's
+	// A full disk and a failed port are not errors of the service.
 	case p.Status >= http.StatusInternalServerError && p.Status != http.StatusInsufficientStorage &&
 		p.Status != http.StatusBadGateway:
 		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
