@@ -11,37 +11,37 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Approvals lists approval requests, newest first. Operators see the requests of all callers, other
+// List lists approval requests, newest first. Operators see the requests of all callers, other
 // callers only their own. state filters by v1.Approval.State, such as "pending"; "" lists all
 // states.
-func (c *Client) Approvals(ctx context.Context, state string) ([]v1.Approval, error) {
-	l, err := callJSON[v1.List[v1.Approval]](ctx, c, newCall(http.MethodGet, "approvals").set("state", state))
+func (s Approvals) List(ctx context.Context, state string) ([]v1.Approval, error) {
+	l, err := callJSON[v1.List[v1.Approval]](ctx, s.c, newCall(http.MethodGet, "approvals").set("state", state))
 	return l.Items, err
 }
 
-// Approval returns one approval request. If it does not exist, the error is of class NotFound.
-func (c *Client) Approval(ctx context.Context, id string) (v1.Approval, error) {
-	return callJSON[v1.Approval](ctx, c, newCall(http.MethodGet, "approvals", id))
+// Get returns one approval request. If it does not exist, the error is of class NotFound.
+func (s Approvals) Get(ctx context.Context, id string) (v1.Approval, error) {
+	return callJSON[v1.Approval](ctx, s.c, newCall(http.MethodGet, "approvals", id))
 }
 
-// AnswerApproval answers an approval request and returns it as decided. Only operators may answer.
+// Answer answers an approval request and returns it as decided. Only operators may answer.
 // If the request is already decided, the error is of class FailedPrecondition.
-func (c *Client) AnswerApproval(ctx context.Context, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
-	return callJSONWithBody[v1.Approval](ctx, c, newCall(http.MethodPost, "approvals", id, "answer"), a, nil)
+func (s Approvals) Answer(ctx context.Context, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+	return callJSONWithBody[v1.Approval](ctx, s.c, newCall(http.MethodPost, "approvals", id, "answer"), a, nil)
 }
 
-// WatchApprovals calls event with type "asked" for every pending request, and then for each change,
+// Watch calls event with type "asked" for every pending request, and then for each change,
 // until ctx ends or event returns an error. The calls are made one at a time from this goroutine.
 //
-// If the connection is cut or the server is away, WatchApprovals reconnects and then reports the
+// If the connection is cut or the server is away, Watch reconnects and then reports the
 // decisions it missed. Each "asked" and each "decided" is reported once. It returns early only if
 // no server answers at the start or the server refuses the request.
-func (c *Client) WatchApprovals(ctx context.Context, event func(v1.ApprovalEvent) error) error {
-	w := &approvalWatch{client: c, event: event, pending: map[string]bool{}}
+func (s Approvals) Watch(ctx context.Context, event func(v1.ApprovalEvent) error) error {
+	w := &approvalWatch{client: s.c, event: event, pending: map[string]bool{}}
 	return watchWithRetry(ctx, &w.progress, w.listen)
 }
 
-// approvalWatch is the state that WatchApprovals keeps across connections.
+// approvalWatch is the state that Approvals.Watch keeps across connections.
 type approvalWatch struct {
 	progress
 	client  *Client
@@ -90,7 +90,7 @@ func (w *approvalWatch) deliverMissed(ctx context.Context) error {
 	if len(w.pending) == 0 {
 		return nil
 	}
-	list, err := w.client.Approvals(ctx, "pending")
+	list, err := w.client.Approvals.List(ctx, "pending")
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (w *approvalWatch) deliverMissed(ctx context.Context) error {
 		if still[id] {
 			continue
 		}
-		a, err := w.client.Approval(ctx, id) // The list is bounded, so a request that is not in it may still be pending.
+		a, err := w.client.Approvals.Get(ctx, id) // The list is bounded, so a request that is not in it may still be pending.
 		switch {
 		case errdefs.IsNotFound(err):
 			delete(w.pending, id)

@@ -9,22 +9,22 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// CreateToken creates an API token. Only operators may. The answer is the only place where the
+// Create creates an API token. Only operators may. The answer is the only place where the
 // token's secret appears.
-func (c *Client) CreateToken(ctx context.Context, r v1.TokenRequest) (v1.Token, error) {
-	return callJSONWithBody[v1.Token](ctx, c, newCall(http.MethodPost, "tokens"), r, nil)
+func (s Tokens) Create(ctx context.Context, r v1.TokenRequest) (v1.Token, error) {
+	return callJSONWithBody[v1.Token](ctx, s.c, newCall(http.MethodPost, "tokens"), r, nil)
 }
 
-// Tokens lists all tokens without their secrets, newest first. Only operators may.
-func (c *Client) Tokens(ctx context.Context) ([]v1.Token, error) {
-	l, err := callJSON[v1.List[v1.Token]](ctx, c, newCall(http.MethodGet, "tokens"))
+// List lists all tokens without their secrets, newest first. Only operators may.
+func (s Tokens) List(ctx context.Context) ([]v1.Token, error) {
+	l, err := callJSON[v1.List[v1.Token]](ctx, s.c, newCall(http.MethodGet, "tokens"))
 	return l.Items, err
 }
 
-// RevokeToken revokes a token with immediate effect. Calls that already run are not cancelled. Only
+// Revoke revokes a token with immediate effect. Calls that already run are not cancelled. Only
 // operators may.
-func (c *Client) RevokeToken(ctx context.Context, id string) (v1.Token, error) {
-	return callJSON[v1.Token](ctx, c, newCall(http.MethodDelete, "tokens", id))
+func (s Tokens) Revoke(ctx context.Context, id string) (v1.Token, error) {
+	return callJSON[v1.Token](ctx, s.c, newCall(http.MethodDelete, "tokens", id))
 }
 
 // AuditFilter selects audit records. The zero value selects all of them.
@@ -32,8 +32,8 @@ type AuditFilter struct {
 	Caller, Action, Verdict, Ending, Call, Sandbox string
 	Since, Until                                   time.Time
 	// After skips records up to and including this sequence number. Limit is the maximum number of
-	// records; 0 means 1000 for Audit and no limit for ExportAudit. Newest selects the last Limit
-	// records instead of the first.
+	// records; 0 means 1000 for Audit.Records and no limit for Audit.Export. Newest selects the last
+	// Limit records instead of the first.
 	After  int64
 	Limit  int
 	Newest bool
@@ -51,19 +51,19 @@ func (f AuditFilter) addTo(k *call) *call {
 	return k.number("after", f.After).number("limit", int64(f.Limit)).flag("newest", f.Newest)
 }
 
-// Audit lists audit records in the order of their sequence numbers. Operators see the records of
+// Records lists audit records in the order of their sequence numbers. Operators see the records of
 // all callers, other callers only their own.
-func (c *Client) Audit(ctx context.Context, f AuditFilter) ([]v1.AuditRecord, error) {
-	l, err := callJSON[v1.List[v1.AuditRecord]](ctx, c, f.addTo(newCall(http.MethodGet, "audit")))
+func (s Audit) Records(ctx context.Context, f AuditFilter) ([]v1.AuditRecord, error) {
+	l, err := callJSON[v1.List[v1.AuditRecord]](ctx, s.c, f.addTo(newCall(http.MethodGet, "audit")))
 	return l.Items, err
 }
 
-// ExportAudit writes audit records to w as JSON lines. Only operators may. If it returns an error,
+// Export writes audit records to w as JSON lines. Only operators may. If it returns an error,
 // the data in w is incomplete.
-func (c *Client) ExportAudit(ctx context.Context, f AuditFilter, w io.Writer) error {
+func (s Audit) Export(ctx context.Context, f AuditFilter, w io.Writer) error {
 	k := f.addTo(newCall(http.MethodGet, "audit", "export"))
 	k.accept = "application/x-ndjson"
-	resp, err := c.send(ctx, k)
+	resp, err := s.c.send(ctx, k)
 	if err != nil {
 		return err
 	}
@@ -80,14 +80,14 @@ func (c *Client) ExportAudit(ctx context.Context, f AuditFilter, w io.Writer) er
 			return nil
 		}
 		if err != nil {
-			return c.connectionError(ctx, err)
+			return s.c.connectionError(ctx, err)
 		}
 	}
 }
 
-// VerifyAudit makes the server verify the hash chain of the audit log. head is the Head of an
+// Verify makes the server verify the hash chain of the audit log. head is the Head of an
 // earlier report that was stored elsewhere, or "". A damaged log is not an error: the report
 // describes the damage.
-func (c *Client) VerifyAudit(ctx context.Context, head string) (v1.AuditReport, error) {
-	return callJSON[v1.AuditReport](ctx, c, newCall(http.MethodGet, "audit", "verify").set("head", head))
+func (s Audit) Verify(ctx context.Context, head string) (v1.AuditReport, error) {
+	return callJSON[v1.AuditReport](ctx, s.c, newCall(http.MethodGet, "audit", "verify").set("head", head))
 }

@@ -15,7 +15,7 @@
 //
 // # Retries
 //
-// The methods do not retry, except Follow, WatchApprovals, Events with Follow, CallTool with
+// The methods do not retry, except Follow, Approvals.Watch, Events with Follow, Tools.Call with
 // Persist, and a Terminal that reconnects. net/http repeats a request whose reused connection
 // closed before the answer began, but only reads and requests with an IdempotencyKey.
 //
@@ -60,7 +60,21 @@ type Options struct {
 }
 
 // Client is a connection pool to one server. Create it with New. It is safe for concurrent use.
+//
+// The methods of Client itself create sandboxes and run commands in them. Its fields have the
+// methods for everything else.
 type Client struct {
+	Approvals  Approvals
+	Audit      Audit
+	Egress     Egress
+	Images     Images
+	Overlays   Overlays
+	Snapshots  Snapshots
+	Templates  Templates
+	Tokens     Tokens
+	Tools      Tools
+	Workspaces Workspaces
+
 	address string // as given, for messages
 	base    string // "http://host"
 	token   string
@@ -77,6 +91,7 @@ func New(o Options) (*Client, error) {
 		return nil, fmt.Errorf("token holds a line break or a NUL: %w", errdefs.ErrInvalidArgument)
 	}
 	c := &Client{address: o.Address, token: o.Token}
+	c.setServices()
 	dialer := &net.Dialer{Timeout: dialTimeout}
 	dial := dialer.DialContext
 	if path, ok := strings.CutPrefix(o.Address, "unix:"); ok {

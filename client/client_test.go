@@ -240,7 +240,7 @@ func TestFilesStreamAndReportCut(t *testing.T) {
 			io.WriteString(w, content)
 		}
 	})
-	files := c.WorkspaceFiles("w")
+	files := c.Workspaces.Files("w")
 	f, err := files.Write(t.Context(), "a b", strings.NewReader(content), WriteOptions{Mode: "0600"})
 	if err != nil || f.Path != "a b" || f.Mode != "0600" || got != content {
 		t.Fatalf("write: %+v, %v, %d bytes", f, err, len(got))

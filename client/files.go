@@ -19,9 +19,9 @@ type Files struct {
 // SandboxFiles returns access to the files of a leased sandbox. It sends no request.
 func (c *Client) SandboxFiles(id string) Files { return Files{c, []string{"sandboxes", id, "files"}} }
 
-// WorkspaceFiles returns access to the files of a workspace. It sends no request.
-func (c *Client) WorkspaceFiles(name string) Files {
-	return Files{c, []string{"workspaces", name, "files"}}
+// Files returns access to the files of a workspace. It sends no request.
+func (s Workspaces) Files(name string) Files {
+	return Files{s.c, []string{"workspaces", name, "files"}}
 }
 
 func (f Files) call(method, path string) *call { return newCall(method, f.path...).set("path", path) }

@@ -10,44 +10,44 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Images lists the images, with one entry for each name.
-func (c *Client) Images(ctx context.Context) ([]v1.Image, error) {
-	l, err := callJSON[v1.List[v1.Image]](ctx, c, newCall(http.MethodGet, "images"))
+// List lists the images, with one entry for each name.
+func (s Images) List(ctx context.Context) ([]v1.Image, error) {
+	l, err := callJSON[v1.List[v1.Image]](ctx, s.c, newCall(http.MethodGet, "images"))
 	return l.Items, err
 }
 
-// ImportImage uploads an image and returns it under its names. archive is a rootfs tar, a
+// Import uploads an image and returns it under its names. archive is a rootfs tar, a
 // docker-archive or an OCI layout as a tar, optionally gzipped. ref is the image's name; "" takes
 // the names from the archive. size is the length of archive in bytes, or -1 if unknown.
-func (c *Client) ImportImage(ctx context.Context, archive io.Reader, size int64, ref string) ([]v1.Image, error) {
-	l, err := callJSON[v1.List[v1.Image]](ctx, c, newCall(http.MethodPost, "images").set("ref", ref).streamBody(archive, size))
+func (s Images) Import(ctx context.Context, archive io.Reader, size int64, ref string) ([]v1.Image, error) {
+	l, err := callJSON[v1.List[v1.Image]](ctx, s.c, newCall(http.MethodPost, "images").set("ref", ref).streamBody(archive, size))
 	return l.Items, err
 }
 
-// RemoveImage removes a name, and the image if this was its last name.
-func (c *Client) RemoveImage(ctx context.Context, ref string) error {
-	return c.doJSON(ctx, newCall(http.MethodDelete, "images").set("ref", ref), nil)
+// Remove removes a name, and the image if this was its last name.
+func (s Images) Remove(ctx context.Context, ref string) error {
+	return s.c.doJSON(ctx, newCall(http.MethodDelete, "images").set("ref", ref), nil)
 }
 
-// PullImage makes the server pull an image from its registry and waits for it. If progress is not
-// nil, PullImage calls it with each event from this goroutine. When ctx ends, the pull is cancelled
+// Pull makes the server pull an image from its registry and waits for it. If progress is not
+// nil, Pull calls it with each event from this goroutine. When ctx ends, the pull is cancelled
 // unless other callers wait for it. A later pull reuses the layers that arrived.
-func (c *Client) PullImage(ctx context.Context, r v1.PullRequest, progress func(v1.PullEvent)) ([]v1.Image, error) {
+func (s Images) Pull(ctx context.Context, r v1.PullRequest, progress func(v1.PullEvent)) ([]v1.Image, error) {
 	k := newCall(http.MethodPost, "images", "pull")
 	if progress == nil {
-		l, err := callJSONWithBody[v1.List[v1.Image]](ctx, c, k, r, nil)
+		l, err := callJSONWithBody[v1.List[v1.Image]](ctx, s.c, k, r, nil)
 		return l.Items, err
 	}
 	if _, err := k.json(r); err != nil {
 		return nil, err
 	}
-	return c.imageEvents(ctx, k, progress)
+	return s.c.imageEvents(ctx, k, progress)
 }
 
-// BuildImage makes the server build an image from a Dockerfile and waits for it. files is the build
-// context as a tar. If progress is not nil, BuildImage calls it with the build's log and events
+// Build makes the server build an image from a Dockerfile and waits for it. files is the build
+// context as a tar. If progress is not nil, Build calls it with the build's log and events
 // from this goroutine. When ctx ends, the build is cancelled.
-func (c *Client) BuildImage(ctx context.Context, r v1.BuildRequest, files io.Reader, progress func(v1.PullEvent)) ([]v1.Image, error) {
+func (s Images) Build(ctx context.Context, r v1.BuildRequest, files io.Reader, progress func(v1.PullEvent)) ([]v1.Image, error) {
 	k := newCall(http.MethodPost, "images", "build").set("ref", r.Ref).set("file", r.File).set("target", r.Target).set("network", r.Network).flag("keep", r.Keep)
 	if len(r.Args) > 0 {
 		args, err := json.Marshal(r.Args)
@@ -58,10 +58,10 @@ func (c *Client) BuildImage(ctx context.Context, r v1.BuildRequest, files io.Rea
 	}
 	k.streamBody(files, -1)
 	if progress == nil {
-		l, err := callJSON[v1.List[v1.Image]](ctx, c, k)
+		l, err := callJSON[v1.List[v1.Image]](ctx, s.c, k)
 		return l.Items, err
 	}
-	return c.imageEvents(ctx, k, progress)
+	return s.c.imageEvents(ctx, k, progress)
 }
 
 // imageEvents calls progress for each event and returns the images of the last one.
@@ -84,18 +84,18 @@ func (c *Client) imageEvents(ctx context.Context, k *call, progress func(v1.Pull
 	return images, err
 }
 
-// CollectImages removes images that nothing uses. If dry is set, it only reports what it would
+// Collect removes images that nothing uses. If dry is set, it only reports what it would
 // remove.
-func (c *Client) CollectImages(ctx context.Context, dry bool) (v1.ImageCollection, error) {
-	return callJSON[v1.ImageCollection](ctx, c, newCall(http.MethodPost, "images", "gc").flag("dry_run", dry))
+func (s Images) Collect(ctx context.Context, dry bool) (v1.ImageCollection, error) {
+	return callJSON[v1.ImageCollection](ctx, s.c, newCall(http.MethodPost, "images", "gc").flag("dry_run", dry))
 }
 
-// PinImage protects an image from CollectImages, or removes that protection.
-func (c *Client) PinImage(ctx context.Context, ref string, pinned bool) ([]v1.Image, error) {
+// Pin protects an image from Collect, or removes that protection.
+func (s Images) Pin(ctx context.Context, ref string, pinned bool) ([]v1.Image, error) {
 	method := http.MethodDelete
 	if pinned {
 		method = http.MethodPut
 	}
-	l, err := callJSON[v1.List[v1.Image]](ctx, c, newCall(method, "images", "pin").set("ref", ref))
+	l, err := callJSON[v1.List[v1.Image]](ctx, s.c, newCall(method, "images", "pin").set("ref", ref))
 	return l.Items, err
 }

@@ -18,10 +18,10 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Tools lists the tools that the caller may call, with their schemas. profile is "" for the
+// List lists the tools that the caller may call, with their schemas. profile is "" for the
 // caller's own profile; operators may name another.
-func (c *Client) Tools(ctx context.Context, profile string) ([]v1.Tool, error) {
-	l, err := callJSON[v1.List[v1.Tool]](ctx, c, newCall(http.MethodGet, "tools").set("profile", profile))
+func (s Tools) List(ctx context.Context, profile string) ([]v1.Tool, error) {
+	l, err := callJSON[v1.List[v1.Tool]](ctx, s.c, newCall(http.MethodGet, "tools").set("profile", profile))
 	return l.Items, err
 }
 
@@ -63,12 +63,12 @@ const PersistUnavailable = 30 * time.Second
 // NewKey returns a new random idempotency key.
 func NewKey() string { return rand.Text() }
 
-// CallTool calls a tool and waits until it ends. A failing command and a refused call are results:
+// Call calls a tool and waits until it ends. A failing command and a refused call are results:
 // check Ending. An error means that the call could not be made, was not carried out, or that its
 // end was not observed. When ctx ends, the call is cancelled and its command is killed.
-func (c *Client) CallTool(ctx context.Context, name string, call v1.ToolCall, o CallOptions) (v1.ToolResult, error) {
+func (s Tools) Call(ctx context.Context, name string, call v1.ToolCall, o CallOptions) (v1.ToolResult, error) {
 	if !o.Persist {
-		return c.callTool(ctx, name, call, o)
+		return s.c.callTool(ctx, name, call, o)
 	}
 	if o.IdempotencyKey == "" {
 		o.IdempotencyKey = NewKey()
@@ -79,7 +79,7 @@ func (c *Client) CallTool(ctx context.Context, name string, call v1.ToolCall, o 
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { met.Store(true) }})
 	pause, since := retryPauseMin, time.Time{}
 	for {
-		r, err := c.callTool(ctx, name, call, o)
+		r, err := s.c.callTool(ctx, name, call, o)
 		if err == nil || context.Cause(ctx) != nil || !errdefs.IsUnavailable(err) || !met.Load() && errors.Is(err, ErrNoServer) {
 			return r, err
 		}
@@ -155,22 +155,22 @@ func (o *CallOptions) dispatch(e v1.ToolEvent) error {
 	return nil
 }
 
-// CallOutput returns a piece of the full output of an earlier tool call, up to 1 MiB. If the output
+// Output returns a piece of the full output of an earlier tool call, up to 1 MiB. If the output
 // is no longer kept, the error is of class NotFound.
-func (c *Client) CallOutput(ctx context.Context, id string, r OutputRequest) (v1.Output, error) {
+func (s Tools) Output(ctx context.Context, id string, r OutputRequest) (v1.Output, error) {
 	k := newCall(http.MethodGet, "calls", id, "output").set("stream", r.Stream).number("offset", r.Offset)
-	return callJSON[v1.Output](ctx, c, k.number("limit", r.Limit).duration("wait_ms", r.Wait))
+	return callJSON[v1.Output](ctx, s.c, k.number("limit", r.Limit).duration("wait_ms", r.Wait))
 }
 
-// CopyCallOutput copies the output of an earlier tool call to w unchanged, starting at r.Offset,
+// CopyOutput copies the output of an earlier tool call to w unchanged, starting at r.Offset,
 // and returns the offset after the last byte. It calls gap, which may be nil, for output that is no
 // longer kept.
-func (c *Client) CopyCallOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
+func (s Tools) CopyOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
 	next, left := r.Offset, r.Limit
 	for {
 		k := newCall(http.MethodGet, "calls", id, "output").set("stream", r.Stream).number("offset", next).number("limit", left)
 		before := next
-		end, err := c.copyRaw(ctx, k.duration("wait_ms", r.Wait), "call "+id, gap, &next, w)
+		end, err := s.c.copyRaw(ctx, k.duration("wait_ms", r.Wait), "call "+id, gap, &next, w)
 		if err != nil || end || next == before {
 			return next, err
 		}
@@ -184,17 +184,17 @@ func (c *Client) CopyCallOutput(ctx context.Context, id string, r OutputRequest,
 
 // EndSession ends a session of tool calls and destroys its sandbox. If the session has no sandbox,
 // the error is of class NotFound.
-func (c *Client) EndSession(ctx context.Context, name string) error {
-	return c.doJSON(ctx, newCall(http.MethodDelete, "sessions", name), nil)
+func (s Tools) EndSession(ctx context.Context, name string) error {
+	return s.c.doJSON(ctx, newCall(http.MethodDelete, "sessions", name), nil)
 }
 
-// PolicyCheck returns the verdict of a command policy on a command. It runs nothing.
-func (c *Client) PolicyCheck(ctx context.Context, r v1.PolicyCheck) (v1.Verdict, error) {
-	return callJSONWithBody[v1.Verdict](ctx, c, newCall(http.MethodPost, "policy", "check"), r, nil)
+// CheckPolicy returns the verdict of a command policy on a command. It runs nothing.
+func (s Tools) CheckPolicy(ctx context.Context, r v1.PolicyCheck) (v1.Verdict, error) {
+	return callJSONWithBody[v1.Verdict](ctx, s.c, newCall(http.MethodPost, "policy", "check"), r, nil)
 }
 
 // Profiles lists the server's profiles.
-func (c *Client) Profiles(ctx context.Context) ([]v1.Profile, error) {
-	l, err := callJSON[v1.List[v1.Profile]](ctx, c, newCall(http.MethodGet, "profiles"))
+func (s Tools) Profiles(ctx context.Context) ([]v1.Profile, error) {
+	l, err := callJSON[v1.List[v1.Profile]](ctx, s.c, newCall(http.MethodGet, "profiles"))
 	return l.Items, err
 }

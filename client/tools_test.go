@@ -44,7 +44,7 @@ func TestToolEventsReachTheirCallbacks(t *testing.T) {
 			"end", `{"type":"end","result":{"id":"c1","ending":"exited","exit_code":3}}`)
 	})
 	var told []string
-	r, err := c.CallTool(t.Context(), "system.bash", v1.ToolCall{Input: json.RawMessage(`{"command":"x"}`)}, CallOptions{
+	r, err := c.Tools.Call(t.Context(), "system.bash", v1.ToolCall{Input: json.RawMessage(`{"command":"x"}`)}, CallOptions{
 		IdempotencyKey: "k",
 		Asked:          func(a v1.Approval) { told = append(told, "asked "+a.ID) },
 		Started:        func(s string) { told = append(told, "started "+s) },
@@ -75,7 +75,7 @@ func TestHostileEvents(t *testing.T) {
 		},
 	} {
 		c := serve(t, answer)
-		if r, err := c.CallTool(t.Context(), "x", v1.ToolCall{}, CallOptions{Started: func(string) {}}); !errors.Is(err, ErrLost) || r.Ending != "" {
+		if r, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Started: func(string) {}}); !errors.Is(err, ErrLost) || r.Ending != "" {
 			t.Errorf("%s: %+v, %v", name, r, err)
 		}
 	}
@@ -85,7 +85,7 @@ func TestProblemEventIsError(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, "approval", `{"type":"approval","approval":{"id":"q1"}}`, "problem", `{"status":404,"code":"not_found","detail":"sandbox x is gone"}`)
 	})
-	if _, err := c.CallTool(t.Context(), "x", v1.ToolCall{}, CallOptions{Asked: func(v1.Approval) {}}); !errdefs.IsNotFound(err) || err.Error() != "sandbox x is gone" {
+	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Asked: func(v1.Approval) {}}); !errdefs.IsNotFound(err) || err.Error() != "sandbox x is gone" {
 		t.Fatal(err)
 	}
 }
@@ -117,7 +117,7 @@ func TestPersistRepeatsWhileServerIsAway(t *testing.T) {
 		}
 	})
 	away := 0
-	r, err := c.CallTool(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Asked: func(v1.Approval) {}, Away: func(error) { away++ }})
+	r, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Asked: func(v1.Approval) {}, Away: func(error) { away++ }})
 	if err != nil || r.ID != "c1" || away != 3 {
 		t.Fatalf("%+v, %v, away %d times", r, err, away)
 	}
@@ -134,7 +134,7 @@ func TestPersistStopsOnRefusal(t *testing.T) {
 		w.WriteHeader(http.StatusNotFound)
 		answer(t, w, v1.Problem{Status: 404, Code: "not_found", Detail: "no such tool"})
 	})
-	if _, err := c.CallTool(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true}); !errdefs.IsNotFound(err) || n.Load() != 1 {
+	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true}); !errdefs.IsNotFound(err) || n.Load() != 1 {
 		t.Fatalf("%v after %d requests", err, n.Load())
 	}
 }
@@ -147,7 +147,7 @@ func TestPersistEndsWithContext(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("enough")
-	if _, err := c.CallTool(ctx, "x", v1.ToolCall{}, CallOptions{Persist: true, Away: func(error) { cancel(reason) }}); !errors.Is(err, reason) {
+	if _, err := c.Tools.Call(ctx, "x", v1.ToolCall{}, CallOptions{Persist: true, Away: func(error) { cancel(reason) }}); !errors.Is(err, reason) {
 		t.Fatal(err)
 	}
 }
@@ -158,7 +158,7 @@ func TestPersistStopsWithoutServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	away := func(error) { t.Error("it was asked again") }
-	if _, err := c.CallTool(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Away: away}); !errors.Is(err, ErrNoServer) {
+	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Away: away}); !errors.Is(err, ErrNoServer) {
 		t.Fatal(err)
 	}
 }
@@ -177,7 +177,7 @@ func TestCopyCallOutputReadsToEnd(t *testing.T) {
 		io.WriteString(w, all[from:to])
 	})
 	var b bytes.Buffer
-	next, err := c.CopyCallOutput(t.Context(), "c1", OutputRequest{Stream: "stderr", Offset: 1}, nil, &b)
+	next, err := c.Tools.CopyOutput(t.Context(), "c1", OutputRequest{Stream: "stderr", Offset: 1}, nil, &b)
 	if err != nil || next != 10 || b.String() != "123456789" {
 		t.Fatalf("%q to %d, %v", b.String(), next, err)
 	}
@@ -210,7 +210,7 @@ func TestWatchApprovalsSurvivesRestart(t *testing.T) {
 	defer cancel()
 	var told []string
 	enough := errors.New("enough")
-	err := c.WatchApprovals(ctx, func(e v1.ApprovalEvent) error {
+	err := c.Approvals.Watch(ctx, func(e v1.ApprovalEvent) error {
 		told = append(told, e.Type+" "+e.Approval.ID+" "+e.Approval.State)
 		if e.Approval.ID == "q3" {
 			return enough
@@ -227,7 +227,7 @@ func TestWatchApprovalsEndsWithoutServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.WatchApprovals(t.Context(), func(v1.ApprovalEvent) error { return nil }); !errors.Is(err, ErrNoServer) {
+	if err := c.Approvals.Watch(t.Context(), func(v1.ApprovalEvent) error { return nil }); !errors.Is(err, ErrNoServer) {
 		t.Fatal(err)
 	}
 }
@@ -247,24 +247,24 @@ func TestGovernedRequests(t *testing.T) {
 	ctx := t.Context()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	for want, do := range map[string]func() error{
-		"GET /v1/tools?profile=p":                       func() error { _, err := c.Tools(ctx, "p"); return err },
-		"GET /v1/profiles":                              func() error { _, err := c.Profiles(ctx); return err },
-		`POST /v1/policy/check {"command":"ls"}`:        func() error { _, err := c.PolicyCheck(ctx, v1.PolicyCheck{Command: "ls"}); return err },
-		"GET /v1/approvals?state=pending":               func() error { _, err := c.Approvals(ctx, "pending"); return err },
-		"GET /v1/approvals/q":                           func() error { _, err := c.Approval(ctx, "q"); return err },
-		`POST /v1/approvals/q/answer {"action":"deny"}`: func() error { _, err := c.AnswerApproval(ctx, "q", v1.ApprovalAnswer{Action: "deny"}); return err },
-		`POST /v1/tokens {"caller":"a","trust":1}`:      func() error { _, err := c.CreateToken(ctx, v1.TokenRequest{Caller: "a", Trust: 1}); return err },
-		"GET /v1/tokens":                                func() error { _, err := c.Tokens(ctx); return err },
-		"DELETE /v1/tokens/t":                           func() error { _, err := c.RevokeToken(ctx, "t"); return err },
-		"DELETE /v1/sessions/s%2F1":                     func() error { return c.EndSession(ctx, "s/1") },
-		"GET /v1/audit/verify?head=3%3Aabc":             func() error { _, err := c.VerifyAudit(ctx, "3:abc"); return err },
+		"GET /v1/tools?profile=p":                       func() error { _, err := c.Tools.List(ctx, "p"); return err },
+		"GET /v1/profiles":                              func() error { _, err := c.Tools.Profiles(ctx); return err },
+		`POST /v1/policy/check {"command":"ls"}`:        func() error { _, err := c.Tools.CheckPolicy(ctx, v1.PolicyCheck{Command: "ls"}); return err },
+		"GET /v1/approvals?state=pending":               func() error { _, err := c.Approvals.List(ctx, "pending"); return err },
+		"GET /v1/approvals/q":                           func() error { _, err := c.Approvals.Get(ctx, "q"); return err },
+		`POST /v1/approvals/q/answer {"action":"deny"}`: func() error { _, err := c.Approvals.Answer(ctx, "q", v1.ApprovalAnswer{Action: "deny"}); return err },
+		`POST /v1/tokens {"caller":"a","trust":1}`:      func() error { _, err := c.Tokens.Create(ctx, v1.TokenRequest{Caller: "a", Trust: 1}); return err },
+		"GET /v1/tokens":                                func() error { _, err := c.Tokens.List(ctx); return err },
+		"DELETE /v1/tokens/t":                           func() error { _, err := c.Tokens.Revoke(ctx, "t"); return err },
+		"DELETE /v1/sessions/s%2F1":                     func() error { return c.Tools.EndSession(ctx, "s/1") },
+		"GET /v1/audit/verify?head=3%3Aabc":             func() error { _, err := c.Audit.Verify(ctx, "3:abc"); return err },
 		"GET /v1/audit?caller=a&limit=5&newest=true&since=2026-01-02T03%3A04%3A05.000000006Z": func() error {
-			_, err := c.Audit(ctx, AuditFilter{Caller: "a", Since: at, Limit: 5, Newest: true})
+			_, err := c.Audit.Records(ctx, AuditFilter{Caller: "a", Since: at, Limit: 5, Newest: true})
 			return err
 		},
 		"GET /v1/audit/export?after=7": func() error {
 			var b bytes.Buffer
-			err := c.ExportAudit(ctx, AuditFilter{After: 7}, &b)
+			err := c.Audit.Export(ctx, AuditFilter{After: 7}, &b)
 			if b.String() != "{}\n{}\n" {
 				t.Errorf("exported %q", b.String())
 			}
@@ -283,7 +283,7 @@ func TestCutExportIsLost(t *testing.T) {
 		w.(http.Flusher).Flush()
 		cut()
 	})
-	if err := c.ExportAudit(t.Context(), AuditFilter{}, io.Discard); !errors.Is(err, ErrLost) {
+	if err := c.Audit.Export(t.Context(), AuditFilter{}, io.Discard); !errors.Is(err, ErrLost) {
 		t.Fatal(err)
 	}
 }

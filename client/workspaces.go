@@ -7,24 +7,24 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// CreateWorkspace creates an empty workspace with the server's default quota.
-func (c *Client) CreateWorkspace(ctx context.Context, name string, opts ...Option) (v1.Workspace, error) {
-	return callJSONWithBody[v1.Workspace](ctx, c, newCall(http.MethodPost, "workspaces"), v1.WorkspaceRequest{Name: name}, opts)
+// Create creates an empty workspace with the server's default quota.
+func (s Workspaces) Create(ctx context.Context, name string, opts ...Option) (v1.Workspace, error) {
+	return callJSONWithBody[v1.Workspace](ctx, s.c, newCall(http.MethodPost, "workspaces"), v1.WorkspaceRequest{Name: name}, opts)
 }
 
-// Workspaces lists all workspaces by name.
-func (c *Client) Workspaces(ctx context.Context) ([]v1.Workspace, error) {
-	l, err := callJSON[v1.List[v1.Workspace]](ctx, c, newCall(http.MethodGet, "workspaces"))
+// List lists all workspaces by name.
+func (s Workspaces) List(ctx context.Context) ([]v1.Workspace, error) {
+	l, err := callJSON[v1.List[v1.Workspace]](ctx, s.c, newCall(http.MethodGet, "workspaces"))
 	return l.Items, err
 }
 
-// Workspace returns one workspace.
-func (c *Client) Workspace(ctx context.Context, name string) (v1.Workspace, error) {
-	return callJSON[v1.Workspace](ctx, c, newCall(http.MethodGet, "workspaces", name))
+// Get returns one workspace.
+func (s Workspaces) Get(ctx context.Context, name string) (v1.Workspace, error) {
+	return callJSON[v1.Workspace](ctx, s.c, newCall(http.MethodGet, "workspaces", name))
 }
 
-// DeleteWorkspace deletes a workspace with all its files. It fails while a sandbox uses the
+// Delete deletes a workspace with all its files. It fails while a sandbox uses the
 // workspace.
-func (c *Client) DeleteWorkspace(ctx context.Context, name string) error {
-	return c.doJSON(ctx, newCall(http.MethodDelete, "workspaces", name), nil)
+func (s Workspaces) Delete(ctx context.Context, name string) error {
+	return s.c.doJSON(ctx, newCall(http.MethodDelete, "workspaces", name), nil)
 }

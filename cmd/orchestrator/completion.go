@@ -99,7 +99,7 @@ func shellNames(ctx context.Context, cl *client.Client) (out []string) {
 }
 
 func workspaceNames(ctx context.Context, cl *client.Client) (out []string) {
-	list, _ := cl.Workspaces(ctx)
+	list, _ := cl.Workspaces.List(ctx)
 	for _, w := range list {
 		out = append(out, cli.Escape(w.Name))
 	}
@@ -107,7 +107,7 @@ func workspaceNames(ctx context.Context, cl *client.Client) (out []string) {
 }
 
 func templateNames(ctx context.Context, cl *client.Client) (out []string) {
-	list, _ := cl.Templates(ctx)
+	list, _ := cl.Templates.List(ctx)
 	for _, t := range list {
 		out = append(out, t.Name+"\t"+t.State)
 	}
@@ -115,7 +115,7 @@ func templateNames(ctx context.Context, cl *client.Client) (out []string) {
 }
 
 func imageNames(ctx context.Context, cl *client.Client) (out []string) {
-	list, _ := cl.Images(ctx)
+	list, _ := cl.Images.List(ctx)
 	for _, i := range list {
 		out = append(out, cli.Escape(i.Ref))
 	}

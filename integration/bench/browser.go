@@ -59,7 +59,7 @@ func (b *bench) browser(ctx context.Context) error {
 			return err
 		}
 		began := time.Now()
-		r, err := b.srv.client.CallTool(ctx, "browser.open", v1.ToolCall{Input: input}, client.CallOptions{})
+		r, err := b.srv.client.Tools.Call(ctx, "browser.open", v1.ToolCall{Input: input}, client.CallOptions{})
 		if err != nil {
 			return err
 		}

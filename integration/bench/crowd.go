@@ -146,7 +146,7 @@ func (b *bench) resident() {
 // ones.
 func (b *bench) leases(ctx context.Context) ([]string, error) {
 	for i := range crowd {
-		if _, err := b.srv.client.CreateWorkspace(ctx, "bench-"+strconv.Itoa(i)); err != nil {
+		if _, err := b.srv.client.Workspaces.Create(ctx, "bench-"+strconv.Itoa(i)); err != nil {
 			return nil, err
 		}
 	}

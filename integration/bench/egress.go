@@ -243,7 +243,7 @@ func (b *bench) held(ctx context.Context, o *outside, id string) error {
 		return err
 	}
 	err = b.srv.poll(ctx, "the tunnels are there", pollTime, func() (bool, error) {
-		state, err := b.srv.client.Egress(ctx, id)
+		state, err := b.srv.client.Egress.Get(ctx, id)
 		return state.Open >= tunnels, err
 	})
 	if err != nil {

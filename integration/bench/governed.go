@@ -179,7 +179,7 @@ func (b *bench) governedCall(ctx context.Context) (err error) {
 	tool := func(profile string) func(int) error {
 		r := v1.ToolCall{Profile: profile, Sandbox: box.ID, Input: json.RawMessage(`{"command": "true"}`)}
 		return func(int) error {
-			got, err := b.srv.client.CallTool(ctx, "system.bash", r, client.CallOptions{})
+			got, err := b.srv.client.Tools.Call(ctx, "system.bash", r, client.CallOptions{})
 			if err == nil && got.Ending != "exited" {
 				err = fmt.Errorf("a governed call ended %s: %s", got.Ending, got.Text)
 			}
@@ -227,7 +227,7 @@ func (b *bench) listener(ctx context.Context, box string) error {
 	watch, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { // the result is received below
-		ended <- b.srv.client.WatchApprovals(watch, func(e v1.ApprovalEvent) error {
+		ended <- b.srv.client.Approvals.Watch(watch, func(e v1.ApprovalEvent) error {
 			if e.Type == "asked" {
 				heard <- e.Approval
 			}
@@ -244,7 +244,7 @@ func (b *bench) listener(ctx context.Context, box string) error {
 		began := time.Now()
 		answered := make(chan error, 1)
 		go func() { // the result is received below
-			got, err := b.srv.client.CallTool(ctx, "system.bash", r, client.CallOptions{})
+			got, err := b.srv.client.Tools.Call(ctx, "system.bash", r, client.CallOptions{})
 			if err == nil && got.Ending != "approval_denied" {
 				err = fmt.Errorf("a call that was denied ended %s", got.Ending)
 			}
@@ -253,7 +253,7 @@ func (b *bench) listener(ctx context.Context, box string) error {
 		select {
 		case q := <-heard:
 			all = append(all, time.Since(began))
-			if _, err := b.srv.client.AnswerApproval(ctx, q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
+			if _, err := b.srv.client.Approvals.Answer(ctx, q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 				return err
 			}
 		case err := <-answered:

@@ -44,7 +44,7 @@ func cancelOnceRunning(t *testing.T, a agent, command, mark string, n int) {
 	ctx, cancel := context.WithCancel(callContext(t))
 	ended := make(chan error, 1)
 	go func() { // the result is received below
-		_, err := a.client.CallTool(ctx, a.tool, a.request(t, fields{"command": command}), client.CallOptions{})
+		_, err := a.client.Tools.Call(ctx, a.tool, a.request(t, fields{"command": command}), client.CallOptions{})
 		ended <- err
 	}()
 	awaitProcesses(t, mark, n)
@@ -66,7 +66,7 @@ func testConfirmCancelTrace(t *testing.T, a agent) {
 	before, mark := lastRecord(t, a.s), uniqueWord()
 	cancelOnceRunning(t, a, "sleep 600; : "+mark, mark, 1)
 	harness.Eventually(t, harness.Short, "the call is recorded as cancelled", func() bool {
-		list, err := a.s.Client.Audit(callContext(t), client.AuditFilter{After: before, Action: a.tool, Ending: "cancelled"})
+		list, err := a.s.Client.Audit.Records(callContext(t), client.AuditFilter{After: before, Action: a.tool, Ending: "cancelled"})
 		return err == nil && len(list) == 1 && list[0].Kind == "close"
 	})
 }
@@ -75,7 +75,7 @@ func testConfirmCancelAsked(t *testing.T, a agent) {
 	ctx, cancel := context.WithCancel(callContext(t))
 	defer cancel()
 	mark, id := "/tmp/"+uniqueWord(), ""
-	_, err := a.client.CallTool(ctx, a.tool, a.request(t, fields{"command": "touch " + mark}),
+	_, err := a.client.Tools.Call(ctx, a.tool, a.request(t, fields{"command": "touch " + mark}),
 		client.CallOptions{Asked: func(q v1.Approval) {
 			id = q.ID
 			cancel()
@@ -84,10 +84,10 @@ func testConfirmCancelAsked(t *testing.T, a agent) {
 		t.Fatalf("call of a disconnected client: %v, approval %q; want context canceled after a request", err, id)
 	}
 	harness.Eventually(t, harness.Short, "the approval request is cancelled", func() bool {
-		q, err := a.s.Client.Approval(callContext(t), id)
+		q, err := a.s.Client.Approvals.Get(callContext(t), id)
 		return err == nil && q.State == "cancelled"
 	})
-	if _, err := a.s.Client.AnswerApproval(callContext(t), id, v1.ApprovalAnswer{Action: "approve"}); err == nil {
+	if _, err := a.s.Client.Approvals.Answer(callContext(t), id, v1.ApprovalAnswer{Action: "approve"}); err == nil {
 		t.Error("AnswerApproval of a cancelled request succeeded, want an error")
 	}
 	assertFields(t, a.as("confirm").run(t, "ls "+mark), fields{"exit_code": 2})

@@ -105,7 +105,7 @@ func assertText(t *testing.T, r v1.ToolResult, want string) {
 }
 
 func testConfirmName(t *testing.T, s *harness.Server, _ line) {
-	if list, err := s.Client.Tools(callContext(t), "confirm"); err != nil || len(list) != 1 || list[0].Name != "bash" {
+	if list, err := s.Client.Tools.List(callContext(t), "confirm"); err != nil || len(list) != 1 || list[0].Name != "bash" {
 		t.Errorf("Tools = %+v, %v; want bash only", list, err)
 	}
 }
@@ -284,14 +284,14 @@ func testConfirmAsks(t *testing.T, a agent) {
 
 func testConfirmSees(t *testing.T, a agent) {
 	mark := "/tmp/" + uniqueWord()
-	_, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": "touch " + mark}),
+	_, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, fields{"command": "touch " + mark}),
 		client.CallOptions{Asked: func(q v1.Approval) {
 			var in struct{ Command string }
 			if err := json.Unmarshal(q.Input, &in); err != nil || in.Command != "touch "+mark || q.Tool != "bash" {
 				t.Errorf("approval request %+v, want the command for tool bash", q)
 			}
 			assertFields(t, a.as("confirm").run(t, "ls "+mark), fields{"exit_code": 2})
-			if _, err := a.s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+			if _, err := a.s.Client.Approvals.Answer(callContext(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 				t.Error(err)
 			}
 		}})

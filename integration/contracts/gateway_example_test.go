@@ -20,7 +20,7 @@ func (g *gateway) example() table {
 	bash := func(t *testing.T, s *harness.Server) agent { return g.newCaller(t, s, "example", "bash") }
 	caps := func(t *testing.T, s *harness.Server, name string) v1.ToolCaps {
 		t.Helper()
-		list, err := s.Client.Tools(callContext(t), "example")
+		list, err := s.Client.Tools.List(callContext(t), "example")
 		i := slices.IndexFunc(list, func(x v1.Tool) bool { return x.Name == name })
 		if err != nil || i < 0 {
 			t.Fatalf("Tools of profile example = %+v, %v; want %s among them", list, err, name)
@@ -29,7 +29,7 @@ func (g *gateway) example() table {
 	}
 	return table{
 		"example-loads": func(t *testing.T, s *harness.Server, _ line) {
-			list, err := s.Client.Profiles(callContext(t))
+			list, err := s.Client.Tools.Profiles(callContext(t))
 			i := slices.IndexFunc(list, func(p v1.Profile) bool { return p.Name == "example" })
 			if err != nil || i < 0 || !slices.Equal(list[i].Tools, []string{"bash", "filesystem", "http", "browser"}) ||
 				!strings.HasSuffix(list[i].Source, "example.json") {

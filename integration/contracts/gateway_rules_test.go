@@ -20,7 +20,7 @@ import (
 func callWithAnswer(t *testing.T, a agent, in fields, answer func(q v1.Approval)) v1.ToolResult {
 	t.Helper()
 	asked := 0
-	r, err := a.client.CallTool(callContext(t), a.tool, a.request(t, in), client.CallOptions{Asked: func(q v1.Approval) {
+	r, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, in), client.CallOptions{Asked: func(q v1.Approval) {
 		asked++
 		answer(q)
 	}})
@@ -64,16 +64,16 @@ func (g *gateway) approvals() table {
 		"request-id": func(t *testing.T, s *harness.Server, _ line) {
 			a := g.newCaller(t, s, "asks", "bash")
 			r := callWithAnswer(t, a, program("echo", "which"), func(q v1.Approval) {
-				got, err := s.Client.Approval(callContext(t), q.ID)
+				got, err := s.Client.Approvals.Get(callContext(t), q.ID)
 				pending := err == nil && got.ID != "" && got.State == "pending" && got.Tool == "bash" && got.Caller != "local"
 				if !pending || !strings.Contains(string(got.Input), "which") || got.Rule != "approval-3" {
 					t.Errorf("Approval = %+v, %v; want it pending by approval-3, with tool, caller and input", got, err)
 				}
-				if _, err := s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+				if _, err := s.Client.Approvals.Answer(callContext(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 					t.Error(err)
 				}
 			})
-			if got, err := s.Client.Approval(callContext(t), r.Approval); err != nil || got.State != "approved" ||
+			if got, err := s.Client.Approvals.Get(callContext(t), r.Approval); err != nil || got.State != "approved" ||
 				got.Call != r.ID {
 				t.Errorf("Approval after the answer = %+v, %v; want it approved with the call's id", got, err)
 			}
@@ -92,11 +92,11 @@ func (g *gateway) approvals() table {
 		},
 		"answer-once": func(t *testing.T, s *harness.Server, _ line) {
 			r := asks(s).answered(t, program("echo", "once"), "approve")
-			if _, err := s.Client.AnswerApproval(callContext(t), r.Approval,
+			if _, err := s.Client.Approvals.Answer(callContext(t), r.Approval,
 				v1.ApprovalAnswer{Action: "deny"}); !errdefs.IsFailedPrecondition(err) {
 				t.Errorf("second AnswerApproval: %v, want failed precondition", err)
 			}
-			if _, err := s.Client.AnswerApproval(callContext(t), "00000000-0000-7000-8000-000000000000",
+			if _, err := s.Client.Approvals.Answer(callContext(t), "00000000-0000-7000-8000-000000000000",
 				v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsNotFound(err) {
 				t.Errorf("AnswerApproval of an unknown id: %v, want not found", err)
 			}
@@ -105,7 +105,7 @@ func (g *gateway) approvals() table {
 			ctx, cancel := context.WithCancel(callContext(t))
 			events, ended := make(chan v1.ApprovalEvent, 16), make(chan error, 1)
 			go func() { // the end is received below
-				ended <- s.Client.WatchApprovals(ctx, func(e v1.ApprovalEvent) error { events <- e; return nil })
+				ended <- s.Client.Approvals.Watch(ctx, func(e v1.ApprovalEvent) error { events <- e; return nil })
 			}()
 			var q v1.Approval
 			callWithAnswer(t, asks(s), program("echo", "heard"), func(asked v1.Approval) {
@@ -117,7 +117,7 @@ func (g *gateway) approvals() table {
 				if late := time.Since(q.CreatedAt); late > harness.Short {
 					t.Errorf("the event came after %s, want at most %s", late, harness.Short)
 				}
-				if _, err := s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
+				if _, err := s.Client.Approvals.Answer(callContext(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -308,7 +308,7 @@ func assertRateLimited(t *testing.T, a agent, calls int, window int64) v1.ToolRe
 func assertInvalidLogged(t *testing.T, a agent) {
 	t.Helper()
 	assertInvalid(t, a, fields{"command": "ls", "shell": "yes"}, "shell")
-	list, err := a.client.Audit(callContext(t), client.AuditFilter{Action: "bash"})
+	list, err := a.client.Audit.Records(callContext(t), client.AuditFilter{Action: "bash"})
 	if err != nil || len(list) != 2 || list[0].Kind != "open" || list[1].Kind != "close" ||
 		!strings.Contains(list[1].Error, "shell") || !json.Valid(list[0].Input) {
 		t.Errorf("records %+v, %v; want two, the last with the field's name", list, err)

@@ -93,7 +93,7 @@ func (g *gateway) sandbox() table {
 			}
 		},
 		"life/stop": func(t *testing.T, s *harness.Server, _ line) {
-			w, err := s.Client.CreateWorkspace(callContext(t), "stopped")
+			w, err := s.Client.Workspaces.Create(callContext(t), "stopped")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func (g *gateway) sandbox() table {
 			id := a.call(t, program("true")).SandboxID
 			ended := make(chan v1.ToolResult, 1)
 			go func() { // the result is received below
-				got, err := a.client.CallTool(callContext(t), "bash", a.request(t, program("sh", "-c", "sleep 3000; :", mark)),
+				got, err := a.client.Tools.Call(callContext(t), "bash", a.request(t, program("sh", "-c", "sleep 3000; :", mark)),
 					client.CallOptions{})
 				if err != nil {
 					t.Error(err)
@@ -210,7 +210,7 @@ func (g *gateway) sandbox() table {
 			a.session = "" // calls without a session share one
 			shell(t, a, "echo kept > kept")
 			first := a.call(t, program("true")).SandboxID
-			if err := a.client.EndSession(callContext(t), "home"); err != nil {
+			if err := a.client.Tools.EndSession(callContext(t), "home"); err != nil {
 				t.Fatal(err)
 			}
 			r := file(t, a, "read", "kept")
@@ -278,7 +278,7 @@ func (g *gateway) newServer(t *testing.T) *harness.Server {
 // assertWarning checks that a profile has a warning that clients see.
 func (g *gateway) assertWarning(t *testing.T, s *harness.Server, profile, text string) {
 	t.Helper()
-	list, err := s.Client.Profiles(callContext(t))
+	list, err := s.Client.Tools.Profiles(callContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}

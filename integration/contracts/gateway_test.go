@@ -134,7 +134,7 @@ func (g *gateway) start(s *harness.Server) {
 	done := make(chan struct{})
 	go func() { // the cleanup waits for it
 		defer close(done)
-		got, err := sleeper.client.CallTool(ctx, "bash", request, client.CallOptions{})
+		got, err := sleeper.client.Tools.Call(ctx, "bash", request, client.CallOptions{})
 		if err != nil && ctx.Err() == nil {
 			g.t.Error(err)
 		}
@@ -196,7 +196,7 @@ func quoted(t *testing.T, l line) string {
 // assertInvalid checks that a call is refused as invalid because of a field.
 func assertInvalid(t *testing.T, a agent, in fields, field string) {
 	t.Helper()
-	got, err := a.client.CallTool(callContext(t), a.tool, a.request(t, in), client.CallOptions{})
+	got, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, in), client.CallOptions{})
 	p, ok := errors.AsType[*v1.Problem](err)
 	if !ok || p.Code != "invalid_argument" || !strings.Contains(p.Field+" "+p.Detail, field) {
 		t.Errorf("call with %v = %+v, %v; want invalid argument because of %s", in, got, err, field)
@@ -215,7 +215,7 @@ func assertError(t *testing.T, r v1.ToolResult, ending, kind, part string) {
 func (g *gateway) tools() table {
 	known := func(t *testing.T, s *harness.Server, l line) v1.Tool {
 		t.Helper()
-		list, err := s.Client.Tools(callContext(t), "gateway")
+		list, err := s.Client.Tools.List(callContext(t), "gateway")
 		if err != nil {
 			t.Fatal(err)
 		}

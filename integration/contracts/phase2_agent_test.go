@@ -37,7 +37,7 @@ func operator(s *harness.Server, profile, tool string) agent {
 // newTokenAgent returns an agent with a new token.
 func newTokenAgent(t *testing.T, s *harness.Server, r v1.TokenRequest, tool string) agent {
 	t.Helper()
-	token, err := s.Client.CreateToken(callContext(t), r)
+	token, err := s.Client.Tokens.Create(callContext(t), r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func newTokenAgent(t *testing.T, s *harness.Server, r v1.TokenRequest, tool stri
 	}
 	t.Cleanup(c.Close)
 	a := agent{s: s, client: c, tool: tool, session: "contract"}
-	t.Cleanup(func() { _ = c.EndSession(context.Background(), a.session) })
+	t.Cleanup(func() { _ = c.Tools.EndSession(context.Background(), a.session) })
 	return a
 }
 
@@ -92,13 +92,13 @@ func (a agent) run(t *testing.T, command string) v1.ToolResult {
 func (a agent) answered(t *testing.T, in fields, answer string) v1.ToolResult {
 	t.Helper()
 	asked := 0
-	got, err := a.client.CallTool(callContext(t), a.tool, a.request(t, in), client.CallOptions{Asked: func(q v1.Approval) {
+	got, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, in), client.CallOptions{Asked: func(q v1.Approval) {
 		asked++
 		action := answer
 		if action == "" {
 			action = "deny"
 		}
-		if _, err := a.s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: action}); err != nil {
+		if _, err := a.s.Client.Approvals.Answer(callContext(t), q.ID, v1.ApprovalAnswer{Action: action}); err != nil {
 			t.Error(err)
 		}
 	}})
@@ -164,7 +164,7 @@ func assertEnding(t *testing.T, r v1.ToolResult, ending, kind, message string) {
 // size of the input, but not the input.
 func refusalRecord(t *testing.T, s *harness.Server, r v1.ToolResult) v1.AuditRecord {
 	t.Helper()
-	list, err := s.Client.Audit(callContext(t), client.AuditFilter{Call: r.ID})
+	list, err := s.Client.Audit.Records(callContext(t), client.AuditFilter{Call: r.ID})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func refusalRecord(t *testing.T, s *harness.Server, r v1.ToolResult) v1.AuditRec
 // closingRecord returns the closing record of a call that has an opening and a closing one.
 func closingRecord(t *testing.T, s *harness.Server, r v1.ToolResult) v1.AuditRecord {
 	t.Helper()
-	list, err := s.Client.Audit(callContext(t), client.AuditFilter{Call: r.ID})
+	list, err := s.Client.Audit.Records(callContext(t), client.AuditFilter{Call: r.ID})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func assertTimeoutKills(t *testing.T, in func(command string, seconds int) (agen
 		go func() { // waited for below
 			defer close(ended)
 			a, in := in(command, seconds)
-			r, err := a.client.CallTool(callContext(t), a.tool, a.request(t, in), client.CallOptions{})
+			r, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, in), client.CallOptions{})
 			if err != nil || r.Ending != "timeout" {
 				t.Errorf("call with a timeout of %d s = %+v, %v; want timeout", seconds, r, err)
 			}

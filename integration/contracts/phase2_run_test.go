@@ -102,7 +102,7 @@ func phase2Time(given, has int) contractTest {
 
 func testPhase2TimeUnlimited(t *testing.T, a agent) {
 	for _, ms := range []int{0, -1} {
-		_, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": "true", "timeout_ms": ms}),
+		_, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, fields{"command": "true", "timeout_ms": ms}),
 			client.CallOptions{})
 		if err == nil || !strings.Contains(err.Error(), "timeout_ms") {
 			t.Errorf("timeout_ms %d: %v, want an error that names it", ms, err)
@@ -142,7 +142,7 @@ func testPhase2Cut(t *testing.T, a agent) {
 	if caps := toolNamed(t, a.s, "phase2", "system.bash").Caps; caps.Output != 30_000 || caps.OutputUnit != "characters" {
 		t.Errorf("caps of system.bash = %+v, want 30000 characters", caps)
 	}
-	if o, err := a.client.CallOutput(callContext(t), r.Rest,
+	if o, err := a.client.Tools.Output(callContext(t), r.Rest,
 		client.OutputRequest{Stream: "stdout", Offset: 30_000}); err != nil || o.Data != "x" {
 		t.Errorf("output after the limit, by %q: %+v, %v; want x", r.Rest, o, err)
 	}

@@ -137,7 +137,7 @@ func TestPhase2(t *testing.T) { //nolint:tparallel // the subtests share a serve
 // toolNamed returns a tool of a profile, as callers see it.
 func toolNamed(t *testing.T, s *harness.Server, profile, name string) v1.Tool {
 	t.Helper()
-	list, err := s.Client.Tools(callContext(t), profile)
+	list, err := s.Client.Tools.List(callContext(t), profile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func inputs(t *testing.T, tool v1.Tool) (known, required []string) {
 }
 
 func testPhase2Tools(t *testing.T, s *harness.Server, _ line) {
-	list, err := s.Client.Tools(callContext(t), "phase2")
+	list, err := s.Client.Tools.List(callContext(t), "phase2")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,14 +323,14 @@ func testPhase2NeverUnasked(t *testing.T, a agent) {
 }
 
 func testPhase2NeverModified(t *testing.T, a agent) {
-	_, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": "rm -r nothing-here"}),
+	_, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, fields{"command": "rm -r nothing-here"}),
 		client.CallOptions{Asked: func(q v1.Approval) {
-			_, err := a.s.Client.AnswerApproval(callContext(t), q.ID,
+			_, err := a.s.Client.Approvals.Answer(callContext(t), q.ID,
 				v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command":"sudo ls"}`)})
 			if err == nil || !strings.Contains(err.Error(), forbiddenPattern) {
 				t.Errorf("modification to a forbidden command: %v, want the refusal's message", err)
 			}
-			if _, err := a.s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
+			if _, err := a.s.Client.Approvals.Answer(callContext(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 				t.Error(err)
 			}
 		}})
@@ -351,13 +351,13 @@ func testPhase2NeverText(t *testing.T, a agent) {
 func testPhase2ConfirmWaits(t *testing.T, a agent) {
 	mark := "/tmp/" + uniqueWord()
 	command := "touch " + mark + "; rm -r nothing-here"
-	r, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": command}),
+	r, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, fields{"command": command}),
 		client.CallOptions{Asked: func(q v1.Approval) {
 			if q.Tool != a.tool || q.Rule != "confirm:rm-r" || !strings.Contains(string(q.Input), command) {
 				t.Errorf("approval request %+v, want the command with rule confirm:rm-r", q)
 			}
 			assertFields(t, a.run(t, "ls "+mark), fields{"stdout": "", "exit_code": 2})
-			if _, err := a.s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+			if _, err := a.s.Client.Approvals.Answer(callContext(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 				t.Error(err)
 			}
 		}})
@@ -370,7 +370,7 @@ func testPhase2ConfirmWaits(t *testing.T, a agent) {
 func testPhase2ConfirmYes(t *testing.T, a agent) {
 	r := a.answered(t, fields{"command": "mkdir -p junk/a && rm -r junk && echo removed"}, "approve")
 	assertFields(t, r, fields{"stdout": "removed\n", "exit_code": 0})
-	got, err := a.s.Client.Approval(callContext(t), r.Approval)
+	got, err := a.s.Client.Approvals.Get(callContext(t), r.Approval)
 	if err != nil || got.State != "approved" || got.Call != r.ID {
 		t.Errorf("Approval = %+v, %v; want it approved with the call's id", got, err)
 	}

@@ -47,9 +47,9 @@ func callRaisingTrust(t *testing.T, a agent, command, answer string) (r v1.ToolR
 	t.Helper()
 	call := a.request(t, fields{"command": command})
 	call.RaiseTrust = true
-	r, err := a.client.CallTool(callContext(t), a.tool, call, client.CallOptions{Asked: func(q v1.Approval) {
+	r, err := a.client.Tools.Call(callContext(t), a.tool, call, client.CallOptions{Asked: func(q v1.Approval) {
 		kinds = append(kinds, q.Kind)
-		if _, err := a.s.Client.AnswerApproval(callContext(t), q.ID, v1.ApprovalAnswer{Action: answer}); err != nil {
+		if _, err := a.s.Client.Approvals.Answer(callContext(t), q.ID, v1.ApprovalAnswer{Action: answer}); err != nil {
 			t.Error(err)
 		}
 	}})
@@ -140,10 +140,10 @@ func testPhase2Trace(t *testing.T, s *harness.Server, l line) {
 func assertInvalidRecorded(t *testing.T, a agent, in fields, says string) {
 	t.Helper()
 	before := lastRecord(t, a.s)
-	if _, err := a.client.CallTool(callContext(t), a.tool, a.request(t, in), client.CallOptions{}); err == nil {
+	if _, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, in), client.CallOptions{}); err == nil {
 		t.Fatal("call with invalid input succeeded, want an error")
 	}
-	list, err := a.s.Client.Audit(callContext(t), client.AuditFilter{After: before, Action: a.tool})
+	list, err := a.s.Client.Audit.Records(callContext(t), client.AuditFilter{After: before, Action: a.tool})
 	if err != nil || len(list) != 2 || list[0].Kind != "open" || list[1].Kind != "close" ||
 		!strings.Contains(list[1].Error, says) {
 		t.Errorf("records %+v, %v; want two, the last with the field's name", list, err)
@@ -153,7 +153,7 @@ func assertInvalidRecorded(t *testing.T, a agent, in fields, says string) {
 // lastRecord returns the number of the newest audit record, or 0.
 func lastRecord(t *testing.T, s *harness.Server) int64 {
 	t.Helper()
-	list, err := s.Client.Audit(callContext(t), client.AuditFilter{Newest: true, Limit: 1})
+	list, err := s.Client.Audit.Records(callContext(t), client.AuditFilter{Newest: true, Limit: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -65,7 +65,7 @@ func (r *readonly) refusals() table {
 		},
 		"guest-link": func(t *testing.T, s *harness.Server, l line) {
 			command := quoted(t, l)
-			says, err := s.Client.PolicyCheck(callContext(t), v1.PolicyCheck{Profile: "readonly", Command: command})
+			says, err := s.Client.Tools.CheckPolicy(callContext(t), v1.PolicyCheck{Profile: "readonly", Command: command})
 			if err != nil || says.Verdict != "allow" {
 				t.Errorf("PolicyCheck = %+v, %v; want allow", says, err)
 			}
@@ -83,7 +83,7 @@ func (r *readonly) refusals() table {
 			if err != nil || set.Stdout != "evil\n" {
 				t.Fatalf("set up the workspace: %+v, %v; want the script's ls", set, err)
 			}
-			got, err := s.Client.CallTool(callContext(t), "run_shell", v1.ToolCall{Profile: "readonly", Sandbox: box.ID,
+			got, err := s.Client.Tools.Call(callContext(t), "run_shell", v1.ToolCall{Profile: "readonly", Sandbox: box.ID,
 				Input: json.RawMessage(`{"command":"ls notes"}`)}, client.CallOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -129,7 +129,7 @@ func (r *readonly) around() table {
 			if lastOf(l) == "broken" {
 				a := newTokenAgent(t, s, v1.TokenRequest{Caller: "broken", Profile: "readonly"}, "run_shell")
 				assertInvalid(t, a, fields{"command": 7}, "command")
-				list, err := a.client.Audit(callContext(t), client.AuditFilter{})
+				list, err := a.client.Audit.Records(callContext(t), client.AuditFilter{})
 				if err != nil || len(list) != 2 || list[0].Action != "run_shell" || !strings.Contains(list[1].Error, "command") {
 					t.Errorf("records %+v, %v; want two, the last with the field's name", list, err)
 				}
@@ -145,7 +145,7 @@ func (r *readonly) around() table {
 			if record.Verdict != c.verdict || c.rule != "" && record.Rule != c.rule {
 				t.Errorf("closing record %+v, want %+v", record, c)
 			}
-			list, err := s.Client.Audit(callContext(t), client.AuditFilter{Call: got.ID})
+			list, err := s.Client.Audit.Records(callContext(t), client.AuditFilter{Call: got.ID})
 			if err != nil || !strings.Contains(string(list[0].Input), c.command) || list[0].Profile != "readonly" {
 				t.Errorf("records %+v, %v; want the command and the profile", list, err)
 			}
@@ -274,7 +274,7 @@ func (r *readonly) shell() table {
 		},
 		"shell-caller": func(t *testing.T, s *harness.Server, _ line) {
 			r.post(t, s, request("wc -l notes", "/srv/old"), true, "2 notes")
-			list, err := s.Client.Audit(callContext(t),
+			list, err := s.Client.Audit.Records(callContext(t),
 				client.AuditFilter{Caller: "chat", Action: "run_shell", Newest: true, Limit: 2})
 			if err != nil || len(list) != 2 || !strings.Contains(string(list[0].Input), "wc -l notes") ||
 				list[0].Via != "shell" || list[1].Workspace != "old" {

@@ -87,7 +87,7 @@ func (r *readonly) start(s *harness.Server) {
 	}
 	r.before = r.workspaceContent(t, s)
 	chat := newTokenAgent(t, s, v1.TokenRequest{Caller: "chat", Profile: "default", Trust: 3}, "system.bash")
-	if _, err := chat.client.CreateWorkspace(callContext(t), "old"); err != nil {
+	if _, err := chat.client.Workspaces.Create(callContext(t), "old"); err != nil {
 		t.Fatal(err)
 	}
 	box, err := chat.client.CreateSandbox(callContext(t), v1.SandboxRequest{Workspace: "old", WhenEmpty: "cold"})
@@ -107,7 +107,7 @@ func (r *readonly) start(s *harness.Server) {
 		a := newTokenAgent(t, s, v1.TokenRequest{Caller: "slow-" + itoa(len(in)), Profile: "readonly"}, "run_shell")
 		request := a.request(t, in)
 		waits.Go(func() {
-			got, err := a.client.CallTool(ctx, a.tool, request, client.CallOptions{})
+			got, err := a.client.Tools.Call(ctx, a.tool, request, client.CallOptions{})
 			if err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
@@ -171,7 +171,7 @@ func (r *readonly) assertRefused(t *testing.T, got v1.ToolResult, rule, says str
 func (r *readonly) commands() table {
 	find := func(t *testing.T, s *harness.Server) []v1.Tool {
 		t.Helper()
-		list, err := s.Client.Tools(callContext(t), "readonly")
+		list, err := s.Client.Tools.List(callContext(t), "readonly")
 		if err != nil || len(list) == 0 {
 			t.Fatalf("Tools = %+v, %v; want some", list, err)
 		}

@@ -16,7 +16,7 @@ import (
 func testUniversalInJob(t *testing.T, s *harness.Server, _ line) {
 	a := universal(s).newJob(t)
 	r := a.run(t, "echo hello > file")
-	list, err := s.Client.Workspaces(callContext(t))
+	list, err := s.Client.Workspaces.List(callContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func testUniversalUUID(t *testing.T, a agent) {
 		"x", "../x", "job_" + universalJob, universalJob + "/..", strings.ToUpper(universalJob) + "0",
 	} {
 		a.job = job
-		if _, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": "ls"}),
+		if _, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, fields{"command": "ls"}),
 			client.CallOptions{}); err == nil || !strings.Contains(err.Error(), "job") {
 			t.Errorf("job %q: %v, want an error that names the job", job, err)
 		}

@@ -57,7 +57,7 @@ func testUniversalTimeKill(t *testing.T, a agent) {
 
 func testUniversalTimeWrong(t *testing.T, a agent) {
 	for _, timeout := range []any{0, -1, "10", true} {
-		_, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": "ls", "timeout": timeout}),
+		_, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, fields{"command": "ls", "timeout": timeout}),
 			client.CallOptions{})
 		if err == nil || !strings.Contains(err.Error(), "timeout") {
 			t.Errorf("timeout %v: %v, want an error that names it", timeout, err)
@@ -100,7 +100,7 @@ func testUniversalCharacters(t *testing.T, a agent) {
 
 func testUniversalRest(t *testing.T, a agent) {
 	r := a.run(t, "printf head; head -c 50000 /dev/zero | tr '\\0' x")
-	if o, err := a.client.CallOutput(callContext(t), r.Rest, client.OutputRequest{Limit: 4}); err != nil ||
+	if o, err := a.client.Tools.Output(callContext(t), r.Rest, client.OutputRequest{Limit: 4}); err != nil ||
 		o.Data != "head" {
 		t.Errorf("output from the beginning, by %q: %+v, %v; want head", r.Rest, o, err)
 	}

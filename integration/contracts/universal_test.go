@@ -134,7 +134,7 @@ func (a agent) newJob(t *testing.T) agent {
 // endJob ends the job's sandbox, which may be gone.
 func (a agent) endJob(t *testing.T) {
 	t.Helper()
-	_ = a.client.EndSession(callContext(t), "job_"+a.job)
+	_ = a.client.Tools.EndSession(callContext(t), "job_"+a.job)
 }
 
 // assertNotAllowed checks that a command was refused because of a program.
@@ -148,7 +148,7 @@ func assertNotAllowed(t *testing.T, command, program string, r v1.ToolResult) {
 }
 
 func testUniversalTool(t *testing.T, s *harness.Server, _ line) {
-	list, err := s.Client.Tools(callContext(t), "universal")
+	list, err := s.Client.Tools.List(callContext(t), "universal")
 	if err != nil || len(list) != 1 || list[0].Name != "run_command" || !list[0].Enabled {
 		t.Errorf("Tools = %+v, %v; want run_command only", list, err)
 	}
@@ -227,7 +227,7 @@ func testUniversalFailing(t *testing.T, a agent) {
 
 func testUniversalEmpty(t *testing.T, a agent) {
 	for _, command := range []string{"", "  "} {
-		if _, err := a.client.CallTool(callContext(t), a.tool, a.request(t, fields{"command": command}),
+		if _, err := a.client.Tools.Call(callContext(t), a.tool, a.request(t, fields{"command": command}),
 			client.CallOptions{}); err == nil || !strings.Contains(err.Error(), "empty") {
 			t.Errorf("command %q: %v, want an error that says empty", command, err)
 		}

@@ -57,10 +57,10 @@ func pipeline(ctx context.Context, s *service) (outcome, error) {
 
 // python runs Python on a file of a workspace.
 func python(ctx context.Context, s *service) (outcome, error) {
-	if _, err := s.client.CreateWorkspace(ctx, "numbers"); err != nil {
+	if _, err := s.client.Workspaces.Create(ctx, "numbers"); err != nil {
 		return outcome{}, err
 	}
-	files := s.client.WorkspaceFiles("numbers")
+	files := s.client.Workspaces.Files("numbers")
 	var table strings.Builder
 	table.WriteString("n,square\n")
 	for i := range 1000 {

@@ -28,7 +28,7 @@ func tool(ctx context.Context, c *client.Client, name, profile, command string, 
 	if err != nil {
 		return v1.ToolResult{}, err
 	}
-	return c.CallTool(ctx, name, v1.ToolCall{Profile: profile, Input: input}, o)
+	return c.Tools.Call(ctx, name, v1.ToolCall{Profile: profile, Input: input}, o)
 }
 
 // ended describes a tool's result in words.
@@ -64,12 +64,12 @@ func approved(ctx context.Context, s *service) (outcome, error) {
 	watch, stop := context.WithCancel(ctx)
 	watched := make(chan error, 1)
 	go func() { // the result is received below
-		watched <- s.client.WatchApprovals(watch, func(e v1.ApprovalEvent) error {
+		watched <- s.client.Approvals.Watch(watch, func(e v1.ApprovalEvent) error {
 			if e.Type != "asked" {
 				return nil
 			}
 			told = time.Since(began)
-			_, err := s.client.AnswerApproval(ctx, e.Approval.ID, v1.ApprovalAnswer{Action: "approve", Note: "in the demo"})
+			_, err := s.client.Approvals.Answer(ctx, e.Approval.ID, v1.ApprovalAnswer{Action: "approve", Note: "in the demo"})
 			return err
 		})
 	}()
@@ -88,7 +88,7 @@ func approved(ctx context.Context, s *service) (outcome, error) {
 
 // readonly calls a command that the profile of a token denies.
 func readonly(ctx context.Context, s *service) (outcome, error) {
-	token, err := s.client.CreateToken(ctx, v1.TokenRequest{Caller: "reader", Profile: "readonly", Trust: 3})
+	token, err := s.client.Tokens.Create(ctx, v1.TokenRequest{Caller: "reader", Profile: "readonly", Trust: 3})
 	if err != nil {
 		return outcome{}, err
 	}
@@ -101,7 +101,7 @@ func readonly(ctx context.Context, s *service) (outcome, error) {
 	if err != nil || r.Verdict == nil {
 		return ended(r, ""), errors.Join(err, noVerdict(r))
 	}
-	if _, err := c.Tokens(ctx); err == nil {
+	if _, err := c.Tokens.List(ctx); err == nil {
 		return outcome{}, errors.New("a caller without operator rights listed the tokens")
 	}
 	return ended(r, r.Verdict.Rule), nil
@@ -109,7 +109,7 @@ func readonly(ctx context.Context, s *service) (outcome, error) {
 
 // audited verifies the audit log.
 func audited(ctx context.Context, s *service) (outcome, error) {
-	r, err := s.client.VerifyAudit(ctx, "")
+	r, err := s.client.Audit.Verify(ctx, "")
 	if err != nil {
 		return outcome{}, err
 	}

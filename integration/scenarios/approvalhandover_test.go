@@ -28,7 +28,7 @@ func TestHandOverWithPendingApproval(t *testing.T) {
 		var requests []v1.Approval
 		harness.Eventually(t, harness.Short, "two approvals are requested", func() bool {
 			var err error
-			requests, err = s.Client.Approvals(within(t), "pending")
+			requests, err = s.Client.Approvals.List(within(t), "pending")
 			return err == nil && len(requests) == 2
 		})
 
@@ -55,7 +55,7 @@ func TestHandOverWithPendingApproval(t *testing.T) {
 		assertAnsweredFirst(t, s.Log())
 		s.Start()
 		q := awaitApproval(t, s) // only that of the call with the key is pending
-		if _, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+		if _, err := s.Client.Approvals.Answer(within(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 			t.Fatal(err)
 		}
 		got := callTool(t, s, "system.bash", r, client.CallOptions{IdempotencyKey: "key"})
@@ -63,7 +63,7 @@ func TestHandOverWithPendingApproval(t *testing.T) {
 			t.Errorf("the approved call = %+v, want exited with approval %s", got, q.ID)
 		}
 		for _, other := range requests {
-			if now, err := s.Client.Approval(within(t), other.ID); err != nil || other.ID != q.ID && now.State != "cancelled" {
+			if now, err := s.Client.Approvals.Get(within(t), other.ID); err != nil || other.ID != q.ID && now.State != "cancelled" {
 				t.Errorf("Approval %s = %+v, %v; want the other request cancelled", other.ID, now, err)
 			}
 		}
@@ -91,7 +91,7 @@ func startAwaitingApproval(t *testing.T, s *harness.Server, r v1.ToolCall, key s
 	t.Helper()
 	errs := make(chan error, 1)
 	go func() { // ends before the channel has a value
-		got, err := s.Client.CallTool(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: key})
+		got, err := s.Client.Tools.Call(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: key})
 		if err == nil {
 			t.Errorf("CallTool over a shutdown = %+v, want an error", got)
 		}

@@ -22,7 +22,7 @@ import (
 // token creates a token and returns a client that uses it.
 func token(t *testing.T, s *harness.Server, r v1.TokenRequest) *client.Client {
 	t.Helper()
-	got, err := s.Client.CreateToken(within(t), r)
+	got, err := s.Client.Tokens.Create(within(t), r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func callNeedingApproval(t *testing.T, n int) v1.ToolCall {
 func requestApproval(ctx context.Context, c *client.Client, key string, r v1.ToolCall) (q v1.Approval, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	_, err = c.CallTool(ctx, "system.bash", r, client.CallOptions{IdempotencyKey: key, Asked: func(a v1.Approval) {
+	_, err = c.Tools.Call(ctx, "system.bash", r, client.CallOptions{IdempotencyKey: key, Asked: func(a v1.Approval) {
 		q = a
 		cancel()
 	}})
@@ -76,7 +76,7 @@ func TestApprovalRequestsAreBounded(t *testing.T) {
 		}
 	}
 	for _, key := range []string{"", "k3"} {
-		_, err := ann.CallTool(within(t), "system.bash", callNeedingApproval(t, 3), client.CallOptions{IdempotencyKey: key})
+		_, err := ann.Tools.Call(within(t), "system.bash", callNeedingApproval(t, 3), client.CallOptions{IdempotencyKey: key})
 		assertExhausted(t, err, "callers.max_pending")
 	}
 	for i := range 2 { // another caller is served
@@ -84,26 +84,26 @@ func TestApprovalRequestsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := cid.CallTool(within(t), "system.bash", callNeedingApproval(t, 0), client.CallOptions{})
+	_, err := cid.Tools.Call(within(t), "system.bash", callNeedingApproval(t, 0), client.CallOptions{})
 	assertExhausted(t, err, "approvals.max_pending")
 
 	// Calls that need no approval go on, and so do all once a request is answered.
 	fine := v1.ToolCall{Input: input(t, map[string]any{"command": "echo fine"})}
-	got, err := ann.CallTool(within(t), "system.bash", fine, client.CallOptions{})
+	got, err := ann.Tools.Call(within(t), "system.bash", fine, client.CallOptions{})
 	if err != nil || got.Ending != "exited" {
 		t.Errorf("a call that needs no approval = %+v, %v; want exited", got, err)
 	}
-	if _, err := s.Client.AnswerApproval(within(t), first.ID, v1.ApprovalAnswer{Action: "deny", Note: "no"}); err != nil {
+	if _, err := s.Client.Approvals.Answer(within(t), first.ID, v1.ApprovalAnswer{Action: "deny", Note: "no"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := requestApproval(within(t), cid, "k", callNeedingApproval(t, 0)); err != nil {
 		t.Errorf("request after an answer: %v, want success", err)
 	}
-	got, err = ann.CallTool(within(t), "system.bash", callNeedingApproval(t, 0), client.CallOptions{IdempotencyKey: "k0"})
+	got, err = ann.Tools.Call(within(t), "system.bash", callNeedingApproval(t, 0), client.CallOptions{IdempotencyKey: "k0"})
 	if err != nil || got.Ending != "approval_denied" || got.Approval != first.ID {
 		t.Errorf("the denied call = %+v, %v; want approval_denied", got, err)
 	}
-	refused, err := s.Client.Audit(within(t), client.AuditFilter{Caller: "ann", Ending: "failed"})
+	refused, err := s.Client.Audit.Records(within(t), client.AuditFilter{Caller: "ann", Ending: "failed"})
 	if err != nil || len(refused) != 2 || !strings.Contains(refused[0].Error, "max_pending") {
 		t.Errorf("records of the refused requests = %+v, %v; want 2 that name max_pending", refused, err)
 	}
@@ -144,11 +144,11 @@ func TestManyApprovalRequestsSurviveRestart(t *testing.T) {
 		assertPending(t, s, min(n-i, 1000))
 		q := requests[i]
 		assertQuick(t, "an answer", func() error {
-			_, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "approve"})
+			_, err := s.Client.Approvals.Answer(within(t), q.ID, v1.ApprovalAnswer{Action: "approve"})
 			return err
 		})
 		assertQuick(t, "the approved call", func() error {
-			got, err := ann.CallTool(within(t), "system.bash", callNeedingApproval(t, i),
+			got, err := ann.Tools.Call(within(t), "system.bash", callNeedingApproval(t, i),
 				client.CallOptions{IdempotencyKey: fmt.Sprint("k", i)})
 			if err == nil && (got.Ending != "exited" || got.Approval != q.ID) {
 				err = fmt.Errorf("got %+v, want exited with approval %s", got, q.ID)
@@ -159,13 +159,13 @@ func TestManyApprovalRequestsSurviveRestart(t *testing.T) {
 			bob := token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3})
 			q, err := requestApproval(within(t), bob, fmt.Sprint("k", i), callNeedingApproval(t, i))
 			if err == nil {
-				_, err = s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "deny"})
+				_, err = s.Client.Approvals.Answer(within(t), q.ID, v1.ApprovalAnswer{Action: "deny"})
 			}
 			return err
 		})
 	}
 	last := requests[n-1]
-	got, err := s.Client.Approval(within(t), last.ID)
+	got, err := s.Client.Approvals.Get(within(t), last.ID)
 	if err != nil || got.State != "pending" || got.Caller != "ann" {
 		t.Errorf("Approval of the last request = %+v, %v; want ann's, pending", got, err)
 	}
@@ -222,7 +222,7 @@ func requestMany(t *testing.T, c *client.Client) []v1.Approval {
 func assertPending(t *testing.T, s *harness.Server, n int) {
 	t.Helper()
 	assertQuick(t, "a list", func() error {
-		list, err := s.Client.Approvals(within(t), "pending")
+		list, err := s.Client.Approvals.List(within(t), "pending")
 		if err == nil && len(list) < n {
 			err = fmt.Errorf("%d requests are pending, want at least %d", len(list), n)
 		}

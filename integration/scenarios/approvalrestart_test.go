@@ -16,7 +16,7 @@ import (
 // callTool calls a tool, which must be answered.
 func callTool(t *testing.T, s *harness.Server, tool string, r v1.ToolCall, o client.CallOptions) v1.ToolResult {
 	t.Helper()
-	got, err := s.Client.CallTool(within(t), tool, r, o)
+	got, err := s.Client.Tools.Call(within(t), tool, r, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func awaitApproval(t *testing.T, s *harness.Server) v1.Approval {
 	var pending []v1.Approval
 	harness.Eventually(t, harness.Short, "an approval is requested", func() bool {
 		var err error
-		pending, err = s.Client.Approvals(within(t), "pending")
+		pending, err = s.Client.Approvals.List(within(t), "pending")
 		return err == nil && len(pending) == 1
 	})
 	return pending[0]
@@ -77,7 +77,7 @@ func testApproveAfterRestart(t *testing.T, s *harness.Server, waits bool) {
 	}
 	first := make(chan answer, 1)
 	go func() { // the result is received from first
-		got, err := s.Client.CallTool(within(t), "system.bash", r, o)
+		got, err := s.Client.Tools.Call(within(t), "system.bash", r, o)
 		first <- answer{got, err}
 	}()
 	q := awaitApproval(t, s)
@@ -88,14 +88,14 @@ func testApproveAfterRestart(t *testing.T, s *harness.Server, waits bool) {
 			t.Fatalf("CallTool without Persist, over a restart = %+v, want an error", got.r)
 		}
 	}
-	if _, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.Client.Approvals.Answer(within(t), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	got := answer{}
 	if waits {
 		got = <-first
 	} else {
-		got.r, got.err = s.Client.CallTool(within(t), "system.bash", r, o)
+		got.r, got.err = s.Client.Tools.Call(within(t), "system.bash", r, o)
 	}
 	if got.err != nil || got.r.Ending != "exited" || got.r.Approval != q.ID {
 		t.Fatalf("the approved call = %+v, %v; want exited with approval %s", got.r, got.err, q.ID)

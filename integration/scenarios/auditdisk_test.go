@@ -73,7 +73,7 @@ func TestRefusedCallsDoNotFillTheDisk(t *testing.T) {
 	}
 	s.Term() // writes the pending counts
 	s.Start()
-	records, err := s.Client.Audit(within(t), client.AuditFilter{Caller: "ann"})
+	records, err := s.Client.Audit.Records(within(t), client.AuditFilter{Caller: "ann"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,11 +123,11 @@ func TestAuditLogRotates(t *testing.T) {
 	}
 	s.Kill9()
 	s.Start()
-	report, err := s.Client.VerifyAudit(within(t), "")
+	report, err := s.Client.Audit.Verify(within(t), "")
 	if err != nil || !report.OK || report.Records < 2*calls || len(report.Parts) < 3 || report.Parts[0].State != "sealed" {
 		t.Fatalf("VerifyAudit = %+v, %v; want at least 3 parts and an intact log", report, err)
 	}
-	records, err := s.Client.Audit(within(t), client.AuditFilter{Limit: 10_000})
+	records, err := s.Client.Audit.Records(within(t), client.AuditFilter{Limit: 10_000})
 	if err != nil || int64(len(records)) != report.Records || records[0].Seq != 1 {
 		t.Errorf("Audit returned %d records, %v; want all %d from number 1", len(records), err, report.Records)
 	}

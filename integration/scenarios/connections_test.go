@@ -68,7 +68,7 @@ templates:
     pool: {min: 0, max: 4, rate: 10, parallel: 2}
 `
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed, Bin: limitedBinary(t)})
-	tok, err := s.Client.CreateToken(within(t), v1.TokenRequest{Caller: "eve", Trust: 1})
+	tok, err := s.Client.Tokens.Create(within(t), v1.TokenRequest{Caller: "eve", Trust: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ templates:
 	}
 	defer floodEventStreams(s, eve, 32)()
 	for range 3 {
-		got, err := bob.CallTool(within(t), "system.bash",
+		got, err := bob.Tools.Call(within(t), "system.bash",
 			v1.ToolCall{Input: input(t, map[string]any{"command": "echo fine"})}, client.CallOptions{})
 		if err != nil || got.Ending != "exited" {
 			t.Errorf("system.bash of another caller = %+v, %v; want exited", got, err)

@@ -172,7 +172,7 @@ const probeProxy = "env | grep -ci proxy; (exec 3<>/dev/tcp/127.0.0.1/3128) 2>/d
 func testEgressChanged(t *testing.T, s *harness.Server, o *egressSite) {
 	id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 	ctx := within(t)
-	state, err := s.Client.SetEgress(ctx, id, v1.Egress{Rules: []v1.EgressRule{o.httpRule("a.site.test")}})
+	state, err := s.Client.Egress.Set(ctx, id, v1.Egress{Rules: []v1.EgressRule{o.httpRule("a.site.test")}})
 	if err != nil || len(state.Rules) != 1 {
 		t.Fatalf("SetEgress = %+v, %v; want one rule", state, err)
 	}
@@ -186,7 +186,7 @@ func testEgressChanged(t *testing.T, s *harness.Server, o *egressSite) {
 		sh, err := s.Client.Shell(ctx, slow.ID)
 		return err == nil && sh.StdoutEnd == 1
 	})
-	if _, err := s.Client.SetEgress(ctx, id, v1.Egress{Rules: []v1.EgressRule{o.httpRule("b.site.test")}}); err != nil {
+	if _, err := s.Client.Egress.Set(ctx, id, v1.Egress{Rules: []v1.EgressRule{o.httpRule("b.site.test")}}); err != nil {
 		t.Fatal(err)
 	}
 	harness.Eventually(t, harness.Short, "the connection that is no longer allowed ends", func() bool {
@@ -197,7 +197,7 @@ func testEgressChanged(t *testing.T, s *harness.Server, o *egressSite) {
 	assertContains(t, o.get(t, s, id, "b.site.test", "/3"), "GET /3 of b.site.test")
 	// A request is recorded after it has ended, shortly after its client has the answer.
 	harness.Eventually(t, harness.Short, "the last request is recorded", func() bool {
-		state, err = s.Client.Egress(ctx, id)
+		state, err = s.Client.Egress.Get(ctx, id)
 		return err != nil || len(state.Recent) > 0 && state.Recent[0].Path == "/3"
 	})
 	if err != nil || state.Allowed < 2 || state.Refused < 1 || len(state.Recent) < 3 {
@@ -206,7 +206,7 @@ func testEgressChanged(t *testing.T, s *harness.Server, o *egressSite) {
 	if r := state.Recent; r[0].Path != "/3" || !r[0].Allowed || r[1].Allowed || r[1].Reason == "" {
 		t.Errorf("recent requests = %+v, want /3 allowed and the one before refused with a reason", r)
 	}
-	if err := s.Client.ClearEgress(ctx, id); err != nil {
+	if err := s.Client.Egress.Clear(ctx, id); err != nil {
 		t.Fatal(err)
 	}
 	if out := sh(t, s, id, probeProxy); out != "0\nnone\n" {
@@ -226,7 +226,7 @@ curl -sS http://b.site.test:%d/auth; env`, o.http, o.http))
 	if strings.Contains(out, credential) {
 		t.Errorf("the sandbox has the secret's value: %s", out)
 	}
-	if _, err := s.Client.SetEgress(within(t), id, v1.Egress{Rules: rules}); err != nil {
+	if _, err := s.Client.Egress.Set(within(t), id, v1.Egress{Rules: rules}); err != nil {
 		t.Fatal(err)
 	}
 	out = sh(t, s, id, fmt.Sprintf(`echo "[$API_TOKEN]"; curl -sS http://a.site.test:%d/auth`, o.http))

@@ -48,7 +48,7 @@ func testFullDisk(t *testing.T, name, root string) {
 	fill(t, ballast)
 	// On the full disk: a file, a command, and a new sandbox.
 	content := strings.NewReader(strings.Repeat("x", 1<<20))
-	_, err := s.Client.WorkspaceFiles(ws).Write(within(t), "big", content, client.WriteOptions{})
+	_, err := s.Client.Workspaces.Files(ws).Write(within(t), "big", content, client.WriteOptions{})
 	if !errdefs.IsResourceExhausted(err) {
 		t.Errorf("Write on a full disk: %v, want resource exhausted", err)
 	}
@@ -65,7 +65,7 @@ func testFullDisk(t *testing.T, name, root string) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	put(t, s.Client.WorkspaceFiles(ws), "small", "x")
+	put(t, s.Client.Workspaces.Files(ws), "small", "x")
 	sh(t, s, id, "test -e small && echo y > another")
 	sh(t, s, lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID, "true")
 }

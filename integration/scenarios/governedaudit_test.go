@@ -39,7 +39,7 @@ var secrets = []string{
 func TestSecretsAreNotStored(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
-		tok, err := s.Client.CreateToken(within(t), v1.TokenRequest{Caller: "ann", Trust: 3, Profile: "phase2"})
+		tok, err := s.Client.Tokens.Create(within(t), v1.TokenRequest{Caller: "ann", Trust: 3, Profile: "phase2"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,12 +134,12 @@ func secretCalls(t *testing.T, s *harness.Server, bearer string) (answers []name
 		t.Fatal(err)
 	}
 	assertContains(t, string(q.Input), "rm -rf junk")
-	if _, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
+	if _, err := s.Client.Approvals.Answer(within(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 		t.Fatal(err)
 	}
 	// The call is denied: an approved call would store its result for the key, and results of this
 	// profile contain the command.
-	if got, err := c.CallTool(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: "asked"}); err != nil ||
+	if got, err := c.Tools.Call(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: "asked"}); err != nil ||
 		got.Ending != "approval_denied" {
 		t.Errorf("the denied call = %+v, %v; want approval_denied", got, err)
 	}
@@ -269,7 +269,7 @@ func assertTampered(t *testing.T, s *harness.Server, kind, head string) {
 	if got.Code != 1 || !strings.Contains(got.Stdout, "NOT WHOLE") || !strings.Contains(got.Stdout, kind) {
 		t.Errorf("audit verify: exit code %d, want 1 and NOT WHOLE with %q\n%s%s", got.Code, kind, got.Stdout, got.Stderr)
 	}
-	again, err := s.Client.VerifyAudit(within(t), head)
+	again, err := s.Client.Audit.Verify(within(t), head)
 	if err != nil || again.OK {
 		t.Errorf("VerifyAudit with the earlier head = %+v, %v; want OK false", again, err)
 	}

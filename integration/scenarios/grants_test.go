@@ -21,14 +21,14 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	raised := v1.ToolCall{Session: "one", RaiseTrust: true, Input: input(t, map[string]any{"command": "echo ran"})}
 	answer := func(q v1.Approval, action string) {
 		t.Helper()
-		if _, err := s.Client.AnswerApproval(within(t), q.ID,
+		if _, err := s.Client.Approvals.Answer(within(t), q.ID,
 			v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wantEnding := func(c *client.Client, key, ending, approval string) {
 		t.Helper()
-		got, err := c.CallTool(within(t), "system.bash", raised, client.CallOptions{IdempotencyKey: key})
+		got, err := c.Tools.Call(within(t), "system.bash", raised, client.CallOptions{IdempotencyKey: key})
 		if err != nil || got.Ending != ending || got.Approval != approval {
 			t.Errorf("call with key %q = %+v, %v; want %s by approval %s", key, got, err, ending, approval)
 		}

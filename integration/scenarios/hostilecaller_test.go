@@ -49,7 +49,7 @@ func TestHostileCaller(t *testing.T) {
 	on(t, []string{"oci"}, func(t *testing.T, runtime string) {
 		const config = "leases: {idle: 15s}\n" + onDemand
 		s := harness.Run(t, harness.Options{Runtime: runtime, Config: config, Seed: &seed})
-		tok, err := s.Client.CreateToken(within(t), v1.TokenRequest{Caller: "mallory", Trust: 3, Quotas: v1.Quotas{Sandboxes: 2, Calls: 5000}})
+		tok, err := s.Client.Tokens.Create(within(t), v1.TokenRequest{Caller: "mallory", Trust: 3, Quotas: v1.Quotas{Sandboxes: 2, Calls: 5000}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +59,7 @@ func TestHostileCaller(t *testing.T) {
 
 		attack := startAttack(t, s.Socket(), tok.Secret)
 		under := bob.during(t, attackTime)
-		revoked, err := s.Client.RevokeToken(within(t), tok.ID)
+		revoked, err := s.Client.Tokens.Revoke(within(t), tok.ID)
 		if err != nil || revoked.RevokedAt.IsZero() {
 			t.Errorf("RevokeToken = %+v, %v", revoked, err)
 		}
@@ -101,7 +101,7 @@ func (c *steadyCaller) call(t *testing.T) time.Duration {
 	command := c.command(c.calls)
 	c.calls++
 	began := time.Now()
-	got, err := c.client.CallTool(ctx, "system.bash", v1.ToolCall{Session: "steady", Input: input(t, map[string]any{"command": command})}, client.CallOptions{})
+	got, err := c.client.Tools.Call(ctx, "system.bash", v1.ToolCall{Session: "steady", Input: input(t, map[string]any{"command": command})}, client.CallOptions{})
 	took := time.Since(began)
 	if err != nil || got.Ending != "exited" || got.ExitCode == nil || *got.ExitCode != 0 || !strings.Contains(string(got.Output), command[len("echo "):]) {
 		t.Errorf("call %d after %v: %+v %s, %v", c.calls-1, took, got, got.Output, err)
@@ -126,7 +126,7 @@ func (c *steadyCaller) during(t *testing.T, d time.Duration) []time.Duration {
 // hasRecords fails unless every call has its two records, with the command as it was sent.
 func (c *steadyCaller) hasRecords(t *testing.T, s *harness.Server) {
 	t.Helper()
-	records, err := s.Client.Audit(within(t), client.AuditFilter{Caller: "bob", Action: "system.bash", Limit: 10_000})
+	records, err := s.Client.Audit.Records(within(t), client.AuditFilter{Caller: "bob", Action: "system.bash", Limit: 10_000})
 	if err != nil || len(records) != 2*c.calls {
 		t.Fatalf("%d records of %d calls, %v", len(records), c.calls, err)
 	}

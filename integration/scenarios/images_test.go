@@ -97,7 +97,7 @@ images: {budget: 1B, allow: ["%s/team/*"]}
 		harness.Eventually(t, harness.Long, "the template is ready", func() bool {
 			return s.CLI(t, "run", "--", "echo", "here").Stdout == "here\n"
 		})
-		list, err := s.Client.Images(t.Context())
+		list, err := s.Client.Images.List(t.Context())
 		if err != nil || len(list) != 1 {
 			t.Fatalf("Images = %+v, %v; want one", list, err)
 		}
@@ -111,7 +111,7 @@ images: {budget: 1B, allow: ["%s/team/*"]}
 		}
 		s.CLI(t, "image", "pull", r.Host+"/other/sandbox:1").Is(t, 77, "images.allow")
 		s.CLI(t, "image", "pull", r.Host+"/team/nope:1").Is(t, 66, "not found in the registry")
-		got, err := s.Client.CollectImages(t.Context(), false)
+		got, err := s.Client.Images.Collect(t.Context(), false)
 		kept := err == nil && len(got.Items) == 1 && !got.Items[0].Removed
 		if !kept || !strings.Contains(got.Items[0].Why, "needed by template:default") {
 			t.Errorf("CollectImages = %+v, %v; want the image kept because the template needs it", got, err)
@@ -139,7 +139,7 @@ func TestKilledPullResumes(t *testing.T) {
 	var have, size atomic.Int64
 	done := make(chan error, 1)
 	go func() { // the result is received from done
-		_, err := s.Client.PullImage(t.Context(), v1.PullRequest{Ref: at}, func(e v1.PullEvent) {
+		_, err := s.Client.Images.Pull(t.Context(), v1.PullRequest{Ref: at}, func(e v1.PullEvent) {
 			for _, l := range e.Layers {
 				have.Store(l.HaveBytes)
 				size.Store(l.SizeBytes)
@@ -164,7 +164,7 @@ func TestKilledPullResumes(t *testing.T) {
 	before := proxy.received.Load()
 	proxy.unlimited.Store(true)
 	s.Start(r.Environment()...)
-	list, err := s.Client.PullImage(t.Context(), v1.PullRequest{Ref: at}, nil)
+	list, err := s.Client.Images.Pull(t.Context(), v1.PullRequest{Ref: at}, nil)
 	if err != nil || len(list) != 1 {
 		t.Fatalf("PullImage after the kill = %+v, %v; want one image", list, err)
 	}
@@ -210,7 +210,7 @@ RUN echo $WORD > /etc/built
 			"-f", "nope", dir).Is(t, 64, "nope")
 		harness.WriteFile(t, filepath.Join(dir, "Dockerfile"), "FROM orchestrator/sandbox:latest\nRUN exit 3\n")
 		s.CLI(t, "image", "build", "-t", "bad", "--network", "none", dir).Is(t, 64, "non-zero code: 3")
-		if _, err := s.Client.PinImage(t.Context(), "bad", true); err == nil {
+		if _, err := s.Client.Images.Pin(t.Context(), "bad", true); err == nil {
 			t.Error("a failed build created an image")
 		}
 		s.Configure(strings.Replace(onDemand, "default:", "default:\n    image: built:"+runtime, 1))
@@ -234,7 +234,7 @@ func TestBuildFromPackages(t *testing.T) {
 	if got.Code != 0 || len(got.Stdout) < 12 {
 		t.Fatalf("image build = %+v, want success and the image's id", got)
 	}
-	if _, err := s.Client.PinImage(t.Context(), "bad", true); err == nil {
+	if _, err := s.Client.Images.Pin(t.Context(), "bad", true); err == nil {
 		t.Error("a failed build created an image")
 	}
 	s.Configure(strings.Replace(onDemand, "default:", "default:\n    image: listed:1\n    entrypoint: []", 1))

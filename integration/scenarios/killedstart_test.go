@@ -73,7 +73,7 @@ func assertKilledAt(t *testing.T, s *harness.Server, point string) {
 	t.Helper()
 	if strings.HasPrefix(point, "start.probe.") {
 		s.Ready()
-		_, _ = s.Client.CreateWorkspace(within(t), "probed-"+strings.ReplaceAll(point, ".", "-")) // the server dies
+		_, _ = s.Client.Workspaces.Create(within(t), "probed-"+strings.ReplaceAll(point, ".", "-")) // the server dies
 	}
 	state := s.Ended()
 	if status, ok := state.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {

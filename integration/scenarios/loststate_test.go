@@ -118,7 +118,7 @@ func (u usedSandbox) assertGone(t *testing.T, s *harness.Server) {
 // assertFileKept checks the workspace's file on the host.
 func (u usedSandbox) assertFileKept(t *testing.T, s *harness.Server) {
 	t.Helper()
-	r, err := s.Client.WorkspaceFiles(u.workspace).Read(within(t), "file", client.Range{})
+	r, err := s.Client.Workspaces.Files(u.workspace).Read(within(t), "file", client.Range{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func overlay(t *testing.T, s *harness.Server, workspace string) string {
 // commitAll ends a lease and commits its overlay, or only the paths.
 func commitAll(t *testing.T, s *harness.Server, id string, paths ...string) (v1.Commit, error) {
 	t.Helper()
-	return s.Client.CommitOverlay(within(t), id, v1.CommitRequest{Paths: paths, End: true})
+	return s.Client.Overlays.Commit(within(t), id, v1.CommitRequest{Paths: paths, End: true})
 }
 
 // paths returns the kind and path of each change.
@@ -47,7 +47,7 @@ func TestConflictingOverlayCommitIsRefused(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
-		files := s.Client.WorkspaceFiles(name)
+		files := s.Client.Workspaces.Files(name)
 		put(t, files, "a.txt", "base\n")
 		put(t, files, "b.txt", "base\n")
 		put(t, files, "old/c.txt", "base\n")
@@ -73,10 +73,10 @@ func TestConflictingOverlayCommitIsRefused(t *testing.T) {
 			t.Errorf("the workspace after the commits shows %q, want %q", got, want)
 		}
 		release(t, s, id)
-		if err := s.Client.DiscardOverlay(within(t), three, false); err != nil {
+		if err := s.Client.Overlays.Discard(within(t), three, false); err != nil {
 			t.Error(err)
 		}
-		if list, err := s.Client.Overlays(within(t), name); err != nil || len(list) != 0 {
+		if list, err := s.Client.Overlays.List(within(t), name); err != nil || len(list) != 0 {
 			t.Errorf("Overlays = %+v, %v; want none", list, err)
 		}
 	})
@@ -85,7 +85,7 @@ func TestConflictingOverlayCommitIsRefused(t *testing.T) {
 // commitFirstOverlays commits overlays that do not conflict, after checking the diff of the first.
 func commitFirstOverlays(t *testing.T, s *harness.Server, one, two string) {
 	t.Helper()
-	d, err := s.Client.DiffOverlay(within(t), one, true)
+	d, err := s.Client.Overlays.Diff(within(t), one, true)
 	changes := []string{"changed a.txt", "removed old/c.txt", "added old/new.txt"}
 	if err != nil || !d.Overlay.Live || !slices.Equal(paths(d), changes) {
 		t.Errorf("DiffOverlay = %+v, %v; want a live overlay with %v", d, err, changes)
@@ -93,7 +93,7 @@ func commitFirstOverlays(t *testing.T, s *harness.Server, one, two string) {
 	if err == nil {
 		assertContains(t, d.Changes[0].Diff, "-base\n+one\n")
 	}
-	_, err = s.Client.CommitOverlay(within(t), one, v1.CommitRequest{})
+	_, err = s.Client.Overlays.Commit(within(t), one, v1.CommitRequest{})
 	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), one) {
 		t.Errorf("CommitOverlay of a live lease: %v, want failed precondition with its id", err)
 	}
@@ -138,7 +138,7 @@ func TestOverlaysContainHostileCommands(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, quotaConfig, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
-		put(t, s.Client.WorkspaceFiles(name), "a.txt", "base\n")
+		put(t, s.Client.Workspaces.Files(name), "a.txt", "base\n")
 		id := overlay(t, s, name)
 		for _, attribute := range []string{"trusted.overlay.opaque", "trusted.overlay.redirect", "user.overlay.opaque"} {
 			script := "import os, sys\nos.makedirs('d', exist_ok=True)\nos.setxattr('d', sys.argv[1], b'y')"
@@ -165,7 +165,7 @@ func TestOverlaysContainHostileCommands(t *testing.T) {
 			t.Errorf("64 MiB written to a quota of 16 MiB: %+v, want no space left", r)
 		}
 		sh(t, s, id, "rm big")
-		d, err := s.Client.DiffOverlay(within(t), id, true)
+		d, err := s.Client.Overlays.Diff(within(t), id, true)
 		changed := err == nil && len(d.Changes) == 2
 		if !changed || d.Changes[0].PathBase64 == "" || d.Changes[1].Path != "t" || !d.Changes[1].Binary {
 			t.Errorf("DiffOverlay = %+v, %v; want a path that is not UTF-8 and the binary file t", d, err)
@@ -173,7 +173,7 @@ func TestOverlaysContainHostileCommands(t *testing.T) {
 		if c, err := commitAll(t, s, id); err != nil || len(c.Paths) != 2 {
 			t.Errorf("CommitOverlay = %+v, %v; want two paths", c, err)
 		}
-		f, err := s.Client.WorkspaceFiles(name).Stat(within(t), "t")
+		f, err := s.Client.Workspaces.Files(name).Stat(within(t), "t")
 		if err != nil || f.Mode != "0755" {
 			t.Errorf("Stat of the committed file = %+v, %v; want mode 0755", f, err)
 		}
@@ -187,7 +187,7 @@ func TestOverlaysSurviveServerRestart(t *testing.T) {
 	onAllRuntimes(t, func(t *testing.T, runtime string) {
 		s := harness.Run(t, harness.Options{Runtime: runtime, Config: onDemand, Seed: &seed})
 		name := workspace(t, s)
-		put(t, s.Client.WorkspaceFiles(name), "a.txt", "base\n")
+		put(t, s.Client.Workspaces.Files(name), "a.txt", "base\n")
 		live, released := overlay(t, s, name), overlay(t, s, name)
 		sh(t, s, live, "echo live > live.txt")
 		sh(t, s, released, "echo over > over.txt")
@@ -203,22 +203,22 @@ func TestOverlaysSurviveServerRestart(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		files := s.Client.WorkspaceFiles(name)
+		files := s.Client.Workspaces.Files(name)
 		if got := get(t, files, "live.txt") + get(t, files, "over.txt"); got != "live\nmore\nover\n" {
 			t.Errorf("the committed files are %q, want both overlays' changes", got)
 		}
-		snapshot, err := s.Client.Snapshot(within(t), name, "before")
+		snapshot, err := s.Client.Snapshots.Create(within(t), name, "before")
 		if err != nil {
 			t.Fatal(err)
 		}
 		put(t, files, "a.txt", "spoilt\n")
-		if _, err := s.Client.Restore(within(t), name, "before"); err != nil {
+		if _, err := s.Client.Snapshots.Restore(within(t), name, "before"); err != nil {
 			t.Error(err)
 		}
 		if got := get(t, files, "a.txt"); got != "base\n" {
 			t.Errorf("the restored file is %q, want %q", got, "base\n")
 		}
-		if err := s.Client.RemoveSnapshot(within(t), name, snapshot.ID); err != nil {
+		if err := s.Client.Snapshots.Remove(within(t), name, snapshot.ID); err != nil {
 			t.Error(err)
 		}
 	})
@@ -230,10 +230,10 @@ func TestRunWithOverlay(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
-		put(t, s.Client.WorkspaceFiles(name), "a.txt", "base\n")
+		put(t, s.Client.Workspaces.Files(name), "a.txt", "base\n")
 		got := s.CLI(t, "run", "--workspace", name, "--mode", "overlay", "-c", "echo run > a.txt")
 		got.Is(t, 0, "")
-		list, err := s.Client.Overlays(within(t), name)
+		list, err := s.Client.Overlays.List(within(t), name)
 		if err != nil || len(list) != 1 || list[0].Live {
 			t.Fatalf("Overlays after the run = %+v, %v; want one that is not live", list, err)
 		}
@@ -243,11 +243,11 @@ func TestRunWithOverlay(t *testing.T) {
 		s.CLI(t, "workspace", "commit", list[0].ID, "other").Is(t, 64, "other")
 		s.CLI(t, "workspace", "commit", list[0].ID, "a.txt").Is(t, 0, "")
 		s.CLI(t, "workspace", "discard", list[0].ID).Is(t, 66, "not found: not an overlay lease")
-		if got := get(t, s.Client.WorkspaceFiles(name), "a.txt"); got != "run\n" {
+		if got := get(t, s.Client.Workspaces.Files(name), "a.txt"); got != "run\n" {
 			t.Errorf("the committed file is %q, want %q", got, "run\n")
 		}
 		s.CLI(t, "run", "--workspace", name, "--mode", "overlay", "-c", "true").Is(t, 0, "")
-		if list, err := s.Client.Overlays(within(t), name); err != nil || len(list) != 0 {
+		if list, err := s.Client.Overlays.List(within(t), name); err != nil || len(list) != 0 {
 			t.Errorf("Overlays after a run without changes = %+v, %v; want none", list, err)
 		}
 		s.CLI(t, "run", "--mode", "overlay", "-c", "true").Is(t, 64, "mode")

@@ -57,7 +57,7 @@ func TestWorkspaceQuota(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, roomy, func(t *testing.T, s *harness.Server) {
 		name := createBounded(t, s)
-		files := s.Client.WorkspaceFiles(name)
+		files := s.Client.Workspaces.Files(name)
 		put(t, files, "kept", "kept")
 		id := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
 
@@ -66,7 +66,7 @@ func TestWorkspaceQuota(t *testing.T) {
 		if n := size(t, s, id, "big"); n > quotaBytes || n < quotaBytes*95/100 {
 			t.Errorf("the file has %d bytes, want between 95%% and all of %d", n, quotaBytes)
 		}
-		w, err := s.Client.Workspace(within(t), name)
+		w, err := s.Client.Workspaces.Get(within(t), name)
 		if err != nil || w.QuotaBytes != quotaBytes || w.UsedBytes < quotaBytes*95/100 || w.UsedBytes > quotaBytes*105/100 {
 			t.Errorf("Workspace = %+v, %v; want the quota, and about all of it used", w, err)
 		}
@@ -107,7 +107,7 @@ for i in range(1000000):
 // deleteWorkspace deletes a workspace.
 func deleteWorkspace(t *testing.T, s *harness.Server, name string) {
 	t.Helper()
-	if err := s.Client.DeleteWorkspace(within(t), name); err != nil {
+	if err := s.Client.Workspaces.Delete(within(t), name); err != nil {
 		t.Error(err)
 	}
 }
@@ -117,7 +117,7 @@ func TestWorkspaceIsResized(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, roomy, func(t *testing.T, s *harness.Server) {
 		name := createBounded(t, s)
-		put(t, s.Client.WorkspaceFiles(name), "big", strings.Repeat("x", 40<<20))
+		put(t, s.Client.Workspaces.Files(name), "big", strings.Repeat("x", 40<<20))
 		path := "/v1/workspaces/" + name
 		for body, want := range map[string]struct {
 			status int
@@ -135,7 +135,7 @@ func TestWorkspaceIsResized(t *testing.T) {
 		sh(t, s, id, "head -c 100M /dev/zero >more && test $(stat -c %s big) = 41943040")
 		release(t, s, id)
 		s.CLI(t, "workspace", "resize", name, "64MiB").Is(t, 78, "remove files first")
-		if err := s.Client.WorkspaceFiles(name).Remove(within(t), "more", false); err != nil {
+		if err := s.Client.Workspaces.Files(name).Remove(within(t), "more", false); err != nil {
 			t.Fatal(err)
 		}
 		s.CLI(t, "workspace", "resize", name, "64MiB").Is(t, 0, "")
@@ -186,7 +186,7 @@ func TestQuotaSurvivesKill(t *testing.T) {
 			}
 		}
 		s.Start()
-		if got := get(t, s.Client.WorkspaceFiles(ws), "after"); got != "after\n" {
+		if got := get(t, s.Client.Workspaces.Files(ws), "after"); got != "after\n" {
 			t.Errorf("the workspace's file is %q, want %q", got, "after\n")
 		}
 	})

@@ -56,7 +56,7 @@ func TestRedactionIsPerCaller(t *testing.T) {
 // assertShown fails unless an approver reads this input.
 func assertShown(t *testing.T, s *harness.Server, id, want string) {
 	t.Helper()
-	q, err := s.Client.Approval(within(t), id)
+	q, err := s.Client.Approvals.Get(within(t), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func assertShown(t *testing.T, s *harness.Server, id, want string) {
 // assertRecorded fails unless the call's opening record has this input, and names bob and the tool.
 func assertRecorded(t *testing.T, s *harness.Server, id, want string) {
 	t.Helper()
-	all, err := s.Client.Audit(within(t), client.AuditFilter{Call: id})
+	all, err := s.Client.Audit.Records(within(t), client.AuditFilter{Call: id})
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d records of call %s, %v; want 2", len(all), id, err)
 	}
@@ -89,7 +89,7 @@ func assertNothingHidden(t *testing.T, s *harness.Server, bob caller, command st
 		t.Fatal(err)
 	}
 	assertShown(t, s, q.ID, string(in))
-	all, err := s.Client.Audit(within(t), client.AuditFilter{Call: q.Call})
+	all, err := s.Client.Audit.Records(within(t), client.AuditFilter{Call: q.Call})
 	if err != nil || len(all) == 0 {
 		t.Fatalf("%d records of the call, %v; want some", len(all), err)
 	}
@@ -113,7 +113,7 @@ func assertVariablesBounded(t *testing.T, s *harness.Server, bob caller) {
 	if got.Status != http.StatusBadRequest || !strings.Contains(string(got.Body), "env") {
 		t.Errorf("call with 10,000 variables: status %d, want 400 that names env: %.300s", got.Status, got.Body)
 	}
-	all, err := s.Client.Audit(within(t), client.AuditFilter{Caller: "bob", Newest: true, Limit: 2})
+	all, err := s.Client.Audit.Records(within(t), client.AuditFilter{Caller: "bob", Newest: true, Limit: 2})
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d records of the refused call, %v; want 2", len(all), err)
 	}

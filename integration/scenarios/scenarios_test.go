@@ -251,7 +251,7 @@ func awaitProcesses(t *testing.T, word string, n int) {
 func workspace(t *testing.T, s *harness.Server) string {
 	t.Helper()
 	name := fmt.Sprintf("w%d", uniqueNumber.Add(1))
-	if _, err := s.Client.CreateWorkspace(within(t), name); err != nil {
+	if _, err := s.Client.Workspaces.Create(within(t), name); err != nil {
 		t.Fatal(err)
 	}
 	return name

@@ -45,7 +45,7 @@ templates:
 func templateState(t *testing.T, s *harness.Server, name string) (v1.Template, v1.Pool) {
 	t.Helper()
 	ctx := within(t)
-	list, err := s.Client.Templates(ctx)
+	list, err := s.Client.Templates.List(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,11 +145,11 @@ func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
 // revokedLater creates a token for the test and returns the value of its Authorization header.
 func revokedLater(t *testing.T, s *harness.Server, r v1.TokenRequest) string {
 	t.Helper()
-	got, err := s.Client.CreateToken(within(t), r)
+	got, err := s.Client.Tokens.Create(within(t), r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Client.RevokeToken(context.Background(), got.ID) }) //nolint:errcheck // the server ends
+	t.Cleanup(func() { s.Client.Tokens.Revoke(context.Background(), got.ID) }) //nolint:errcheck // the server ends
 	return "Bearer " + got.Secret
 }
 

@@ -185,7 +185,7 @@ func keepCalling(t *testing.T, s *harness.Server) (stop func()) {
 			case <-time.After(50 * time.Millisecond):
 			}
 			began := time.Now()
-			if got, err := s.Client.CallTool(t.Context(), "system.bash", r, client.CallOptions{}); err != nil ||
+			if got, err := s.Client.Tools.Call(t.Context(), "system.bash", r, client.CallOptions{}); err != nil ||
 				got.Ending != "exited" {
 				t.Errorf("valid call beside invalid ones = %+v, %v; want exited", got, err)
 			}
@@ -205,7 +205,7 @@ func keepCalling(t *testing.T, s *harness.Server) (stop func()) {
 // lastRecord returns the number of the last audit record.
 func lastRecord(t *testing.T, s *harness.Server) int64 {
 	t.Helper()
-	got, err := s.Client.Audit(within(t), client.AuditFilter{Limit: 1, Newest: true})
+	got, err := s.Client.Audit.Records(within(t), client.AuditFilter{Limit: 1, Newest: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func lastRecord(t *testing.T, s *harness.Server) int64 {
 // recordsSince returns the audit records after a number, without those of keepCalling.
 func recordsSince(t *testing.T, s *harness.Server, seq int64) []v1.AuditRecord {
 	t.Helper()
-	got, err := s.Client.Audit(within(t), client.AuditFilter{After: seq})
+	got, err := s.Client.Audit.Records(within(t), client.AuditFilter{After: seq})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func testUnparsedCommands(t *testing.T, s *harness.Server) {
 			if took := time.Since(began); took > inputTime {
 				t.Errorf("the call took %s, want at most %s", took, inputTime)
 			}
-			got, err := s.Client.Audit(within(t), client.AuditFilter{Call: r.ID})
+			got, err := s.Client.Audit.Records(within(t), client.AuditFilter{Call: r.ID})
 			if err != nil || len(got) != 2 || got[1].Ending != "policy_denied" || got[1].Rule != v.Rule {
 				t.Errorf("records of the call = %+v, %v; want two, the last policy_denied", got, err)
 			}
@@ -324,7 +324,7 @@ func testBadTokens(t *testing.T, s *harness.Server) {
 	var expired, revoked v1.Token
 	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","trust":3,"ttl_ms":1}`).Into(t, &expired)
 	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","trust":3}`).Into(t, &revoked)
-	if _, err := s.Client.RevokeToken(within(t), revoked.ID); err != nil {
+	if _, err := s.Client.Tokens.Revoke(within(t), revoked.ID); err != nil {
 		t.Fatal(err)
 	}
 	for _, secret := range []string{

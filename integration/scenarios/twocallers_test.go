@@ -55,7 +55,7 @@ func TestToolCallersAreIsolated(t *testing.T) {
 		if got.Status != http.StatusOK || !strings.Contains(string(got.Body), "secret-of-ann") {
 			t.Errorf("output of ann's call: status %d, want 200 with her word: %.200s", got.Status, got.Body)
 		}
-		if got, err := s.Client.Approval(within(t), own.approval); err != nil || got.State != "pending" {
+		if got, err := s.Client.Approvals.Get(within(t), own.approval); err != nil || got.State != "pending" {
 			t.Errorf("ann's approval request = %+v, %v; want it pending", got, err)
 		}
 	})
@@ -148,7 +148,7 @@ func testOwnedIsHidden(t *testing.T, s *harness.Server, bob caller, own owned) {
 				c.method, c.path, c.body, status, existing, c.status, unknown)
 		}
 	}
-	if got, err := s.Client.Audit(within(t), client.AuditFilter{Caller: "bob"}); err != nil || len(got) == 0 {
+	if got, err := s.Client.Audit.Records(within(t), client.AuditFilter{Caller: "bob"}); err != nil || len(got) == 0 {
 		t.Errorf("Audit of bob = %d records, %v; want records of his requests", len(got), err)
 	}
 }
@@ -222,7 +222,7 @@ func testKeysAreSeparate(t *testing.T, s *harness.Server) {
 	callWithKey := func(c *client.Client, command string) v1.ToolResult {
 		t.Helper()
 		r := v1.ToolCall{Input: input(t, map[string]any{"command": command})}
-		got, err := c.CallTool(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: "same"})
+		got, err := c.Tools.Call(within(t), "system.bash", r, client.CallOptions{IdempotencyKey: "same"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +241,7 @@ func testKeysAreSeparate(t *testing.T, s *harness.Server) {
 		t.Errorf("the same key gave fay approval request %+v, %v; want another one than %s", theirs, err, hers.ID)
 	}
 	for _, id := range []string{hers.ID, theirs.ID} {
-		if _, err := s.Client.AnswerApproval(within(t), id, v1.ApprovalAnswer{Action: "deny"}); err != nil {
+		if _, err := s.Client.Approvals.Answer(within(t), id, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -260,7 +260,7 @@ func testWatchesAreSeparate(t *testing.T, s *harness.Server) {
 	defer cancel()
 	for name, c := range map[string]*client.Client{"eve": eve, "fay": fay, "local": s.Client} {
 		watches.Go(func() {
-			err := c.WatchApprovals(ctx, func(e v1.ApprovalEvent) error {
+			err := c.Approvals.Watch(ctx, func(e v1.ApprovalEvent) error {
 				mu.Lock()
 				defer mu.Unlock()
 				events[name] = append(events[name], e.Approval.ID)
@@ -292,7 +292,7 @@ func testWatchesAreSeparate(t *testing.T, s *harness.Server) {
 		t.Errorf("events by caller = %v, want none of another caller's request", events)
 	}
 	for _, id := range ids {
-		if _, err := s.Client.AnswerApproval(within(t), id, v1.ApprovalAnswer{Action: "deny"}); err != nil {
+		if _, err := s.Client.Approvals.Answer(within(t), id, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -406,7 +406,7 @@ func startFlood(ctx context.Context, t *testing.T, c *client.Client, flood *sync
 		for range r.clients {
 			flood.Go(func() {
 				for ctx.Err() == nil {
-					_, err := c.CallTool(ctx, "system.bash", r.call, client.CallOptions{})
+					_, err := c.Tools.Call(ctx, "system.bash", r.call, client.CallOptions{})
 					if p, ok := errors.AsType[*v1.Problem](err); ok && p.Status >= 500 &&
 						p.Status != http.StatusServiceUnavailable && p.Status != http.StatusGatewayTimeout {
 						t.Errorf("a call of the flood: %v, want no internal error", err)
@@ -426,7 +426,7 @@ func startFlood(ctx context.Context, t *testing.T, c *client.Client, flood *sync
 func requestsAreAnswered(t *testing.T, s *harness.Server, c *client.Client, n int) {
 	t.Helper()
 	fine := v1.ToolCall{Template: "default", Input: input(t, map[string]any{"command": "echo fine"})}
-	got, err := c.CallTool(within(t), "system.bash", fine, client.CallOptions{})
+	got, err := c.Tools.Call(within(t), "system.bash", fine, client.CallOptions{})
 	if err != nil || got.Ending != "exited" {
 		t.Errorf("system.bash during the flood = %+v, %v; want exited", got, err)
 	}
@@ -434,10 +434,10 @@ func requestsAreAnswered(t *testing.T, s *harness.Server, c *client.Client, n in
 	if err != nil {
 		t.Errorf("approval request during the flood: %v", err)
 	}
-	if list, err := c.Approvals(within(t), "pending"); err != nil || len(list) == 0 || list[0].ID != q.ID {
+	if list, err := c.Approvals.List(within(t), "pending"); err != nil || len(list) == 0 || list[0].ID != q.ID {
 		t.Errorf("Approvals during the flood = %+v, %v; want %s first", list, err, q.ID)
 	}
-	if _, err := s.Client.AnswerApproval(within(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
+	if _, err := s.Client.Approvals.Answer(within(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 		t.Errorf("AnswerApproval during the flood: %v", err)
 	}
 }
@@ -461,7 +461,7 @@ func TestDailyCallQuotaIsPerCaller(t *testing.T) {
 	bob := token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3})
 	r := v1.ToolCall{Session: "s", Input: input(t, map[string]any{"command": "true"})}
 	for i := range 5 {
-		got, err := ann.CallTool(within(t), "system.bash", r, client.CallOptions{})
+		got, err := ann.Tools.Call(within(t), "system.bash", r, client.CallOptions{})
 		if i < 3 && (err != nil || got.Ending != "exited") {
 			t.Errorf("call %d within the quota = %+v, %v; want exited", i, got, err)
 		}
@@ -469,12 +469,12 @@ func TestDailyCallQuotaIsPerCaller(t *testing.T) {
 			t.Errorf("call %d over the quota = %+v, %v; want policy_denied with a time to retry", i, got, err)
 		}
 	}
-	if got, err := bob.CallTool(within(t), "system.bash", r, client.CallOptions{}); err != nil || got.Ending != "exited" {
+	if got, err := bob.Tools.Call(within(t), "system.bash", r, client.CallOptions{}); err != nil || got.Ending != "exited" {
 		t.Errorf("call of another caller = %+v, %v; want exited", got, err)
 	}
 	s.Term()
 	s.Start()
-	if got, err := ann.CallTool(within(t), "system.bash", r, client.CallOptions{}); err != nil ||
+	if got, err := ann.Tools.Call(within(t), "system.bash", r, client.CallOptions{}); err != nil ||
 		got.Ending != "policy_denied" {
 		t.Errorf("call over the quota after a restart = %+v, %v; want policy_denied", got, err)
 	}

@@ -127,7 +127,7 @@ func testWebPages(t *testing.T, s *harness.Server, w *harness.Website) {
 func testWebTwoCallers(t *testing.T, s *harness.Server, w *harness.Website) {
 	page := w.URL("a", "/article")
 	for i, who := range []string{"ann", "bob", "ann"} {
-		tok, err := s.Client.CreateToken(within(t), v1.TokenRequest{Caller: who, Profile: "phase2", Trust: 1})
+		tok, err := s.Client.Tokens.Create(within(t), v1.TokenRequest{Caller: who, Profile: "phase2", Trust: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +136,7 @@ func testWebTwoCallers(t *testing.T, s *harness.Server, w *harness.Website) {
 			t.Fatal(err)
 		}
 		defer theirs.Close()
-		r, err := theirs.CallTool(within(t), "web.fetch", v1.ToolCall{
+		r, err := theirs.Tools.Call(within(t), "web.fetch", v1.ToolCall{
 			Input: input(t, map[string]any{"url": page}),
 		}, client.CallOptions{})
 		if err != nil || r.Ending != "ok" || !strings.Contains(string(r.Output), `"cached":false`) ||
@@ -189,7 +189,7 @@ func testWebPrivate(t *testing.T, s *harness.Server, w *harness.Website) {
 	slow := v1.ToolCall{Input: input(t, map[string]any{"url": w.URL("a", "/slow"), "timeout_ms": 100_000})}
 	go func() { // the end is received from done
 		defer close(done)
-		_, _ = s.Client.CallTool(ctx, "web.fetch", slow, client.CallOptions{})
+		_, _ = s.Client.Tools.Call(ctx, "web.fetch", slow, client.CallOptions{})
 	}()
 	defer func() { leave(); <-done }()
 	id := ""
@@ -326,7 +326,7 @@ func testWebSessions(t *testing.T, s *harness.Server, w *harness.Website) {
 	if after := bash(look); r.Ending != "ok" || before != "0\nshut\nlo\n" || after != before {
 		t.Errorf("the session's network was %q and is %q, web.fetch %+v; want no proxy and only loopback", before, after, r)
 	}
-	if err := s.Client.EndSession(within(t), "work"); err != nil {
+	if err := s.Client.Tools.EndSession(within(t), "work"); err != nil {
 		t.Error(err)
 	}
 }
@@ -348,7 +348,7 @@ func testWebBridge(t *testing.T, s *harness.Server, w *harness.Website) {
 			t.Errorf("the sandbox printed %+v, want only loopback, and answers with %s", out, part)
 		}
 	}
-	if err := s.Client.EndSession(within(t), "wide"); err != nil {
+	if err := s.Client.Tools.EndSession(within(t), "wide"); err != nil {
 		t.Error(err)
 	}
 }
@@ -358,7 +358,7 @@ func testWebBridge(t *testing.T, s *harness.Server, w *harness.Website) {
 func testWebRecords(t *testing.T, s *harness.Server, w *harness.Website) {
 	want := map[string]bool{"a.site.test allow": false, "search.site.test allow": false, "x.other.test deny": false}
 	harness.Eventually(t, harness.Short, "the connections are recorded", func() bool {
-		records, err := s.Client.Audit(within(t), client.AuditFilter{Action: "egress", Limit: 1000})
+		records, err := s.Client.Audit.Records(within(t), client.AuditFilter{Action: "egress", Limit: 1000})
 		if err != nil {
 			t.Fatal(err)
 		}

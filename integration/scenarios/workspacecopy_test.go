@@ -42,7 +42,7 @@ func TestWorkspaceIsCopiedIntoGVisor(t *testing.T) {
 	needGVisor(t)
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: gvisorConfig, Seed: &seed})
 	name := workspace(t, s)
-	files := s.Client.WorkspaceFiles(name)
+	files := s.Client.Workspaces.Files(name)
 	put(t, files, "given", "1")
 	put(t, files, "goes", "2")
 	sb := lease(t, s, v1.SandboxRequest{Workspace: name, Class: "gvisor", WhenEmpty: "cold"})
@@ -112,7 +112,7 @@ func TestUncopyableWorkspaceIsRefused(t *testing.T) {
 		t.Errorf("CreateSandbox with an unknown class: %v, want failed precondition with its name", err)
 	}
 	name := workspace(t, s)
-	put(t, s.Client.WorkspaceFiles(name), "big", strings.Repeat("x", 5<<20))
+	put(t, s.Client.Workspaces.Files(name), "big", strings.Repeat("x", 5<<20))
 	_, err = s.Client.CreateSandbox(within(t), v1.SandboxRequest{Template: "walled", Workspace: name, WhenEmpty: "cold"})
 	for _, word := range []string{name, "5MiB", "4MiB", "limits.scratch"} {
 		if err == nil || !strings.Contains(err.Error(), word) {
@@ -128,13 +128,13 @@ func TestWorkspaceIsCopiedOverStdio(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "docker", Mode: "stdio", Config: onDemand, Seed: &seed})
 	name := workspace(t, s)
-	put(t, s.Client.WorkspaceFiles(name), "given", "1")
+	put(t, s.Client.Workspaces.Files(name), "given", "1")
 	sb := lease(t, s, v1.SandboxRequest{Workspace: name, WhenEmpty: "cold"})
 	if got := sh(t, s, sb.ID, "cat given; echo 2 >new; stat -c %u given new"); got != "11000\n1000\n" {
 		t.Errorf("the sandbox printed %q, want the given file and the owner 1000", got)
 	}
 	release(t, s, sb.ID)
-	if got := get(t, s.Client.WorkspaceFiles(name), "new"); got != "2\n" {
+	if got := get(t, s.Client.Workspaces.Files(name), "new"); got != "2\n" {
 		t.Errorf("after the lease the workspace's file is %q, want %q", got, "2\n")
 	}
 	r, err := s.Client.Run(within(t),
@@ -143,7 +143,7 @@ func TestWorkspaceIsCopiedOverStdio(t *testing.T) {
 		t.Errorf("Run = %+v, %v; want stdout %q", r, err, "2\n")
 	}
 	awaitNoLease(t, s)
-	if got := get(t, s.Client.WorkspaceFiles(name), "new"); got != "3\n" {
+	if got := get(t, s.Client.Workspaces.Files(name), "new"); got != "3\n" {
 		t.Errorf("after the run the workspace's file is %q, want %q", got, "3\n")
 	}
 }

@@ -28,8 +28,8 @@ func TestCopiedWorkspaceSurvivesCrash(t *testing.T) { //nolint:tparallel // the 
 			defer s.For(t)()
 			s.Start("ORCHESTRATOR_FAULT=" + point)
 			name := workspace(t, s)
-			put(t, s.Client.WorkspaceFiles(name), "old", "1")
-			put(t, s.Client.WorkspaceFiles(name), "same", "2")
+			put(t, s.Client.Workspaces.Files(name), "old", "1")
+			put(t, s.Client.Workspaces.Files(name), "same", "2")
 			sb, err := s.Client.CreateSandbox(within(t),
 				v1.SandboxRequest{Workspace: name, Template: "walled", WhenEmpty: "cold"})
 			if err != nil {

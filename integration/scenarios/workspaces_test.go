@@ -41,7 +41,7 @@ func get(t *testing.T, f client.Files, path string) string {
 // testReadOnlyWorkspace checks that a read-only lease cannot change its workspace in any way.
 func testReadOnlyWorkspace(t *testing.T, s *harness.Server) {
 	name := workspace(t, s)
-	files := s.Client.WorkspaceFiles(name)
+	files := s.Client.Workspaces.Files(name)
 	put(t, files, "in.txt", "given")
 	id := lease(t, s, v1.SandboxRequest{Workspace: name, ReadOnly: true}).ID
 	if got := sh(t, s, id, "cat in.txt"); got != "given" {
@@ -71,7 +71,7 @@ func testReadOnlyWorkspace(t *testing.T, s *harness.Server) {
 // written after the release.
 func testReleasedWorkspace(t *testing.T, s *harness.Server) {
 	name, word := workspace(t, s), uniqueWord()
-	files := s.Client.WorkspaceFiles(name)
+	files := s.Client.Workspaces.Files(name)
 	id := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
 	writer := "import os, time\nf = open('log', 'ab', buffering=0)\nwhile True:\n    f.write(b'x'); time.sleep(0.001)\n"
 	_, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{
@@ -100,7 +100,7 @@ func testReleasedWorkspace(t *testing.T, s *harness.Server) {
 			t.Fatalf("%d bytes were written after the release, want none", now-first)
 		}
 	}
-	if err := s.Client.DeleteWorkspace(within(t), name); err != nil {
+	if err := s.Client.Workspaces.Delete(within(t), name); err != nil {
 		t.Error(err)
 	}
 }
@@ -113,7 +113,7 @@ func testWorkspaceOutlives(t *testing.T, s *harness.Server) {
 	sh(t, s, one, "mkdir -p a/b; echo kept > a/b/c; umask 077; echo own > own; chmod 4755 a/b/c; ln -s /etc/passwd link")
 	put(t, s.Client.SandboxFiles(one), "by-interface", "too")
 	release(t, s, one)
-	files := s.Client.WorkspaceFiles(name)
+	files := s.Client.Workspaces.Files(name)
 	if got := get(t, files, "a/b/c") + get(t, files, "by-interface"); got != "kept\ntoo" {
 		t.Errorf("the workspace's files are %q, want %q", got, "kept\ntoo")
 	}
@@ -123,13 +123,13 @@ func testWorkspaceOutlives(t *testing.T, s *harness.Server) {
 		t.Errorf("the second sandbox printed %q, want %q", got, want)
 	}
 	// A leased workspace can be shown, but not deleted.
-	w, err := s.Client.Workspace(within(t), name)
+	w, err := s.Client.Workspaces.Get(within(t), name)
 	if err != nil || len(w.Sandboxes) != 1 || w.Sandboxes[0] != two {
 		t.Errorf("Workspace = %+v, %v; want sandbox %s", w, err, two)
 	}
 	s.Ask(t, "DELETE", "/v1/workspaces/"+name, "").Problem(t, 409, "failed_precondition", "")
 	release(t, s, two)
-	if err := s.Client.DeleteWorkspace(within(t), name); err != nil {
+	if err := s.Client.Workspaces.Delete(within(t), name); err != nil {
 		t.Error(err)
 	}
 	s.Ask(t, "GET", "/v1/workspaces/"+name, "").Problem(t, 404, "not_found", "")

@@ -230,7 +230,7 @@ func (l *load) lease(ctx context.Context, n int64) (err error) {
 	switch n % 3 {
 	case 0:
 		r.Workspace = fmt.Sprintf("soak-%d", n)
-		if _, err := l.client.CreateWorkspace(ctx, r.Workspace); err != nil && !errdefs.IsAlreadyExists(err) {
+		if _, err := l.client.Workspaces.Create(ctx, r.Workspace); err != nil && !errdefs.IsAlreadyExists(err) {
 			return err
 		}
 		defer func() { err = errors.Join(err, l.deleteWorkspace(r.Workspace)) }()
@@ -352,7 +352,7 @@ func (l *load) deleteWorkspace(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	for {
-		err := l.client.DeleteWorkspace(ctx, name)
+		err := l.client.Workspaces.Delete(ctx, name)
 		if err == nil || errdefs.IsNotFound(err) {
 			return nil
 		}

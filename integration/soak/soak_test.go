@@ -130,7 +130,7 @@ func soak(t *testing.T, s *harness.Server, e engine) outcome {
 	l := &load{client: s.Client, base: "base", came: map[string]int{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := s.Client.CreateWorkspace(ctx, l.base); err != nil {
+	if _, err := s.Client.Workspaces.Create(ctx, l.base); err != nil {
 		t.Fatal(err)
 	}
 	l.calls.Store(*calls / warmUp)

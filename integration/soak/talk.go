@@ -106,12 +106,12 @@ func (l *load) discard(id string, written bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	for {
-		d, err := l.client.DiffOverlay(ctx, id, true)
+		d, err := l.client.Overlays.Diff(ctx, id, true)
 		if err == nil && written && d.Added == 0 {
 			return fmt.Errorf("overlay %s has nothing of what was written: %+v", id, d)
 		}
 		if err == nil {
-			err = l.client.DiscardOverlay(ctx, id, false)
+			err = l.client.Overlays.Discard(ctx, id, false)
 		}
 		if err == nil || errdefs.IsNotFound(err) {
 			return nil

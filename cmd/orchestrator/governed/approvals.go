@@ -66,7 +66,7 @@ func newApprovalsList(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			got, err := cl.Approvals(cmd.Context(), state)
+			got, err := cl.Approvals.List(cmd.Context(), state)
 			if err != nil {
 				return err
 			}
@@ -89,7 +89,7 @@ func newApprovalsShow(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			q, err := cl.Approval(cmd.Context(), args[0])
+			q, err := cl.Approvals.Get(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -155,7 +155,7 @@ func runApprovalsWatch(ctx context.Context, a *cli.App) error {
 	if err != nil {
 		return err
 	}
-	err = cl.WatchApprovals(ctx, func(e v1.ApprovalEvent) error {
+	err = cl.Approvals.Watch(ctx, func(e v1.ApprovalEvent) error {
 		if a.Flags.Output == "json" {
 			return a.JSONLines().Encode(e)
 		}
@@ -247,7 +247,7 @@ func runAnswer(ctx context.Context, a *cli.App, ids []string, w v1.ApprovalAnswe
 	var answered []v1.Approval
 	var failed error
 	for _, id := range ids {
-		q, err := cl.AnswerApproval(ctx, id, w)
+		q, err := cl.Approvals.Answer(ctx, id, w)
 		if err != nil {
 			failed = errors.Join(failed, err)
 			continue

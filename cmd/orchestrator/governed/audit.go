@@ -111,7 +111,7 @@ a rate refused: the first one, or how many followed within a minute.`,
 			if err != nil {
 				return err
 			}
-			got, err := cl.Audit(cmd.Context(), f)
+			got, err := cl.Audit.Records(cmd.Context(), f)
 			if err != nil {
 				return err
 			}
@@ -143,7 +143,7 @@ another exit code than 0 what was printed is not whole.`,
 			if err != nil {
 				return err
 			}
-			return cl.ExportAudit(cmd.Context(), f, &cli.JSONWriter{W: a.Stdout})
+			return cl.Audit.Export(cmd.Context(), f, &cli.JSONWriter{W: a.Stdout})
 		},
 	}
 	o.register(c.Flags())
@@ -192,7 +192,7 @@ func runAuditVerify(ctx context.Context, a *cli.App, head string) error {
 	if err != nil {
 		return err
 	}
-	r, err := cl.VerifyAudit(ctx, head)
+	r, err := cl.Audit.Verify(ctx, head)
 	if err != nil {
 		return err
 	}

@@ -114,7 +114,7 @@ func mcpServed(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, c
 	p := engine.Local("")
 	// An answer of the client's user counts only for operators. Who is none is
 	// told so where tokens are listed.
-	if _, err := cl.Tokens(ctx); err != nil {
+	if _, err := cl.Tokens.List(ctx); err != nil {
 		if !errdefs.IsPermissionDenied(err) {
 			return err
 		}
@@ -148,7 +148,7 @@ type remote struct{ cl *client.Client }
 
 // Tools lists the caller's tools.
 func (r remote) Tools(ctx context.Context, _ engine.Principal, profile string) ([]v1.Tool, error) {
-	return r.cl.Tools(ctx, profile)
+	return r.cl.Tools.List(ctx, profile)
 }
 
 // CallTool calls one, and asks again while the server is restarted.
@@ -157,7 +157,7 @@ func (r remote) CallTool(ctx context.Context, principal engine.Principal, name s
 	if w.Output != nil {
 		o.Output = func(stream string, p []byte, _ int64) { w.Output(stream, p) }
 	}
-	return r.cl.CallTool(ctx, name, req, o)
+	return r.cl.Tools.Call(ctx, name, req, o)
 }
 
 // RefuseCall returns cause: what does not get to the server has no record there.
@@ -167,17 +167,17 @@ func (remote) RefuseCall(_ context.Context, _ engine.Principal, _ string, _ []by
 
 // CallOutput reads the output of an earlier call.
 func (r remote) CallOutput(ctx context.Context, _ engine.Principal, id string, o engine.OutputRequest) (v1.Output, error) {
-	return r.cl.CallOutput(ctx, id, client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait})
+	return r.cl.Tools.Output(ctx, id, client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait})
 }
 
 // AnswerApproval answers a question as the caller that the server knows; the
 // note says whose answer it was.
 func (r remote) AnswerApproval(ctx context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
 	a.Note = p.Caller
-	return r.cl.AnswerApproval(ctx, id, a)
+	return r.cl.Approvals.Answer(ctx, id, a)
 }
 
 // EndSession removes the session's sandbox.
 func (r remote) EndSession(ctx context.Context, _ engine.Principal, session string) error {
-	return r.cl.EndSession(ctx, session)
+	return r.cl.Tools.EndSession(ctx, session)
 }

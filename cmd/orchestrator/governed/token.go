@@ -81,7 +81,7 @@ func runTokenCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o token
 	if err != nil {
 		return err
 	}
-	t, err := cl.CreateToken(ctx, r)
+	t, err := cl.Tokens.Create(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func newTokenList(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			got, err := cl.Tokens(cmd.Context())
+			got, err := cl.Tokens.List(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -175,7 +175,7 @@ and what its caller has, such as sandboxes, stays.`,
 			if err != nil {
 				return err
 			}
-			t, err := cl.RevokeToken(cmd.Context(), args[0])
+			t, err := cl.Tokens.Revoke(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}

@@ -42,7 +42,7 @@ With -o json, the schemas of their inputs and outputs too.`,
 			if err != nil {
 				return err
 			}
-			tools, err := cl.Tools(cmd.Context(), profile)
+			tools, err := cl.Tools.List(cmd.Context(), profile)
 			if err != nil {
 				return err
 			}
@@ -138,7 +138,7 @@ func runToolCall(ctx context.Context, a *cli.App, cmd *cobra.Command, o toolCall
 		tell(q)
 	}
 	w.Started = func(string) { question = "" }
-	r, err := cl.CallTool(ctx, name, o.call, w)
+	r, err := cl.Tools.Call(ctx, name, o.call, w)
 	if err != nil {
 		if _, gaveUp := errors.AsType[*cli.Interrupted](err); gaveUp && o.key == "" {
 			withdraw(ctx, a, cl, question)
@@ -163,7 +163,7 @@ func withdraw(ctx context.Context, a *cli.App, cl *client.Client, question strin
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTime)
 	defer cancel()
 	// Callers who may not answer leave it to expire.
-	_, _ = cl.AnswerApproval(ctx, question, v1.ApprovalAnswer{Action: "deny", Note: "its caller gave up"})
+	_, _ = cl.Approvals.Answer(ctx, question, v1.ApprovalAnswer{Action: "deny", Note: "its caller gave up"})
 }
 
 // toolInput is the input from wherever it was given.
@@ -180,7 +180,7 @@ func toolInput(ctx context.Context, a *cli.App, cmd *cobra.Command, cl *client.C
 	case len(pairs) == 0:
 		return nil, nil
 	}
-	tools, err := cl.Tools(ctx, o.call.Profile)
+	tools, err := cl.Tools.List(ctx, o.call.Profile)
 	if err != nil {
 		return nil, err
 	}

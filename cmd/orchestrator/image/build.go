@@ -94,7 +94,7 @@ func runImageBuild(ctx context.Context, a *cli.App, dir string, o buildOptions) 
 	}()
 	var list []v1.Image
 	err := withImages(ctx, a, standalone.ImageNeeds{Registry: true}, func(cl *client.Client) (err error) {
-		list, err = cl.BuildImage(ctx, o.BuildRequest, in, show)
+		list, err = cl.Images.Build(ctx, o.BuildRequest, in, show)
 		return err
 	})
 	in.CloseWithError(errors.New("the build has ended"))

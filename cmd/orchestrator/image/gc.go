@@ -35,7 +35,7 @@ func runImageCollect(ctx context.Context, a *cli.App, dry bool) error {
 	var got v1.ImageCollection
 	need := standalone.ImageNeeds{Removal: true, Templates: true}
 	err := withImages(ctx, a, need, func(cl *client.Client) (err error) {
-		got, err = cl.CollectImages(ctx, dry)
+		got, err = cl.Images.Collect(ctx, dry)
 		return err
 	})
 	if err != nil {
@@ -76,6 +76,6 @@ func newImagePin(a *cli.App, use, short string, pinned bool) *cobra.Command {
 
 func runImagePin(ctx context.Context, a *cli.App, ref string, pinned bool) error {
 	return listImages(ctx, a, standalone.ImageNeeds{}, func(cl *client.Client) ([]v1.Image, error) {
-		return cl.PinImage(ctx, ref, pinned)
+		return cl.Images.Pin(ctx, ref, pinned)
 	})
 }

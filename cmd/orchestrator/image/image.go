@@ -146,7 +146,7 @@ func runImageImport(ctx context.Context, a *cli.App, path, ref string) error {
 		}
 		defer done()
 		err = withClient(ctx, a, c, cl, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
-			list, err = cl.ImportImage(ctx, in, n, ref)
+			list, err = cl.Images.Import(ctx, in, n, ref)
 			return err
 		})
 	}
@@ -165,7 +165,7 @@ func newImageList(a *cli.App) *cobra.Command {
 		Args:    cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return listImages(cmd.Context(), a, standalone.ImageNeeds{}, func(cl *client.Client) ([]v1.Image, error) {
-				return cl.Images(cmd.Context())
+				return cl.Images.List(cmd.Context())
 			})
 		},
 	}
@@ -183,6 +183,6 @@ func newImageRemove(a *cli.App) *cobra.Command {
 
 func runImageRemove(ctx context.Context, a *cli.App, ref string) error {
 	return withImages(ctx, a, standalone.ImageNeeds{Removal: true}, func(cl *client.Client) error {
-		return cl.RemoveImage(ctx, ref)
+		return cl.Images.Remove(ctx, ref)
 	})
 }

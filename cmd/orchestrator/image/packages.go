@@ -64,7 +64,7 @@ func runPackages(ctx context.Context, a *cli.App, o buildOptions) error {
 	var built []v1.Image
 	err = debian.Build(ctx, list, base, dir.Path, log, func(tar io.Reader) error {
 		return withClient(ctx, a, c, cl, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
-			built, err = cl.ImportImage(ctx, tar, -1, o.Ref)
+			built, err = cl.Images.Import(ctx, tar, -1, o.Ref)
 			return err
 		})
 	})

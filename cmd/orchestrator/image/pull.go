@@ -42,7 +42,7 @@ func runImagePull(ctx context.Context, a *cli.App, name string, o pullOptions) e
 	show := newPullShow(a, o.quiet)
 	var list []v1.Image
 	err := withImages(ctx, a, standalone.ImageNeeds{Registry: true}, func(cl *client.Client) (err error) {
-		list, err = cl.PullImage(ctx, v1.PullRequest{Ref: name, Keep: o.pin}, show.event)
+		list, err = cl.Images.Pull(ctx, v1.PullRequest{Ref: name, Keep: o.pin}, show.event)
 		return err
 	})
 	if err != nil {

@@ -45,7 +45,7 @@ func parsePlace(text string) place {
 func (p place) files(cl *client.Client) files {
 	switch {
 	case p.workspace != "":
-		return remoteFiles{cl.WorkspaceFiles(p.workspace)}
+		return remoteFiles{cl.Workspaces.Files(p.workspace)}
 	case p.sandbox != "":
 		return remoteFiles{cl.SandboxFiles(p.sandbox)}
 	}

@@ -166,7 +166,7 @@ func runSandboxEgress(ctx context.Context, a *cli.App, cmd *cobra.Command, id st
 	if err != nil {
 		return err
 	}
-	state, err := cl.Egress(ctx, id)
+	state, err := cl.Egress.Get(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func runSandboxEgress(ctx context.Context, a *cli.App, cmd *cobra.Command, id st
 				now.Secrets = append(now.Secrets, s)
 			}
 		}
-		if state, err = cl.SetEgress(ctx, id, now); err != nil {
+		if state, err = cl.Egress.Set(ctx, id, now); err != nil {
 			return err
 		}
 	}

@@ -338,13 +338,13 @@ func listImages(ctx context.Context, a *cli.App, c config.Config) (list []v1.Ima
 		return nil, err
 	}
 	if cl != nil {
-		return cl.Images(ctx)
+		return cl.Images.List(ctx)
 	}
 	if _, err := os.Stat(c.StateDir); err != nil {
 		return nil, nil // doctor makes nothing
 	}
 	err = standalone.WithImages(ctx, a, c, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
-		list, err = cl.Images(ctx)
+		list, err = cl.Images.List(ctx)
 		return err
 	})
 	return list, err

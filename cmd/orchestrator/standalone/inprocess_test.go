@@ -56,11 +56,11 @@ func TestWithImagesAnswersLikeAServerAndLeavesNothing(t *testing.T) {
 	a := &cli.App{Stderr: io.Discard, Lookup: func(string) (string, bool) { return "", false }}
 	for _, need := range []ImageNeeds{{}, {Registry: true}, {Removal: true, Templates: true}} {
 		err := WithImages(t.Context(), a, c, need, func(cl *client.Client) error {
-			list, err := cl.Images(t.Context())
+			list, err := cl.Images.List(t.Context())
 			if err != nil || len(list) != 0 {
 				t.Errorf("%+v: Images = %v, %v, want none", need, list, err)
 			}
-			return cl.RemoveImage(t.Context(), "nope")
+			return cl.Images.Remove(t.Context(), "nope")
 		})
 		if !errdefs.IsNotFound(err) {
 			t.Errorf("%+v: RemoveImage = %v, want NotFound", need, err)

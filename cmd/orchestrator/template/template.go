@@ -41,7 +41,7 @@ that is ready says why its latest version is not in use: the last good one is.`,
 			if err != nil {
 				return err
 			}
-			list, err := cl.Templates(cmd.Context())
+			list, err := cl.Templates.List(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -74,7 +74,7 @@ func newTemplateShow(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t, err := cl.Template(cmd.Context(), args[0])
+			t, err := cl.Templates.Get(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -128,7 +128,7 @@ be used is told, and its last good version stays; the exit code is 78 then.`,
 			if err != nil {
 				return err
 			}
-			r, err := cl.ReloadTemplates(cmd.Context())
+			r, err := cl.Templates.Reload(cmd.Context())
 			if err != nil {
 				return err
 			}

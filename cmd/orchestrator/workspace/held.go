@@ -33,7 +33,7 @@ func (w workspaces) checkOverlayUnheld(ctx context.Context, id string, end bool)
 	if w.stateDir == "" {
 		return nil
 	}
-	o, err := w.Overlay(ctx, id)
+	o, err := w.Overlays.Get(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (w workspaces) ResizeWorkspace(ctx context.Context, name string, quota int6
 	if err := w.checkUnheld(ctx, name); err != nil {
 		return v1.Workspace{}, err
 	}
-	return w.Client.ResizeWorkspace(ctx, name, quota)
+	return w.Client.Workspaces.Resize(ctx, name, quota)
 }
 
 // DeleteWorkspace removes a workspace with its files.
@@ -57,7 +57,7 @@ func (w workspaces) DeleteWorkspace(ctx context.Context, name string) error {
 	if err := w.checkUnheld(ctx, name); err != nil {
 		return err
 	}
-	return w.Client.DeleteWorkspace(ctx, name)
+	return w.Client.Workspaces.Delete(ctx, name)
 }
 
 // Snapshot copies the files of a workspace.
@@ -65,7 +65,7 @@ func (w workspaces) Snapshot(ctx context.Context, name, label string) (v1.Snapsh
 	if err := w.checkUnheld(ctx, name); err != nil {
 		return v1.Snapshot{}, err
 	}
-	return w.Client.Snapshot(ctx, name, label)
+	return w.Client.Snapshots.Create(ctx, name, label)
 }
 
 // Restore resets a workspace to a snapshot.
@@ -73,7 +73,7 @@ func (w workspaces) Restore(ctx context.Context, name, snapshot string) (v1.Snap
 	if err := w.checkUnheld(ctx, name); err != nil {
 		return v1.Snapshot{}, err
 	}
-	return w.Client.Restore(ctx, name, snapshot)
+	return w.Client.Snapshots.Restore(ctx, name, snapshot)
 }
 
 // CommitOverlay writes the changes of an overlay to its workspace.
@@ -81,7 +81,7 @@ func (w workspaces) CommitOverlay(ctx context.Context, id string, r v1.CommitReq
 	if err := w.checkOverlayUnheld(ctx, id, r.End); err != nil {
 		return v1.Commit{}, err
 	}
-	return w.Client.CommitOverlay(ctx, id, r)
+	return w.Client.Overlays.Commit(ctx, id, r)
 }
 
 // DiscardOverlay removes the changes of an overlay.
@@ -89,5 +89,5 @@ func (w workspaces) DiscardOverlay(ctx context.Context, id string, end bool) err
 	if err := w.checkOverlayUnheld(ctx, id, end); err != nil {
 		return err
 	}
-	return w.Client.DiscardOverlay(ctx, id, end)
+	return w.Client.Overlays.Discard(ctx, id, end)
 }

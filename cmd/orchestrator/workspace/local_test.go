@@ -48,7 +48,7 @@ func TestReadingAWorkspaceEndsWithItsCommand(t *testing.T) {
 	err = standalone.WithWorkspaces(t.Context(), &cli.App{Stderr: io.Discard}, c, func(cl *client.Client) error {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		in, err := cl.WorkspaceFiles("w").Read(ctx, "f", client.Range{})
+		in, err := cl.Workspaces.Files("w").Read(ctx, "f", client.Range{})
 		if err != nil {
 			return err
 		}

@@ -25,14 +25,14 @@ changed is shown.`,
 		Args:    atLeast("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				d, err := w.DiffOverlay(cmd.Context(), args[0], !bare, args[1:]...)
+				d, err := w.Overlays.Diff(cmd.Context(), args[0], !bare, args[1:]...)
 				if err == nil {
 					return printDiff(a, d, !bare)
 				}
 				if !errdefs.IsNotFound(err) {
 					return err
 				}
-				list, none := w.Overlays(cmd.Context(), args[0])
+				list, none := w.Overlays.List(cmd.Context(), args[0])
 				if none != nil {
 					return err
 				}
@@ -48,7 +48,7 @@ changed is shown.`,
 func diffAll(ctx context.Context, a *cli.App, w workspaces, list []v1.Overlay, text bool, paths []string) error {
 	diffs := make([]v1.Diff, 0, len(list))
 	for _, o := range list {
-		d, err := w.DiffOverlay(ctx, o.ID, text, paths...)
+		d, err := w.Overlays.Diff(ctx, o.ID, text, paths...)
 		if errdefs.IsNotFound(err) { // gone meanwhile
 			continue
 		}
@@ -212,7 +212,7 @@ func newWorkspaceOverlays(a *cli.App) *cobra.Command {
 		Args:    cli.ExactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				list, err := w.Overlays(cmd.Context(), args[0])
+				list, err := w.Overlays.List(cmd.Context(), args[0])
 				if err != nil {
 					return err
 				}

@@ -48,7 +48,7 @@ func newWorkspaceSnapshots(a *cli.App) *cobra.Command {
 		Args:    cli.ExactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				list, err := w.Snapshots(cmd.Context(), args[0])
+				list, err := w.Snapshots.List(cmd.Context(), args[0])
 				if err != nil {
 					return err
 				}
@@ -63,7 +63,7 @@ func newWorkspaceSnapshots(a *cli.App) *cobra.Command {
 		Args:    cli.ExactArgs("NAME", "SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				return w.RemoveSnapshot(cmd.Context(), args[0], args[1])
+				return w.Snapshots.Remove(cmd.Context(), args[0], args[1])
 			})
 		},
 	}

@@ -71,7 +71,7 @@ func newWorkspaceCreate(a *cli.App) *cobra.Command {
 				return err
 			}
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				got, err := w.CreateWorkspaceWithQuota(cmd.Context(), args[0], bytes)
+				got, err := w.Workspaces.CreateWithQuota(cmd.Context(), args[0], bytes)
 				return printWorkspace(a, got, err)
 			})
 		},
@@ -89,7 +89,7 @@ func newWorkspaceList(a *cli.App) *cobra.Command {
 		Args:    cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				list, err := w.Workspaces(cmd.Context())
+				list, err := w.Workspaces.List(cmd.Context())
 				if err != nil {
 					return err
 				}
@@ -108,7 +108,7 @@ func newWorkspaceRemove(a *cli.App) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
 				if len(args) == 2 {
-					return w.WorkspaceFiles(args[0]).Remove(cmd.Context(), args[1], true)
+					return w.Workspaces.Files(args[0]).Remove(cmd.Context(), args[1], true)
 				}
 				return w.DeleteWorkspace(cmd.Context(), args[0])
 			})
@@ -128,7 +128,7 @@ func newWorkspaceFiles(a *cli.App) *cobra.Command {
 				path = args[1]
 			}
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				list, truncated, err := w.WorkspaceFiles(args[0]).List(cmd.Context(), path)
+				list, truncated, err := w.Workspaces.Files(args[0]).List(cmd.Context(), path)
 				if err != nil {
 					return err
 				}
@@ -177,7 +177,7 @@ func newWorkspacePut(a *cli.App) *cobra.Command {
 			}
 			defer done()
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				_, err := w.WorkspaceFiles(args[0]).Write(cmd.Context(), path, in, client.WriteOptions{Mode: mode, Size: n, Sized: n >= 0})
+				_, err := w.Workspaces.Files(args[0]).Write(cmd.Context(), path, in, client.WriteOptions{Mode: mode, Size: n, Sized: n >= 0})
 				return err
 			})
 		},
@@ -199,7 +199,7 @@ func newWorkspaceGet(a *cli.App) *cobra.Command {
 				target = args[2]
 			}
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				in, err := w.WorkspaceFiles(args[0]).Read(cmd.Context(), args[1], client.Range{})
+				in, err := w.Workspaces.Files(args[0]).Read(cmd.Context(), args[1], client.Range{})
 				if err != nil {
 					return err
 				}
