@@ -57,7 +57,7 @@ func (l *SharedLayers) Has(diff string) bool { _, ok := l.layers[diff]; return o
 
 // Close closes the files.
 func (l *SharedLayers) Close() error {
-	var errs []error
+	errs := make([]error, 0, len(l.files))
 	for _, f := range l.files {
 		errs = append(errs, f.Close())
 	}

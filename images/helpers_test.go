@@ -112,6 +112,7 @@ func toJSON(tb testing.TB, v any) string {
 }
 
 func mkConfig(tb testing.TB, change func(*config), layers ...[]byte) string {
+	tb.Helper()
 	c := config{Architecture: goarch, OS: "linux"}
 	c.RootFS.Type = "layers"
 	for _, l := range layers {
@@ -125,11 +126,12 @@ func mkConfig(tb testing.TB, change func(*config), layers ...[]byte) string {
 
 // mkDocker returns a docker-archive. If pack is set, its layers are compressed.
 func mkDocker(tb testing.TB, tag, config string, pack bool, layers ...[]byte) []byte {
+	tb.Helper()
 	m := dockerManifest{Config: hexOf(sum([]byte(config))) + ".json"}
 	if tag != "" {
 		m.RepoTags = []string{tag}
 	}
-	var items []item
+	items := make([]item, 0, len(layers)+2)
 	for _, l := range layers {
 		name := hexOf(sum(l)) + "/layer.tar"
 		if pack {
@@ -145,6 +147,7 @@ func mkDocker(tb testing.TB, tag, config string, pack bool, layers ...[]byte) []
 // mkOCI returns the files of an OCI layout with gzip layers. change may modify it.
 func mkOCI(tb testing.TB, name, config string, change func(*imagespec.Manifest, *imagespec.Index),
 	layers ...[]byte) []item {
+	tb.Helper()
 	blobs := map[string]string{}
 	blob := func(media, content string) imagespec.Descriptor {
 		d := digest.FromString(content)

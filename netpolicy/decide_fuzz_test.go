@@ -122,7 +122,7 @@ func checkRules(t *testing.T, r *Rules, d Decision, w Want) {
 }
 
 func BenchmarkDecide(b *testing.B) {
-	var rules []Rule
+	rules := make([]Rule, 0, MaxRules)
 	for i := range MaxRules - 4 {
 		rules = append(rules, Rule{Host: fmt.Sprintf("host%d.example.com", i)})
 	}

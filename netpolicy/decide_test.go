@@ -11,6 +11,7 @@ import (
 // parseRules parses the rules of tests, one per line: "deny? protocol? host[:port,port]
 // METHOD,METHOD /path ...".
 func parseRules(tb testing.TB, text string) []Rule {
+	tb.Helper()
 	var rules []Rule
 	for line := range strings.SplitSeq(text, "\n") {
 		var r Rule

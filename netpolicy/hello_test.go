@@ -14,6 +14,7 @@ import (
 
 // realHello returns a ClientHello of crypto/tls.
 func realHello(tb testing.TB, name string) []byte {
+	tb.Helper()
 	client, server := net.Pipe()
 	defer server.Close()
 	go func() {
@@ -28,7 +29,7 @@ func realHello(tb testing.TB, name string) []byte {
 	if _, err := io.ReadFull(server, body); err != nil {
 		tb.Fatal(err)
 	}
-	return append(header, body...)
+	return slices.Concat(header, body)
 }
 
 // split divides the record of a hello into records of n bytes each.

@@ -94,7 +94,7 @@ func (c *client) takeOver(w http.ResponseWriter) (head []byte) {
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
-	head = make([]byte, rw.Reader.Buffered())
+	head = make([]byte, rw.Reader.Buffered(), rw.Reader.Buffered()+len(c.head))
 	// This cannot fail: the bytes are buffered.
 	_, _ = io.ReadFull(rw.Reader, head)
 	return append(head, c.head...)

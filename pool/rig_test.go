@@ -102,7 +102,7 @@ func (h *host) fail(n int) {
 func (h *host) ids() []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	ids := []int{}
+	ids := make([]int, 0, len(h.live))
 	for id := range h.live {
 		ids = append(ids, id)
 	}

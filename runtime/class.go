@@ -25,8 +25,9 @@ func AllClasses() []Class { return []Class{ClassContainer, ClassGVisor, ClassVM}
 func ParseClass(name string) (Class, error) {
 	c := Class(name).OrDefault()
 	if !slices.Contains(AllClasses(), c) {
-		var known []string
-		for _, k := range AllClasses() {
+		classes := AllClasses()
+		known := make([]string, 0, len(classes))
+		for _, k := range classes {
 			known = append(known, string(k))
 		}
 		return "", fmt.Errorf("isolation class %q is not known: use %s: %w", name, strings.Join(known, ", "),

@@ -47,7 +47,7 @@ const maxListedConflicts = 10
 
 // Error implements error and lists the first conflicting paths.
 func (e *ConflictError) Error() string {
-	var listed []string
+	listed := make([]string, 0, min(len(e.Conflicts), maxListedConflicts))
 	for _, c := range e.Conflicts[:min(len(e.Conflicts), maxListedConflicts)] {
 		listed = append(listed, c.String())
 	}

@@ -35,14 +35,14 @@ func (m *Manager) Down(ctx context.Context) error {
 	m.ReleaseAll()
 	m.mu.Lock()
 	m.leasesRestored = true
-	var names []string
+	names := make([]string, 0, len(m.byName))
 	for name := range m.byName {
 		names = append(names, name)
 	}
 	m.mu.Unlock()
 	none := func(string) bool { return false }
 	for end := time.Now().Add(downTimeout); ; {
-		var errs []error
+		errs := make([]error, 0, len(names)+1)
 		for _, name := range names {
 			errs = append(errs, m.endWorkspace(ctx, name))
 		}

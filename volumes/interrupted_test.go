@@ -103,7 +103,7 @@ func TestDiscardCancelledIsAtomic(t *testing.T) {
 }
 
 func paths(d Diff) []string {
-	var out []string
+	out := make([]string, 0, len(d.Changes))
 	for _, c := range d.Changes {
 		out = append(out, strings.Join([]string{string(c.Kind), c.Path}, " "))
 	}

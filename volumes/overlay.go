@@ -266,7 +266,7 @@ func (m *Manager) EndOverlays(ctx context.Context, leases ...string) error {
 		}
 	}
 	m.mu.Unlock()
-	var errs []error
+	errs := make([]error, 0, len(byWorkspace))
 	for name, ids := range byWorkspace {
 		errs = append(errs, m.withMounted(ctx, name, func(ws *mountedWorkspace) error {
 			var errs []error

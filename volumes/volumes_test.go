@@ -182,6 +182,7 @@ func TestAcquireMatchesModel(t *testing.T) {
 					allowed = has[Overlaid] == 0 && (shared || has[ReadWrite] == 0)
 				case Overlaid:
 					allowed = has[ReadWrite] == 0
+				default:
 				}
 				if had, have := model[lease]; have {
 					allowed = had == mode

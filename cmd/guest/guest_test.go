@@ -177,6 +177,7 @@ func ask[Out any](t *testing.T, nc net.Conn, op wire.Op, body any) (out Out, std
 				t.Fatal(err)
 			}
 			return out, stdout
+		default:
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 // fetch downloads the layers that the store lacks and adds the image. Downloaded blobs stay until
 // the image is added.
 func (p *Puller) fetch(ctx context.Context, plan plan, f *sharedPull) (image images.Image, err error) {
-	var diffs []string
+	diffs := make([]string, 0, len(plan.layers))
 	for _, l := range plan.layers {
 		diffs = append(diffs, l.Diff)
 	}

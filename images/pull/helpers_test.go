@@ -243,7 +243,7 @@ func (w *world) blobs(tb testing.TB) []string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	var out []string
+	out := make([]string, 0, len(entries))
 	for _, e := range entries {
 		out = append(out, e.Name())
 	}

@@ -253,7 +253,8 @@ func (p *Puller) verify(ctx context.Context, r, at ref.Reference, m registry.Man
 	whys []error, err error) {
 	var manifest images.Manifest
 	if err := json.Unmarshal(m.Raw, &manifest); err != nil {
-		return "", []error{fmt.Errorf("manifest %s is invalid: %w", m.Digest, errdefs.ErrPermissionDenied)}, nil //nolint:nilerr // the reason is in whys
+		why := fmt.Errorf("manifest %s is invalid: %w", m.Digest, errdefs.ErrPermissionDenied)
+		return "", []error{why}, nil //nolint:nilerr // the reason is in whys
 	}
 	for i, l := range manifest.Layers.List {
 		sig := l.Annotations[signature.Annotation]

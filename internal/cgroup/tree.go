@@ -76,7 +76,7 @@ func isCgroup(d dir) (bool, error) {
 
 // Close closes the descriptors. Existing groups stay usable except for Remove.
 func (t *Tree) Close() error {
-	var errs []error
+	errs := make([]error, 0, len(t.dirs))
 	for _, d := range t.dirs {
 		errs = append(errs, d.Close())
 	}
@@ -85,7 +85,7 @@ func (t *Tree) Close() error {
 
 // Hierarchies returns the hierarchies in use, a subset of [Names].
 func (t *Tree) Hierarchies() []string {
-	var names []string
+	names := make([]string, 0, len(t.dirs))
 	for _, d := range t.dirs {
 		names = append(names, d.kind)
 	}

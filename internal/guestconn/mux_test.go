@@ -92,7 +92,7 @@ func TestMuxCarriesManyStreams(t *testing.T) {
 func TestMuxLimitsOpenStreams(t *testing.T) {
 	t.Parallel()
 	b := bridge(t, echo)
-	var open []net.Conn
+	open := make([]net.Conn, 0, maxMuxed)
 	for range maxMuxed {
 		c, err := b.mux.Open(soon(t))
 		must(t, err)

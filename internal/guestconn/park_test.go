@@ -150,7 +150,7 @@ func TestParkStopsAtLimitAndContinues(t *testing.T) {
 	l := listen(t, path)
 	l.Expect(os.Getpid())
 	g := park(t, path, 4, echo)
-	var open []net.Conn
+	open := make([]net.Conn, 0, MaxServed)
 	for range MaxServed {
 		c, err := l.Open(soon(t))
 		if err != nil {

@@ -89,7 +89,7 @@ func (s *Sandboxes) Release() error {
 		held = append(held, h)
 	}
 	s.mu.Unlock()
-	var errs []error
+	errs := make([]error, 0, len(held))
 	for _, h := range held {
 		errs = append(errs, h.Release())
 	}

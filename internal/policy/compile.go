@@ -193,7 +193,7 @@ func (c *compiler) checkEntry(path, s string) {
 
 func (c *compiler) compileGlobs(path string, list []string) globs {
 	c.checkList(path, list)
-	var out globs
+	out := make(globs, 0, len(list))
 	for i, s := range list {
 		g, err := newGlob(s)
 		if err != nil {

@@ -83,7 +83,7 @@ func TestExtend(t *testing.T) {
 	if d := cmp.Diff(map[string]string{"empty": "nothing, child", "denylist": "no"}, p.Policy.Messages); d != "" {
 		t.Errorf("policy.messages (-want +got):\n%s", d)
 	}
-	var rules []string
+	rules := make([]string, 0, len(p.Policy.Rules))
 	for _, r := range p.Policy.Rules {
 		rules = append(rules, r.ID+" "+string(r.Action))
 	}
@@ -132,7 +132,7 @@ func checkGrandchildren(t *testing.T, s *Set) {
 // checkChildTools checks the merged tools of child.
 func checkChildTools(t *testing.T, c *Compiled) {
 	t.Helper()
-	var names []string
+	names := make([]string, 0, len(c.Tools()))
 	for _, ct := range c.Tools() {
 		names = append(names, ct.Name())
 	}

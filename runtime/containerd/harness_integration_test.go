@@ -122,6 +122,7 @@ func newBench(tb testing.TB) bench {
 
 // imageID is the digest of the configuration that an archive names.
 func imageID(tb testing.TB, archive string) string {
+	tb.Helper()
 	f, err := os.Open(archive)
 	if err != nil {
 		tb.Fatal(err)

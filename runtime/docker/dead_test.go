@@ -180,7 +180,7 @@ func TestManySandboxesAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
-	var specs []runtime.Spec
+	specs := make([]runtime.Spec, 0, 8)
 	for range 8 {
 		s := h.spec(t)
 		specs = append(specs, s)

@@ -55,7 +55,7 @@ func mine(t *testing.T, d *Driver) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out []string
+	out := make([]string, 0, len(c.Items)+len(i.Items))
 	for _, x := range c.Items {
 		out = append(out, x.ID)
 	}

@@ -166,7 +166,7 @@ func ids(t *testing.T, d *Driver, owner string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out []string
+	out := make([]string, 0, len(found))
 	for _, f := range found {
 		out = append(out, f.ID)
 	}

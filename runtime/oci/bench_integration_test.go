@@ -35,15 +35,15 @@ func BenchmarkLife(b *testing.B) {
 	report(b, "destroy-ms", destroy)
 }
 
-// BenchmarkParts tells where the time goes.
+// BenchmarkParts measures the parts of a Create and a Remove.
 func BenchmarkParts(b *testing.B) {
 	w := newBench(b)
 	var makeCell, bundle, start, attach, end, uncell, del, unmount time.Duration
 	for b.Loop() {
-		h := half{b: w, spec: specFor(b)}
+		h := half{tb: b, b: w, spec: specFor(b)}
 		h.spec.Limits = h.spec.Limits.WithDefaults()
 		id, ctx := h.spec.ID, b.Context()
-		h.record(b)
+		h.record()
 		last := time.Now()
 		lap := func(sum *time.Duration, err error) {
 			if err != nil {

@@ -159,6 +159,7 @@ func wantNoCgroup(tb testing.TB, id string) {
 var count = 0
 
 func specFor(tb testing.TB) runtime.Spec {
+	tb.Helper()
 	count++
 	id := fmt.Sprintf("t%d-%d", os.Getpid(), count)
 	for len(id) < 8 {

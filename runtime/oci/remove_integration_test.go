@@ -16,100 +16,110 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// half makes parts of a sandbox as a process does that dies on the way.
+// half creates parts of a sandbox, like a process that dies during a Create.
 type half struct {
+	tb   testing.TB
 	b    bench
 	spec runtime.Spec
 	rec  record
 	cell *rundir.Dir
 }
 
-func (h *half) folder(tb testing.TB) {
+func (h *half) folder() {
+	h.tb.Helper()
 	if err := os.Mkdir(h.b.bundle(h.spec.ID), 0o700); err != nil {
-		tb.Fatal(err)
+		h.tb.Fatal(err)
 	}
 }
 
-func (h *half) record(tb testing.TB) {
-	h.folder(tb)
+func (h *half) record() {
+	h.tb.Helper()
+	h.folder()
 	h.rec = record{ID: h.spec.ID, Owner: owner, Template: "base", Limits: h.spec.Limits, BootID: h.b.bootID}
 	if err := h.b.write(h.rec); err != nil {
-		tb.Fatal(err)
+		h.tb.Fatal(err)
 	}
 }
 
-func (h *half) withCell(tb testing.TB) {
-	h.record(tb)
-	c, err := rundir.Make(tb.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
+func (h *half) withCell() {
+	h.tb.Helper()
+	h.record()
+	c, err := rundir.Make(h.tb.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
 	if err != nil {
-		tb.Fatal(err)
+		h.tb.Fatal(err)
 	}
 	h.cell = c
-	tb.Cleanup(func() { _ = c.Close() })
+	h.tb.Cleanup(func() { _ = c.Close() })
 }
 
-func (h *half) withRoot(tb testing.TB) {
-	h.withCell(tb)
+func (h *half) withRoot() {
+	h.tb.Helper()
+	h.withCell()
 	if err := h.b.makeBundle(h.spec, h.cell); err != nil {
-		tb.Fatal(err)
+		h.tb.Fatal(err)
 	}
 }
 
-func (h *half) runc(tb testing.TB, args ...string) {
+func (h *half) runc(args ...string) {
+	h.tb.Helper()
 	cmd := exec.Command(h.b.runtime.Command, append([]string{"--root", h.b.runtime.Root}, args...)...)
 	if err := cmd.Run(); err != nil {
-		tb.Fatalf("runc %v: %v", args, err)
+		h.tb.Fatalf("runc %v: %v", args, err)
 	}
 }
 
-func (h *half) created(tb testing.TB) {
-	h.withRoot(tb)
-	h.runc(tb, "create", "--bundle", h.b.bundle(h.spec.ID), h.spec.ID)
+func (h *half) created() {
+	h.tb.Helper()
+	h.withRoot()
+	h.runc("create", "--bundle", h.b.bundle(h.spec.ID), h.spec.ID)
 }
 
-func (h *half) running(tb testing.TB) {
-	h.withRoot(tb)
-	h.runc(tb, "run", "--detach", "--bundle", h.b.bundle(h.spec.ID), "--pid-file",
+func (h *half) running() {
+	h.tb.Helper()
+	h.withRoot()
+	h.runc("run", "--detach", "--bundle", h.b.bundle(h.spec.ID), "--pid-file",
 		filepath.Join(h.b.bundle(h.spec.ID), pidName), h.spec.ID)
 }
 
-func (h *half) recorded(tb testing.TB) {
-	h.running(tb)
-	h.rec.Pid = pidIn(tb, filepath.Join(h.b.bundle(h.spec.ID), pidName))
+func (h *half) recorded() {
+	h.tb.Helper()
+	h.running()
+	h.rec.Pid = pidIn(h.tb, filepath.Join(h.b.bundle(h.spec.ID), pidName))
 	p, err := ocidriver.Open(h.rec.Pid)
 	if err != nil {
-		tb.Fatal(err)
+		h.tb.Fatal(err)
 	}
 	defer p.Close()
 	h.rec.Started = p.Started
 	if err := h.b.write(h.rec); err != nil {
-		tb.Fatal(err)
+		h.tb.Fatal(err)
 	}
 }
 
-// killed: init dead, everything else as it was.
-func (h *half) killed(tb testing.TB) {
-	h.recorded(tb)
+// killed makes a sandbox whose init is dead, with all other parts intact.
+func (h *half) killed() {
+	h.tb.Helper()
+	h.recorded()
 	p, err := ocidriver.Open(h.rec.Pid)
 	if err != nil {
-		tb.Fatal(err)
+		h.tb.Fatal(err)
 	}
 	defer p.Close()
 	if err := p.Kill(); err != nil {
-		tb.Fatal(err)
+		h.tb.Fatal(err)
 	}
-	if err := p.Wait(tb.Context()); err != nil {
-		tb.Fatal(err)
+	if err := p.Wait(h.tb.Context()); err != nil {
+		h.tb.Fatal(err)
 	}
 }
 
 func TestRemoveFromAnyState(t *testing.T) {
-	for what, make := range map[string]func(*half, testing.TB){
+	for what, make := range map[string]func(*half){
 		"an empty folder": (*half).folder,
-		"a torn record": func(h *half, t testing.TB) {
-			h.record(t)
+		"a torn record": func(h *half) {
+			h.record()
 			if err := os.WriteFile(filepath.Join(h.b.bundle(h.spec.ID), recordName), []byte(`{"id":`), 0o600); err != nil {
-				t.Fatal(err)
+				h.tb.Fatal(err)
 			}
 		},
 		"intent":                 (*half).record,
@@ -119,42 +129,42 @@ func TestRemoveFromAnyState(t *testing.T) {
 		"running, not recorded":  (*half).running,
 		"running and recorded":   (*half).recorded,
 		"first process dead":     (*half).killed,
-		"the runtime's state gone": func(h *half, t testing.TB) {
-			h.recorded(t)
-			remove(t, filepath.Join(h.b.runtime.Root, h.spec.ID))
+		"the runtime's state gone": func(h *half) {
+			h.recorded()
+			remove(h.tb, filepath.Join(h.b.runtime.Root, h.spec.ID))
 		},
-		"the runtime has let it go": func(h *half, t testing.TB) { h.killed(t); h.runc(t, "delete", h.spec.ID) },
-		"the record gone": func(h *half, t testing.TB) {
-			h.recorded(t)
-			remove(t, filepath.Join(h.b.bundle(h.spec.ID), recordName))
+		"the runtime has let it go": func(h *half) { h.killed(); h.runc("delete", h.spec.ID) },
+		"the record gone": func(h *half) {
+			h.recorded()
+			remove(h.tb, filepath.Join(h.b.bundle(h.spec.ID), recordName))
 		},
-		"paused": func(h *half, t testing.TB) { h.recorded(t); h.runc(t, "pause", h.spec.ID) },
-		"the root unmounted": func(h *half, t testing.TB) {
-			h.killed(t)
+		"paused": func(h *half) { h.recorded(); h.runc("pause", h.spec.ID) },
+		"the root unmounted": func(h *half) {
+			h.killed()
 			if err := unix.Unmount(filepath.Join(h.b.bundle(h.spec.ID), overlayName), 0); err != nil {
-				t.Fatal(err)
+				h.tb.Fatal(err)
 			}
 		},
-		"the root mounted twice": func(h *half, t testing.TB) {
-			h.withRoot(t)
+		"the root mounted twice": func(h *half) {
+			h.withRoot()
 			root := filepath.Join(h.b.bundle(h.spec.ID), overlayName)
 			if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
-				t.Fatal(err)
+				h.tb.Fatal(err)
 			}
 		},
-		"of an earlier boot": func(h *half, t testing.TB) {
-			h.recorded(t)
+		"of an earlier boot": func(h *half) {
+			h.recorded()
 			h.rec.BootID = "another"
 			if err := h.b.write(h.rec); err != nil {
-				t.Fatal(err)
+				h.tb.Fatal(err)
 			}
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			h := half{b: newBench(t), spec: specFor(t)}
+			h := half{tb: t, b: newBench(t), spec: specFor(t)}
 			h.spec.Limits = h.spec.Limits.WithDefaults()
-			make(&h, t)
-			if h.cell != nil { // who made it is dead
+			make(&h)
+			if h.cell != nil { // its process is dead
 				if err := h.cell.Close(); err != nil {
 					t.Error(err)
 				}
@@ -186,9 +196,9 @@ func remove(tb testing.TB, path string) {
 
 // A pid that another process got is not that of the sandbox, and is left alone.
 func TestAnotherProcessWithTheRecordedPid(t *testing.T) {
-	h := half{b: newBench(t), spec: specFor(t)}
+	h := half{tb: t, b: newBench(t), spec: specFor(t)}
 	h.spec.Limits = h.spec.Limits.WithDefaults()
-	h.record(t)
+	h.record()
 	h.rec.Pid, h.rec.Started = os.Getpid(), 1
 	if err := h.b.write(h.rec); err != nil {
 		t.Fatal(err)

@@ -96,7 +96,7 @@ func TestResources(t *testing.T) {
 
 func TestNamespacesAndRoot(t *testing.T) {
 	s := made(t)
-	var types []string
+	types := make([]string, 0, len(s.Linux.Namespaces))
 	for _, n := range s.Linux.Namespaces {
 		if n.Path != "" {
 			t.Errorf("%s namespace is that at %s", n.Type, n.Path)

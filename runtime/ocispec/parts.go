@@ -129,7 +129,7 @@ func Tmpfs(l runtime.Limits) []TmpfsMount {
 // TemplateTmpfs returns the mounts that the template adds, sorted by path. As in /tmp, every user
 // may write and execute there.
 func TemplateTmpfs(spec runtime.Spec) []TmpfsMount {
-	var out []TmpfsMount
+	out := make([]TmpfsMount, 0, len(spec.Tmpfs))
 	for _, path := range slices.Sorted(maps.Keys(spec.Tmpfs)) {
 		out = append(out, TmpfsMount{Path: path, Bytes: spec.Tmpfs[path], Mode: 0o1777})
 	}

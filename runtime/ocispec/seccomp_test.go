@@ -46,6 +46,7 @@ func holds(t *testing.T, a specs.LinuxSeccompArg, v uint64) bool {
 		return v > a.Value
 	case specs.OpMaskedEqual:
 		return v&a.Value == a.ValueTwo
+	default:
 	}
 	t.Fatalf("operator %s is not known to this test", a.Op)
 	return false

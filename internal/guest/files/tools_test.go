@@ -103,7 +103,7 @@ func TestEditRunsAsUser(t *testing.T) {
 func globbed(t *testing.T, s *Server, q wire.GlobRequest) ([]string, bool) {
 	t.Helper()
 	r := got[wire.GlobReply](t, send(t, s, wire.OpGlob, q))
-	var names []string
+	names := make([]string, 0, len(r.Items))
 	for _, i := range r.Items {
 		names = append(names, i.Path)
 	}
@@ -184,7 +184,7 @@ func found(t *testing.T, s *Server, q wire.SearchRequest) wire.SearchReply {
 
 // brief returns path:line:column of each match.
 func brief(r wire.SearchReply) string {
-	var all []string
+	all := make([]string, 0, len(r.Matches))
 	for _, m := range r.Matches {
 		all = append(all, fmt.Sprintf("%s:%d:%d", m.Path, m.Line, m.Column))
 	}

@@ -70,7 +70,7 @@ func TestUnreadStreamsUseLittleMemory(t *testing.T) {
 	}
 	s := testServer(t, false)
 	const streams = fullStreams + 8
-	var all []*call
+	all := make([]*call, 0, streams)
 	for range streams {
 		k := dial(t, s, wire.OpExec, sh("exec yes"))
 		k.untilStarted()

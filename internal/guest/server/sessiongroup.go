@@ -92,8 +92,9 @@ func (h *cgroupSession) groups() []group {
 
 // Signal signals all processes of the session.
 func (h *cgroupSession) Signal(sig syscall.Signal) error {
-	var errs []error
-	for _, g := range h.groups() {
+	groups := h.groups()
+	errs := make([]error, 0, len(groups))
+	for _, g := range groups {
 		errs = append(errs, g.Signal(sig))
 	}
 	return errors.Join(errs...)
@@ -106,8 +107,9 @@ func (h *cgroupSession) Kill(ctx context.Context) error {
 	h.mu.Unlock()
 	h.removing.Lock()
 	defer h.removing.Unlock()
-	var errs []error
-	for _, g := range h.groups() {
+	groups := h.groups()
+	errs := make([]error, 0, len(groups))
+	for _, g := range groups {
 		errs = append(errs, g.Kill(ctx))
 	}
 	return errors.Join(errs...)
@@ -118,8 +120,9 @@ func (h *cgroupSession) Usage() (cgroup.Usage, error) { return h.commandUsage(),
 
 // Remove removes all groups.
 func (h *cgroupSession) Remove() error {
-	var errs []error
-	for _, g := range h.groups() {
+	groups := h.groups()
+	errs := make([]error, 0, len(groups))
+	for _, g := range groups {
 		errs = append(errs, g.Remove())
 	}
 	return errors.Join(errs...)

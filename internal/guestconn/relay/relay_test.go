@@ -126,7 +126,7 @@ func TestJoin(t *testing.T) {
 // Streams that are not read hold large buffers up to the limit. Others continue with small ones.
 func TestBuffersAreLimited(t *testing.T) {
 	var p Pool
-	var taken [][]byte
+	taken := make([][]byte, 0, manyLarge+2)
 	for range manyLarge + 2 {
 		taken = append(taken, p.get())
 	}

@@ -79,6 +79,7 @@ func TestPipesAreHeldOnlyWhileUsed(t *testing.T) {
 func TestCountPrecedesSending(t *testing.T) {
 	for name, pairs := range map[string]func(testing.TB) (a, b net.Conn){"by pipes": unixPair,
 		"copied": func(tb testing.TB) (a, b net.Conn) {
+			tb.Helper()
 			a, b = pair(tb)
 			return struct{ net.Conn }{a}, b
 		}} {

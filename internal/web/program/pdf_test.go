@@ -14,7 +14,7 @@ import (
 func pdfFile(trailer string, objects ...string) []byte {
 	var b bytes.Buffer
 	b.WriteString("%PDF-1.4\n")
-	var at []int
+	at := make([]int, 0, len(objects))
 	for i, o := range objects {
 		at = append(at, b.Len())
 		fmt.Fprintf(&b, "%d 0 obj\n%s\nendobj\n", i+1, o)
