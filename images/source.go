@@ -56,7 +56,7 @@ type config struct {
 	Architecture string `json:"architecture"`
 	OS           string `json:"os"`
 	Config       struct {
-		Env []string
+		Env []string `json:"Env"`
 	} `json:"config"`
 	RootFS struct {
 		Type    string   `json:"type"`
@@ -130,9 +130,9 @@ func open(f files, want string, limits Limits, arch string) (source, error) {
 }
 
 type dockerManifest struct {
-	Config   string
-	RepoTags []string
-	Layers   []string
+	Config   string   `json:"Config"`
+	RepoTags []string `json:"RepoTags"`
+	Layers   []string `json:"Layers"`
 }
 
 // maxImages is the maximum number of images in one archive.

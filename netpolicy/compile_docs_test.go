@@ -17,7 +17,11 @@ func TestDocs(t *testing.T) {
 	}
 	_, rest, _ := strings.Cut(string(page), "```json\n")
 	block, _, _ := strings.Cut(rest, "```")
-	var doc struct{ Egress struct{ Rules []Rule } }
+	var doc struct {
+		Egress struct {
+			Rules []Rule `json:"rules"`
+		} `json:"egress"`
+	}
 	if err := json.Unmarshal([]byte(block), &doc); err != nil || len(doc.Egress.Rules) == 0 {
 		t.Fatalf("%d rules: %v", len(doc.Egress.Rules), err)
 	}

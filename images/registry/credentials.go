@@ -168,7 +168,10 @@ func (c *Client) ask(ctx context.Context, helper, server string) (authn.Authenti
 		}
 		return nil, refused("%s", text)
 	}
-	var got struct{ Username, Secret string }
+	var got struct {
+		Username string `json:"Username"`
+		Secret   string `json:"Secret"`
+	}
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
 		return nil, refused("credential helper %s sent an invalid answer", program)
 	}

@@ -92,7 +92,7 @@ func (e *execution) runToEnd(ctx context.Context, c *Client, op wire.Op, body an
 		case done:
 			return e.lostResult(result), err
 		case err != nil && ctx.Err() != nil:
-			return e.cancel(context.Cause(ctx))
+			return e.cancel(ctx)
 		case err != nil:
 			return result, err
 		}
@@ -201,12 +201,13 @@ func (e *execution) result(payload []byte) (runtime.Result, error) {
 }
 
 // cancel makes the guest kill the command and waits for its ending.
-func (e *execution) cancel(cause error) (runtime.Result, error) {
+func (e *execution) cancel(ctx context.Context) (runtime.Result, error) {
+	cause := context.Cause(ctx)
 	e.unwatch()
 	end := time.Now().Add(e.client.times.cancel)
 	// A half-closed stream tells the guest to kill the command. Without half-close, use another
 	// stream: input may block this one.
-	told := e.hangUp() || e.kill(end)
+	told := e.hangUp() || e.kill(context.WithoutCancel(ctx), end)
 	if told {
 		_ = e.nc.SetReadDeadline(end) // fails if the guest has hung up; the next read reports that
 		for time.Now().Before(end) {
@@ -228,11 +229,11 @@ func (e *execution) cancel(cause error) (runtime.Result, error) {
 }
 
 // kill sends SIGKILL to the command if it has started.
-func (e *execution) kill(end time.Time) bool {
+func (e *execution) kill(ctx context.Context, end time.Time) bool {
 	if !e.started {
 		return false
 	}
-	ctx, cancel := context.WithDeadline(context.Background(), end)
+	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
 	err := e.client.Signal(ctx, wire.Signal{ID: e.id, Number: int(syscall.SIGKILL), All: true})
 	_, refused := errors.AsType[*Error](err) // it has just ended

@@ -63,11 +63,14 @@ type container struct {
 	out *bufio.Reader
 }
 
-type order struct{ Do, Path string }
+type order struct {
+	Do   string `json:"do"`
+	Path string `json:"path"`
+}
 
 type outcome struct {
-	Out   string
-	Errno syscall.Errno
+	Out   string        `json:"out"`
+	Errno syscall.Errno `json:"errno"`
 }
 
 // startContainer starts a container with the host directory slot mounted, as a slave, at its

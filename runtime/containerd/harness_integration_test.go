@@ -136,7 +136,9 @@ func imageID(tb testing.TB, archive string) string {
 		if h.Name != "manifest.json" {
 			continue
 		}
-		var manifest []struct{ Config string }
+		var manifest []struct {
+			Config string `json:"Config"`
+		}
 		text, err := io.ReadAll(r)
 		if err = errors.Join(err, json.Unmarshal(text, &manifest)); err != nil {
 			tb.Fatal(err)

@@ -35,8 +35,8 @@ func readArchive(file string) (a archived, err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	var manifest []struct {
-		Config   string
-		RepoTags []string
+		Config   string   `json:"Config"`
+		RepoTags []string `json:"RepoTags"`
 	}
 	// Entries come in any order: one pass for the manifest, which seeks over the layers, and one
 	// for the configuration that it names.

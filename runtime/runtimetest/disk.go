@@ -103,9 +103,9 @@ func checkQuota(t *testing.T, s *suite) {
 	wantDiskFull(t, o, 1, "/workspace")
 	b.mustOutput(t, "find . -type f -delete")
 	var got struct {
-		Held   int64
-		Result string
-		Other  string
+		Held   int64  `json:"held"`
+		Result string `json:"result"`
+		Other  string `json:"other"`
 	}
 	o = b.runCommand(t, python("room", "nameless", "/workspace"))
 	if err := json.Unmarshal([]byte(o.stdout), &got); err != nil || got.Result != "ENOSPC" || got.Other != "ENOSPC" ||

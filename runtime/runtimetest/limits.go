@@ -112,7 +112,9 @@ func checkPidsCap(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	for _, what := range []string{"pids", "threads"} {
 		o := b.runCommand(t, python("flood", what))
-		var got struct{ Count int64 }
+		var got struct {
+			Count int64 `json:"count"`
+		}
 		if err := json.Unmarshal([]byte(o.stdout), &got); err != nil {
 			t.Fatalf("%s: %v", what, o)
 		}

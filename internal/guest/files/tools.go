@@ -103,7 +103,7 @@ func (s *Server) glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, 
 		return (hidden || !dotted(rel)) && g.below(rel)
 	}}
 	err = s.look(ctx, pl, func(r *safefile.Root) error {
-		if err := isFolder(r, q.Path); err != nil || missing(r, q.Path, g.base) {
+		if err := isFolder(ctx, r, q.Path); err != nil || missing(ctx, r, q.Path, g.base) {
 			return err
 		}
 		whole, err := r.Walk(ctx, path.Join(q.Path, g.base), options, func(e *safefile.Entry) error {
@@ -129,15 +129,15 @@ func (s *Server) glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, 
 }
 
 // isFolder returns an error if p is not a directory.
-func isFolder(r *safefile.Root, p string) error {
-	_, _, err := r.List(context.Background(), p, 0, nil)
+func isFolder(ctx context.Context, r *safefile.Root, p string) error {
+	_, _, err := r.List(ctx, p, 0, nil)
 	return err
 }
 
 // missing reports whether p has no directory base, so that nothing matches.
-func missing(r *safefile.Root, p, base string) bool {
+func missing(ctx context.Context, r *safefile.Root, p, base string) bool {
 	if base == "" {
 		return false
 	}
-	return isFolder(r, path.Join(p, base)) != nil
+	return isFolder(ctx, r, path.Join(p, base)) != nil
 }

@@ -109,7 +109,10 @@ func findPage(ctx context.Context, client *http.Client) (string, error) {
 		return "", fmt.Errorf("list the pages of the browser: %w", err)
 	}
 	defer res.Body.Close()
-	var pages []struct{ ID, Type string }
+	var pages []struct {
+		ID   string `json:"id"`
+		Type string `json:"type"`
+	}
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxList))
 	if err == nil {
 		err = json.Unmarshal(body, &pages)
