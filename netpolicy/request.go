@@ -18,7 +18,7 @@ func (s *Session) request(c *client, w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, asRefusal(err))
 		return
 	}
-	f, err := s.begin(c.ctx, c, want)
+	f, err := s.begin(c.ctx, c, want) //nolint:contextcheck // a flow lives as long as its client
 	stop := context.AfterFunc(r.Context(), func() { f.cancel(errGone) })
 	defer stop()
 	if err != nil {
@@ -27,7 +27,7 @@ func (s *Session) request(c *client, w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x := &exchange{f: f, c: c, w: w, r: r}
-	err = x.run()
+	err = x.run() //nolint:contextcheck // it ends with the flow
 	switch {
 	case x.upgraded: // the relay ends the flow
 	case err == nil:

@@ -52,7 +52,7 @@ func newTransports(s *Session) (plain, upgrades *http.Transport) {
 // dials.
 func (s *Session) dialServer(ctx context.Context) (net.Conn, error) {
 	f := ctx.Value(flowKey{}).(*flow)
-	nc, err := s.dial(f.ctx, f.decision)
+	nc, err := s.dial(f.ctx, f.decision) //nolint:contextcheck // it ends with the flow
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (s *Session) dialSecure(ctx context.Context, protocols ...string) (net.Conn
 		NextProtos: protocols})
 	ctx, cancel := context.WithTimeout(f.ctx, s.g.o.Limits.DialTime)
 	defer cancel()
-	if err := tc.HandshakeContext(ctx); err != nil {
+	if err := tc.HandshakeContext(ctx); err != nil { //nolint:contextcheck // it ends with the flow
 		nc.Close()
 		return nil, err
 	}

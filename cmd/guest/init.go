@@ -98,7 +98,7 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 	}
 	debug.FreeOSMemory()
 	g.watch(o.alone)
-	return g.end()
+	return g.end() //nolint:contextcheck // commands are ended after g.ctx
 }
 
 // watch returns when the guest must end.

@@ -141,7 +141,7 @@ func (h *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(h.alive, func() { cancel(ErrEnded) })()
+	defer context.AfterFunc(h.alive, func() { cancel(ErrEnded) })() //nolint:contextcheck // the sandbox ends it too
 	conn, err := h.RunDir.Open(ctx)
 	if err != nil && h.alive.Err() != nil {
 		return nil, h.lost()
