@@ -30,7 +30,7 @@ func fakeTree(t *testing.T, files map[string]string) *Tree {
 	return tree
 }
 
-func TestUsageIsReadFromWhateverHasIt(t *testing.T) {
+func TestUsageReadsAvailableCounters(t *testing.T) {
 	for name, tt := range map[string]struct {
 		files map[string]string
 		want  Usage
@@ -64,13 +64,13 @@ func TestUsageIsReadFromWhateverHasIt(t *testing.T) {
 	}
 }
 
-func TestUsageOfAGroupThatIsGoneIsAnError(t *testing.T) {
+func TestUsageOfRemovedGroupIsAnError(t *testing.T) {
 	if _, err := fakeTree(t, map[string]string{"memory/other": ""}).Usage(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestFoldersWithoutACgroupAreNone(t *testing.T) {
+func TestOpenTreeIgnoresPlainDirectories(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := OpenTree(filepath.Join(dir, "missing")); !errors.Is(err, ErrNone) {
 		t.Errorf("a missing folder: %v", err)
@@ -85,7 +85,7 @@ func TestFoldersWithoutACgroupAreNone(t *testing.T) {
 	}
 }
 
-func TestAFolderThatIsALinkOutsideIsRefused(t *testing.T) {
+func TestOpenTreeRefusesLinks(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("/sys/fs/cgroup", filepath.Join(dir, Unified)); err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestAFolderThatIsALinkOutsideIsRefused(t *testing.T) {
 	}
 }
 
-func TestGroupNamesCannotLeadElsewhere(t *testing.T) {
+func TestMakeRefusesInvalidNames(t *testing.T) {
 	tree := fakeTree(t, map[string]string{"memory/cgroup.procs": "", "pids/cgroup.procs": ""})
 	for _, bad := range []string{"", "..", ".", "a/b", "/a", "A", "a b", "a\x00", "ä", "a.b", strings.Repeat("a", 65)} {
 		if g, err := tree.Make(bad); err == nil {
@@ -117,7 +117,7 @@ func TestGroupNamesCannotLeadElsewhere(t *testing.T) {
 	}
 }
 
-func TestMakeTakesBackWhatItMadeWhenAHierarchyRefuses(t *testing.T) {
+func TestMakeRollsBackOnError(t *testing.T) {
 	tree := fakeTree(t, map[string]string{"memory/cgroup.procs": "", "pids/x/cgroup.procs": ""})
 	if _, err := tree.Make("x"); !errors.Is(err, fs.ErrExist) {
 		t.Fatalf("got %v", err)
@@ -130,7 +130,7 @@ func TestMakeTakesBackWhatItMadeWhenAHierarchyRefuses(t *testing.T) {
 	}
 }
 
-func TestAddRefusesPidsThatMeanTheCaller(t *testing.T) {
+func TestAddRefusesSpecialPids(t *testing.T) {
 	tree := fakeTree(t, map[string]string{"memory/cgroup.procs": ""})
 	g, err := tree.Make("x")
 	if err != nil {
@@ -143,7 +143,7 @@ func TestAddRefusesPidsThatMeanTheCaller(t *testing.T) {
 	}
 }
 
-func TestASharesCapThatCannotBeEnforcedIsRefused(t *testing.T) {
+func TestUnenforceableShareIsRefused(t *testing.T) {
 	none := Host{Mode: ModeHybrid}
 	for name, s := range map[string]Share{Memory: {MemoryBytes: 1 << 20}, Pids: {Pids: 1}, CPU: {CPU: 0.5}} {
 		err := none.check(s)

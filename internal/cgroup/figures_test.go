@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestFiguresAreThoseOfTheSandboxAndNotOfItsCommandsAlone(t *testing.T) {
+func TestFiguresCoverWholeSandbox(t *testing.T) {
 	for name, tt := range map[string]struct {
 		files map[string]string
 		want  Figures
@@ -48,7 +48,7 @@ func TestFiguresAreThoseOfTheSandboxAndNotOfItsCommandsAlone(t *testing.T) {
 	}
 }
 
-func TestFiguresOfASandboxThatIsGoneAreAnError(t *testing.T) {
+func TestFiguresOfRemovedSandboxAreAnError(t *testing.T) {
 	emptied := delegatedBelow(t, map[string]string{"memory/other": ""})
 	removed := delegatedBelow(t, map[string]string{"memory/cgroup.procs": ""})
 	if err := os.RemoveAll(filepath.Dir(removed.Dirs[Memory])); err != nil {

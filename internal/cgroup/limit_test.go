@@ -45,7 +45,7 @@ func starts(t *testing.T, name, got, want string) {
 	}
 }
 
-func TestAGroupIsLimitedAlone(t *testing.T) {
+func TestLimitAppliesToOneGroup(t *testing.T) {
 	for name, tt := range map[string]struct{ files, want map[string]string }{
 		"v1": {
 			map[string]string{
@@ -82,7 +82,7 @@ func TestAGroupIsLimitedAlone(t *testing.T) {
 	}
 }
 
-func TestTheCPUControllerIsHandedDownWhenItIsWanted(t *testing.T) {
+func TestLimitEnablesCPUController(t *testing.T) {
 	g, read := limited(t, map[string]string{
 		"unified/cgroup.controllers": "cpuset cpu memory pids\n", "unified/cgroup.subtree_control": "",
 		"unified/g/memory.max": "",
@@ -94,7 +94,7 @@ func TestTheCPUControllerIsHandedDownWhenItIsWanted(t *testing.T) {
 	starts(t, "subtree_control", read("unified/cgroup.subtree_control"), "+cpu")
 }
 
-func TestALimitThatNobodyEnforcesIsRefused(t *testing.T) {
+func TestUnenforceableLimitIsRefused(t *testing.T) {
 	for name, files := range map[string]map[string]string{
 		"no controllers": {"unified/g/cgroup.procs": "", "unified/cgroup.controllers": "memory pids\n"},
 		"pids alone":     {"pids/g/cgroup.procs": ""},

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestMakeCapsBeforeAnybodyIsIn(t *testing.T) {
+func TestMakeSetsCapsFirst(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}
@@ -52,7 +52,7 @@ func TestMakeCapsBeforeAnybodyIsIn(t *testing.T) {
 	}
 }
 
-func TestMakeRefusesPathsThatAreNone(t *testing.T) {
+func TestMakeRefusesInvalidPaths(t *testing.T) {
 	for _, at := range []string{"", "/", "x", "/x/../y", "/x/"} {
 		if _, err := Make(at, Share{Pids: 50}); err == nil {
 			t.Errorf("%q was made", at)

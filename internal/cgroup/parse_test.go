@@ -25,7 +25,7 @@ const (
 	v2WithNetCls = v2Mounts + "50 22 0:50 / /mnt/net rw - cgroup none rw,net_cls\n"
 )
 
-func TestLayoutNamesTheModeAndTheMounts(t *testing.T) {
+func TestDetectLayout(t *testing.T) {
 	for name, tt := range map[string]struct {
 		text   string
 		mode   Mode
@@ -65,7 +65,7 @@ func TestLayoutNamesTheModeAndTheMounts(t *testing.T) {
 	}
 }
 
-func TestProcFileGivesTheCgroupPerHierarchy(t *testing.T) {
+func TestParseProc(t *testing.T) {
 	for name, tt := range map[string]struct {
 		text string
 		want map[string]string
@@ -85,7 +85,7 @@ func TestProcFileGivesTheCgroupPerHierarchy(t *testing.T) {
 	}
 }
 
-func TestMountShowsOnlyWhatIsBelowIt(t *testing.T) {
+func TestCgroupDirBelowMount(t *testing.T) {
 	for _, tt := range []struct {
 		root, cgroup, want string
 		ok                 bool
@@ -109,7 +109,7 @@ func TestMountShowsOnlyWhatIsBelowIt(t *testing.T) {
 	}
 }
 
-func TestStatCountsFieldsFromTheNamesEnd(t *testing.T) {
+func TestParseStatHostileName(t *testing.T) {
 	rest := " T 77 " + strings.Repeat("0 ", 17) + "4242 0"
 	for _, name := range []string{"(sh)", "(a b)", "(evil) R 1 2 3 (x)", "())"} {
 		s, err := parseStat("12 " + name + rest)
@@ -124,14 +124,14 @@ func TestStatCountsFieldsFromTheNamesEnd(t *testing.T) {
 	}
 }
 
-func TestPidsThatMeanSomethingElseToKillAreOnlyCounted(t *testing.T) {
+func TestParsePidsHidesSpecialPids(t *testing.T) {
 	pids, hidden := parsePids("0\n12\n-1\n1\n99999999999\n7\n\n")
 	if diff := cmp.Diff([]int{12, 7}, pids); diff != "" || hidden != 4 {
 		t.Errorf("hidden %d, pids (-want +got):\n%s", hidden, diff)
 	}
 }
 
-func TestStandInNameReadsBack(t *testing.T) {
+func TestStandInNameRoundTrip(t *testing.T) {
 	p := process{space: 4026531836, pid: 17, start: 9}
 	if got, ok := parseStandIn(p.standInName()); !ok || got != p {
 		t.Errorf("%s read as %+v, %v", p.standInName(), got, ok)

@@ -96,7 +96,7 @@ func capsAre(t *testing.T, d *Delegated, s Share) {
 	}
 }
 
-func TestWithoutACgroupOfItsOwnASandboxGetsAStandIn(t *testing.T) {
+func TestSandboxWithoutCgroupGetsStandIn(t *testing.T) {
 	init := box(t, func(name string) bool { return name != Unified })
 	pid := init.Process.Pid
 	d, err := Delegate(pid, Share{MemoryBytes: 64 << 20})
@@ -134,7 +134,7 @@ func TestWithoutACgroupOfItsOwnASandboxGetsAStandIn(t *testing.T) {
 	}
 }
 
-func TestACgroupWithStrangersIsNotASandboxsOwn(t *testing.T) {
+func TestCgroupWithStrangersIsNotOwned(t *testing.T) {
 	init := box(t, everywhere)
 	stranger := start(t, nil, "sleep")
 	h, err := Detect()
@@ -165,7 +165,7 @@ func TestACgroupWithStrangersIsNotASandboxsOwn(t *testing.T) {
 	}
 }
 
-func TestKillEndsRunnersThatNobodySeesTwice(t *testing.T) {
+func TestKillEndsForkingProcesses(t *testing.T) {
 	tree, _ := delegated(t, Share{Pids: 2000})
 	for name, blind := range map[string]bool{"as the host can": false, "without cgroup.kill": true} {
 		t.Run(name, func(t *testing.T) {
@@ -230,7 +230,7 @@ func TestKillEndsStoppedTracedAndFrozenProcesses(t *testing.T) {
 	}
 }
 
-func TestAZombieHoldsNeitherKillNorRemove(t *testing.T) {
+func TestZombieDoesNotDelayKillOrRemove(t *testing.T) {
 	tree, _ := delegated(t, Share{Pids: 500})
 	g := group(t, tree, "zombie")
 	h := command(t, g, "parent")
@@ -247,7 +247,7 @@ func TestAZombieHoldsNeitherKillNorRemove(t *testing.T) {
 	dead(t, g)
 }
 
-func TestSignalReachesEveryProcessOfTheGroupAndNoOther(t *testing.T) {
+func TestSignalReachesOnlyGroup(t *testing.T) {
 	tree, _ := delegated(t, Share{})
 	g, other := group(t, tree, "a"), group(t, tree, "b")
 	in := []*helper{command(t, g, "sleep"), command(t, g, "sleep")}
@@ -272,7 +272,7 @@ func TestSignalReachesEveryProcessOfTheGroupAndNoOther(t *testing.T) {
 	}
 }
 
-func TestMemoryCapEndsTheExecThatMeetsItAndIsCounted(t *testing.T) {
+func TestMemoryCapKillsAndCounts(t *testing.T) {
 	tree, _ := delegated(t, Share{MemoryBytes: 96 << 20})
 	quiet, greedy := group(t, tree, "quiet"), group(t, tree, "greedy")
 	command(t, quiet, "sleep").line(t, "done")
@@ -292,7 +292,7 @@ func TestMemoryCapEndsTheExecThatMeetsItAndIsCounted(t *testing.T) {
 }
 
 // The sockets hold datagrams that are not read: without a cap, many times the limit.
-func TestSocketsAreCapped(t *testing.T) {
+func TestSocketMemoryIsLimited(t *testing.T) {
 	const most = 64 << 20
 	tree, _ := delegated(t, Share{MemoryBytes: most})
 	g := group(t, tree, "sockets")
@@ -312,7 +312,7 @@ func TestSocketsAreCapped(t *testing.T) {
 	dead(t, g)
 }
 
-func TestPidsCapStopsABombAndIsCounted(t *testing.T) {
+func TestPidsCapStopsForkBomb(t *testing.T) {
 	tree, _ := delegated(t, Share{Pids: 40})
 	g := group(t, tree, "bomb")
 	command(t, g, "bomb").line(t, "done")
@@ -347,7 +347,7 @@ func TestCPUTimeIsCounted(t *testing.T) {
 	}
 }
 
-func TestRemoveWithAProcessInsideFailsAndWorksAfterAKill(t *testing.T) {
+func TestRemoveSucceedsAfterKill(t *testing.T) {
 	tree, _ := delegated(t, Share{})
 	g := group(t, tree, "busy")
 	command(t, g, "sleep")
@@ -366,7 +366,7 @@ func TestRemoveWithAProcessInsideFailsAndWorksAfterAKill(t *testing.T) {
 	}
 }
 
-func TestKillEndsWithItsContext(t *testing.T) {
+func TestKillEndsWithContext(t *testing.T) {
 	tree, _ := delegated(t, Share{})
 	g := group(t, tree, "x")
 	command(t, g, "sleep")
@@ -379,7 +379,7 @@ func TestKillEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestTheGuestNeedsNoMoreThanItHas(t *testing.T) {
+func TestGuestNeedsOnlyItsCapabilities(t *testing.T) {
 	g := boxOf(t, "guest", everywhere)
 	g.proceed(t)
 	g.line(t, "unshared")

@@ -106,7 +106,7 @@ func TestLookNamesTheMissingProgram(t *testing.T) {
 	}
 }
 
-func TestOnceRepeatsWhatWasUnavailable(t *testing.T) {
+func TestOnceRepeatsUnavailable(t *testing.T) {
 	var o Once[int]
 	answers := []error{errdefs.ErrUnavailable, nil, errors.New("a third call")}
 	for i, want := range []error{errdefs.ErrUnavailable, nil, nil} {

@@ -27,7 +27,7 @@ func wantMounted(t *testing.T, target string, want int) {
 // parents are the propagation types that the mount of a state directory can have.
 var parents = map[string]uintptr{"shared": unix.MS_SHARED, "private": unix.MS_PRIVATE}
 
-func TestWorkspaceComesAndGoesInARunningContainer(t *testing.T) {
+func TestBindAndUnbindInRunningContainer(t *testing.T) {
 	for name, parent := range parents {
 		t.Run(name+" parent", func(t *testing.T) {
 			slot := newSlot(t, parent)
@@ -62,7 +62,7 @@ func TestWorkspaceComesAndGoesInARunningContainer(t *testing.T) {
 	}
 }
 
-func TestFlagsHoldInside(t *testing.T) {
+func TestMountFlagsApplyInside(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	c := startContainer(t, slot)
 	ws := workspace(t, "alice")
@@ -108,7 +108,7 @@ func brief(t *testing.T) context.Context {
 	return ctx
 }
 
-func TestUnbindReportsAWorkspaceInUse(t *testing.T) {
+func TestUnbindReportsBusyMount(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	c := startContainer(t, slot)
 	for _, use := range []struct{ take, path, give string }{{"open", "owner", "close"}, {"chdir", "", "leave"}} {
@@ -133,7 +133,7 @@ func TestUnbindReportsAWorkspaceInUse(t *testing.T) {
 	}
 }
 
-func TestUnbindWaitsForAUserThatIsOnItsWayOut(t *testing.T) {
+func TestUnbindWaitsForEndingUser(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	must(t, Bind(slot, workspace(t, "alice"), false))
 	f, err := os.Open(filepath.Join(slot, "owner"))
@@ -150,7 +150,7 @@ func TestUnbindWaitsForAUserThatIsOnItsWayOut(t *testing.T) {
 	must(t, <-tried)
 }
 
-func TestBindRefusesWhatIsNotADirectory(t *testing.T) {
+func TestBindRefusesOtherFiles(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	ws := workspace(t, "alice")
 	link := filepath.Join(t.TempDir(), "link")
@@ -181,7 +181,7 @@ func TestBindRefusesWhatIsNotADirectory(t *testing.T) {
 	wantMounted(t, slot, 1)
 }
 
-func TestBindRefusesATargetNobodyWouldSee(t *testing.T) {
+func TestBindRefusesPrivateTarget(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	must(t, unix.Mount("", slot, "", unix.MS_PRIVATE, ""))
 	if err := Bind(slot, workspace(t, "alice"), false); !errors.Is(err, ErrNotShared) {
@@ -192,7 +192,7 @@ func TestBindRefusesATargetNobodyWouldSee(t *testing.T) {
 	}
 }
 
-func TestBothWaysToAskAgreeOnWhatIsShared(t *testing.T) {
+func TestSharedAgreesWithStatmount(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	for path, want := range map[string]bool{slot: true, filepath.Dir(slot): false} {
 		f, err := open(path, 0)
@@ -211,7 +211,7 @@ func TestBothWaysToAskAgreeOnWhatIsShared(t *testing.T) {
 	}
 }
 
-func TestBindRefusesToMakeAReadOnlySourceWritable(t *testing.T) {
+func TestBindRefusesReadOnlySource(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	ro := newSlot(t, unix.MS_PRIVATE)
 	must(t, Bind(ro, workspace(t, "alice"), true))
@@ -221,7 +221,7 @@ func TestBindRefusesToMakeAReadOnlySourceWritable(t *testing.T) {
 	must(t, Bind(slot, ro, true))
 }
 
-func TestMountsInsideAWorkspaceStayOutside(t *testing.T) {
+func TestNestedMountsAreNotBound(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	c := startContainer(t, slot)
 	// Shared, so that an attached clone would get later mounts.
@@ -239,7 +239,7 @@ func TestMountsInsideAWorkspaceStayOutside(t *testing.T) {
 	}
 }
 
-func TestFileIsBoundReadOnly(t *testing.T) {
+func TestBindFileReadOnly(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	file := filepath.Join(slot, "guest")
 	must(t, os.WriteFile(file, nil, 0o755))
@@ -254,7 +254,7 @@ func TestFileIsBoundReadOnly(t *testing.T) {
 	}
 }
 
-func TestTmpfsHoldsItsBounds(t *testing.T) {
+func TestTmpfsLimitsApply(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	var st unix.Stat_t
 	must(t, unix.Stat(slot, &st))
@@ -270,7 +270,7 @@ func TestTmpfsHoldsItsBounds(t *testing.T) {
 	wantMounted(t, slot, 1)
 }
 
-func TestSweepTakesAwayWhateverIsThere(t *testing.T) {
+func TestSweepRemovesAllMounts(t *testing.T) {
 	root := t.TempDir()
 	must(t, Sweep(t.Context(), filepath.Join(root, "none"), time.Second))
 	slot := filepath.Join(root, "slot with a blank")
@@ -298,7 +298,7 @@ func TestSweepTakesAwayWhateverIsThere(t *testing.T) {
 	wantMounted(t, neighbour, 0)
 }
 
-func TestMountedCountsThroughASymbolicLink(t *testing.T) {
+func TestMountedFollowsSymlinks(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	link := filepath.Join(t.TempDir(), "state")
 	must(t, os.Symlink(filepath.Dir(slot), link))
@@ -321,7 +321,7 @@ func TestSharedIsReadFromMountinfo(t *testing.T) {
 	}
 }
 
-func TestMountsAtOddNamesAreFound(t *testing.T) {
+func TestBelowFindsSpecialNames(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	odd := filepath.Join(slot, "a b\\c\nd")
 	must(t, os.Mkdir(odd, 0o700))

@@ -42,7 +42,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-func TestRuntimesThatAreRefused(t *testing.T) {
+func TestCheckRuntimeRefuses(t *testing.T) {
 	for name, class := range map[string]func(error) bool{
 		"runsc":                errdefs.IsNotImplemented,
 		"/opt/bin/runsc":       errdefs.IsNotImplemented,
@@ -56,7 +56,7 @@ func TestRuntimesThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestLocksKeepCallsAboutOneSandboxApart(t *testing.T) {
+func TestLocksSerializePerSandbox(t *testing.T) {
 	var l Locks
 	var inside, most atomic.Int32
 	var wg sync.WaitGroup
@@ -76,7 +76,7 @@ func TestLocksKeepCallsAboutOneSandboxApart(t *testing.T) {
 	}
 	wg.Wait()
 	if most.Load() != 1 {
-		t.Errorf("%d were inside at once", most.Load())
+		t.Errorf("%d calls were inside at once, want 1", most.Load())
 	}
 	unlock, err := l.Lock(t.Context(), "a")
 	if err != nil {
@@ -86,7 +86,7 @@ func TestLocksKeepCallsAboutOneSandboxApart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := l.Lock(ctx, "a"); !errors.Is(err, context.Canceled) {
-		t.Errorf("waiting ended with %v", err)
+		t.Errorf("Lock = %v, want the context error", err)
 	}
 	other, err := l.Lock(ctx, "b")
 	if err != nil {
@@ -94,11 +94,11 @@ func TestLocksKeepCallsAboutOneSandboxApart(t *testing.T) {
 	}
 	other()
 	if len(l.held) != 1 {
-		t.Errorf("%d locks are kept", len(l.held))
+		t.Errorf("%d locks are left, want 0", len(l.held))
 	}
 }
 
-func TestProcessIsHeldPastItsPid(t *testing.T) {
+func TestProcessSurvivesPidReuse(t *testing.T) {
 	cmd := exec.Command("sleep", "600")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func TestProcessIsHeldPastItsPid(t *testing.T) {
 	}
 	defer p.Close()
 	if p.Ended() {
-		t.Error("ended at once")
+		t.Error("Ended = true for a running process")
 	}
 	ended := make(chan bool, 1)
 	var wg sync.WaitGroup
@@ -119,22 +119,22 @@ func TestProcessIsHeldPastItsPid(t *testing.T) {
 	}
 	wg.Wait()
 	if !<-ended {
-		t.Error("the wait was broken off")
+		t.Error("Block = false, want true")
 	}
 	// It is a child of this process and was not reaped elsewhere.
 	if err := p.Wait(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if _, err := Open(cmd.Process.Pid); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("opening it again: %v", err)
+		t.Errorf("second Open = %v", err)
 	}
 	if err := p.Kill(); err != nil {
-		t.Errorf("killing it again: %v", err)
+		t.Errorf("second Kill = %v", err)
 	}
 	_ = cmd.Wait() // the child was reaped; this frees its resources
 }
 
-func TestClosingEndsTheWait(t *testing.T) {
+func TestCloseEndsWait(t *testing.T) {
 	p, err := Open(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -145,13 +145,13 @@ func TestClosingEndsTheWait(t *testing.T) {
 	p.Close()
 	wg.Wait()
 	if <-ended {
-		t.Error("we have not ended")
+		t.Error("Ended = true for this process")
 	}
 }
 
-func TestLimitsThatWeDoNotHaveOurselves(t *testing.T) {
+func TestFitRlimitsUnderOwnLimits(t *testing.T) {
 	if hasResourceCapability(0) {
-		t.Log("this process may raise its limits, so that it can give any")
+		t.Log("this process may raise its limits")
 	}
 	list := []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 40, Soft: 1 << 40}}
 	if err := FitRlimits(list); errdefs.IsFailedPrecondition(err) == hasResourceCapability(0) {
