@@ -90,16 +90,23 @@ func checkAdopt(t *testing.T, s *suite) {
 		t.Errorf("kill shell: %+v, %v; want cancelled", sh, err)
 	}
 	b.checkDead(t, runtime.CommandUID)
-	if o := b.runCommand(t, python("flood",
-		"pids")); s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
-		t.Errorf("ending at the PID limit = %v", o)
-	}
+	checkPidsEnding(t, s, b)
 	if binds {
 		if got := b.mustOutput(t, "cat file"); got != "content" {
 			t.Errorf("workspace file = %q, want %q", got, "content")
 		}
 		b.unbind(t)
 		b.bind(t, dir, true)
+	}
+}
+
+// checkPidsEnding checks that a command that reaches the process limit ends with Pids, if the
+// driver supports that ending.
+func checkPidsEnding(t *testing.T, s *suite, b *box) {
+	t.Helper()
+	o := b.runCommand(t, python("flood", "pids"))
+	if s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
+		t.Errorf("ending at the PID limit = %v", o)
 	}
 }
 
