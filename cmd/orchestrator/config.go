@@ -31,7 +31,7 @@ func newConfigCommand(a *cli.App) *cobra.Command {
 		Args:    cli.ExactArgs("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			a.Flags.Config = args[0]
-			c, err := a.Valid()
+			c, err := a.ValidSettings()
 			if err != nil {
 				return err
 			}

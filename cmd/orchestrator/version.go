@@ -29,7 +29,7 @@ func newVersionCommand(a *cli.App) *cobra.Command {
 			}{Version: a.Version}
 			t := &cli.Table{}
 			t.Add("client", a.Version)
-			cl, err := a.Server(cmd.Context(), c)
+			cl, err := a.FindServer(cmd.Context(), c)
 			if err != nil {
 				return err
 			}

@@ -81,11 +81,11 @@ func (a *App) Environment(cmd *cobra.Command, list []string) (map[string]string,
 		}
 		full = append(full, e)
 	}
-	return Pairs(cmd, "--env", full)
+	return ParsePairs(cmd, "--env", full)
 }
 
-// Pairs reads values of the form KEY=VALUE. flag names them in errors.
-func Pairs(cmd *cobra.Command, flag string, list []string) (map[string]string, error) {
+// ParsePairs reads values of the form KEY=VALUE. flag names them in errors.
+func ParsePairs(cmd *cobra.Command, flag string, list []string) (map[string]string, error) {
 	if len(list) == 0 {
 		return nil, nil
 	}

@@ -12,9 +12,9 @@ import (
 // Palette colours words; the zero value leaves them as they are.
 type Palette struct{ On bool }
 
-// Colours are for a terminal that nobody asked to stay plain: NO_COLOR, and
+// NewPalette are for a terminal that nobody asked to stay plain: NO_COLOR, and
 // TERM=dumb.
-func (a *App) Colours() Palette {
+func (a *App) NewPalette() Palette {
 	if v, set := a.Lookup("NO_COLOR"); set && v != "" {
 		return Palette{}
 	}

@@ -17,13 +17,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
-// answerTime is how long a server may take to say that it is there, before a
+// answerTimeout is how long a server may take to say that it is there, before a
 // command does without it.
-const answerTime = 5 * time.Second
+const answerTimeout = 5 * time.Second
 
-// startTime is how long a command waits for a server that holds the state
+// startTimeout is how long a command waits for a server that holds the state
 // directory and does not listen yet. It may listen elsewhere, too.
-const startTime = 5 * time.Second
+const startTimeout = 5 * time.Second
 
 // ConfigFile is the configuration file's path, or "" for none.
 func (a *App) ConfigFile() string {
@@ -48,8 +48,8 @@ func (a *App) Settings() (config.Config, error) {
 	return c, nil
 }
 
-// Valid is settings that are validated as they are.
-func (a *App) Valid() (config.Config, error) {
+// ValidSettings is settings that are validated as they are.
+func (a *App) ValidSettings() (config.Config, error) {
 	c, err := a.Settings()
 	if err != nil {
 		return c, err
@@ -106,7 +106,7 @@ func (a *App) Client(ctx context.Context) (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.AwaitStart(ctx, c, startTime)
+	a.AwaitStart(ctx, c, startTimeout)
 	return a.ClientFor(c)
 }
 
@@ -116,7 +116,7 @@ func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Durati
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	network, address := config.SplitListen(a.Address(c))
-	for ctx.Err() == nil && ServerOf(c.StateDir) != "" {
+	for ctx.Err() == nil && ServerPID(c.StateDir) != "" {
 		conn, err := new(net.Dialer).DialContext(ctx, network, address)
 		if err == nil {
 			conn.Close()
@@ -132,16 +132,16 @@ func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Durati
 	}
 }
 
-// Server is a client for the server that answers, or nil if none does. What
+// FindServer is a client for the server that answers, or nil if none does. What
 // answers and is no server of ours, or refuses us, is an error.
-func (a *App) Server(ctx context.Context, c config.Config) (*client.Client, error) {
+func (a *App) FindServer(ctx context.Context, c config.Config) (*client.Client, error) {
 	cl, err := a.ClientFor(c)
 	if err != nil {
 		return nil, err
 	}
-	a.AwaitStart(ctx, c, startTime)
-	ask, cancel := context.WithTimeoutCause(ctx, answerTime,
-		Refuse(errdefs.ErrUnavailable, "the server at %s is there but does not answer within %s", cl.Address(), answerTime))
+	a.AwaitStart(ctx, c, startTimeout)
+	ask, cancel := context.WithTimeoutCause(ctx, answerTimeout,
+		Refuse(errdefs.ErrUnavailable, "the server at %s is there but does not answer within %s", cl.Address(), answerTimeout))
 	defer cancel()
 	switch _, err := cl.Version(ask); {
 	case errors.Is(err, client.ErrNoServer):
@@ -153,8 +153,8 @@ func (a *App) Server(ctx context.Context, c config.Config) (*client.Client, erro
 	return cl, nil
 }
 
-// ServerOf is the pid of the process that holds a state directory, or "".
-func ServerOf(dir string) string {
+// ServerPID is the pid of the process that holds a state directory, or "".
+func ServerPID(dir string) string {
 	path := filepath.Join(dir, "lock")
 	f, err := os.Open(path)
 	if err != nil {

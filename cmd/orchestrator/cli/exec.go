@@ -74,8 +74,8 @@ func Millis(d time.Duration) int64 {
 	}
 }
 
-// Key returns the option that sends k as the idempotency key, or nothing if k is "".
-func Key(k string) []client.Option {
+// IdempotencyKey returns the option that sends k as the idempotency key, or nothing if k is "".
+func IdempotencyKey(k string) []client.Option {
 	if k == "" {
 		return nil
 	}
@@ -99,7 +99,7 @@ func (a *App) PrintResult(r v1.ExecResult, err error) error {
 	if err := a.PrintJSON(r); err != nil {
 		return err
 	}
-	return Result(r)
+	return ResultError(r)
 }
 
 // ModeHelp is what --mode says.

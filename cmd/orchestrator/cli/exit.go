@@ -80,8 +80,8 @@ func (e *EndedError) Error() string {
 	return text
 }
 
-// Result is nil for a command that exited with 0.
-func Result(r v1.ExecResult) error {
+// ResultError is nil for a command that exited with 0.
+func ResultError(r v1.ExecResult) error {
 	if r.Ending == string(runtime.Exited) && r.ExitCode == 0 {
 		return nil
 	}
@@ -95,7 +95,7 @@ var ErrChecks = errors.New("a check failed")
 func (a *App) Finish(err error) int {
 	code := ExitCode(err)
 	e, command := errors.AsType[*EndedError](err)
-	quiet := err == nil || errors.Is(err, ErrChecks) || command && e.Result.Ending == string(runtime.Exited) || said(err)
+	quiet := err == nil || errors.Is(err, ErrChecks) || command && e.Result.Ending == string(runtime.Exited) || wasPrinted(err)
 	if !quiet {
 		fmt.Fprintf(a.Stderr, "orchestrator: %s\n", OneLine(Describe(err))) //nolint:errcheck // there is nowhere else to say it
 	}
@@ -132,10 +132,10 @@ func ExitCode(err error) int {
 		return ExitOK
 	}
 	if e, ok := errors.AsType[*EndedError](err); ok {
-		return endingCode(e.Result)
+		return endingExitCode(e.Result)
 	}
-	if e, ok := errors.AsType[*refusedCall](err); ok {
-		return refusedCode(e.result)
+	if e, ok := errors.AsType[*failedCall](err); ok {
+		return toolExitCode(e.result)
 	}
 	if e, ok := errors.AsType[*VerdictError](err); ok {
 		return e.code()
@@ -173,8 +173,8 @@ func ExitCode(err error) int {
 	return ExitInternal
 }
 
-// endingCode is the code of a command's ending.
-func endingCode(r v1.ExecResult) int {
+// endingExitCode is the code of a command's ending.
+func endingExitCode(r v1.ExecResult) int {
 	switch runtime.Ending(r.Ending) {
 	case runtime.Exited:
 		return r.ExitCode & 0xff

@@ -28,14 +28,14 @@ func TestEveryEndingHasItsExitCode(t *testing.T) {
 		case runtime.Signalled:
 			r.Signal = 15
 		}
-		if got := ExitCode(fmt.Errorf("run: %w", Result(r))); got != want[e] {
+		if got := ExitCode(fmt.Errorf("run: %w", ResultError(r))); got != want[e] {
 			t.Errorf("%s exits with %d, want %d", e, got, want[e])
 		}
 	}
-	if err := Result(v1.ExecResult{Ending: "exited"}); err != nil {
+	if err := ResultError(v1.ExecResult{Ending: "exited"}); err != nil {
 		t.Errorf("exit code 0 is an error: %v", err)
 	}
-	if got := ExitCode(Result(v1.ExecResult{Ending: "of a newer server"})); got != ExitLost {
+	if got := ExitCode(ResultError(v1.ExecResult{Ending: "of a newer server"})); got != ExitLost {
 		t.Errorf("an unknown ending exits with %d", got)
 	}
 }
@@ -98,10 +98,10 @@ func TestErrorsAreOneLineWithoutTheirClass(t *testing.T) {
 		t.Errorf("code %d, %q", code, b.String())
 	}
 	b.Reset()
-	if a.Finish(Result(v1.ExecResult{Ending: "exited", ExitCode: 1})); b.Len() > 0 {
+	if a.Finish(ResultError(v1.ExecResult{Ending: "exited", ExitCode: 1})); b.Len() > 0 {
 		t.Errorf("a failing command is told about: %q", b.String())
 	}
-	if a.Finish(Result(v1.ExecResult{Ending: "oom", Signal: 9})); b.String() != "orchestrator: the command ended: oom\n" {
+	if a.Finish(ResultError(v1.ExecResult{Ending: "oom", Signal: 9})); b.String() != "orchestrator: the command ended: oom\n" {
 		t.Errorf("an ending is told as %q", b.String())
 	}
 }

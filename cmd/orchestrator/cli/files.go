@@ -11,17 +11,17 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Replaceable refuses to put a file in the place of a device, a FIFO or a folder.
-func Replaceable(path string) error {
+// CheckReplaceable refuses to put a file in the place of a device, a FIFO or a folder.
+func CheckReplaceable(path string) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return Refuse(errdefs.ErrInvalidArgument, "%s is not a regular file: name the file to write, or - for standard output", path)
 	}
 	return nil
 }
 
-// WriteHoles fills a new file and leaves out what is zero: of a workspace of some
+// WriteSparse fills a new file and leaves out what is zero: of a workspace of some
 // MiB a file without content can be as long as it likes.
-func WriteHoles(f *os.File, in io.Reader) error {
+func WriteSparse(f *os.File, in io.Reader) error {
 	b, zeros := make([]byte, 64<<10), make([]byte, 64<<10)
 	at := int64(0)
 	for {

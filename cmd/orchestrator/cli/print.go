@@ -179,8 +179,8 @@ func Age(t time.Time) string {
 	return units.HumanDuration(time.Since(t))
 }
 
-// In is how long it is until then.
-func In(t time.Time) string {
+// Until is how long it is until then.
+func Until(t time.Time) string {
 	d := time.Until(t)
 	switch {
 	case t.IsZero():
@@ -199,8 +199,8 @@ func HostPort(host string, port int) string {
 	return host + ":" + strconv.Itoa(port)
 }
 
-// Clip cuts a text for a table.
-func Clip(s string, n int) string {
+// Truncate cuts a text for a table.
+func Truncate(s string, n int) string {
 	runes := []rune(s)
 	if len(runes) <= n {
 		return s

@@ -18,11 +18,11 @@ const (
 	endingInvalid = "invalid"
 )
 
-// refusedCall is a tool call that did not end with "ok" or exit code 0.
-type refusedCall struct{ result v1.ToolResult }
+// failedCall is a tool call that did not end with "ok" or exit code 0.
+type failedCall struct{ result v1.ToolResult }
 
 // Error says why, in the tool's own words where it has some.
-func (e *refusedCall) Error() string {
+func (e *failedCall) Error() string {
 	r := e.result
 	text := "the call ended: " + strings.ReplaceAll(r.Ending, "_", " ")
 	switch {
@@ -39,16 +39,16 @@ func (e *refusedCall) Error() string {
 	return text
 }
 
-// ToolEnding is nil for a call that went well.
-func ToolEnding(r v1.ToolResult) error {
-	if refusedCode(r) == ExitOK {
+// ToolError is nil for a call that went well.
+func ToolError(r v1.ToolResult) error {
+	if toolExitCode(r) == ExitOK {
 		return nil
 	}
-	return &refusedCall{r}
+	return &failedCall{r}
 }
 
-// refusedCode is the exit code of a tool call.
-func refusedCode(r v1.ToolResult) int {
+// toolExitCode is the exit code of a tool call.
+func toolExitCode(r v1.ToolResult) int {
 	switch {
 	case r.Error != nil && r.Error.RetryAfterMS > 0, r.Verdict != nil && (r.Verdict.Class == "rate" || r.Verdict.Class == "quota"):
 		return ExitTryAgain
@@ -65,7 +65,7 @@ func refusedCode(r v1.ToolResult) int {
 	if r.ExitCode != nil {
 		x.ExitCode = *r.ExitCode
 	}
-	return endingCode(x)
+	return endingExitCode(x)
 }
 
 // VerdictError is what a policy said that is not "allow". It has been printed.
@@ -81,11 +81,11 @@ func (e *VerdictError) code() int {
 	return ExitPolicyDenied
 }
 
-// said tells errors that were printed already.
-func said(err error) bool {
+// wasPrinted tells errors that were printed already.
+func wasPrinted(err error) bool {
 	if _, ok := errors.AsType[*VerdictError](err); ok {
 		return true
 	}
-	e, ok := errors.AsType[*refusedCall](err)
+	e, ok := errors.AsType[*failedCall](err)
 	return ok && e.result.Ending == string(runtime.Exited)
 }

@@ -28,7 +28,7 @@ func TestEndingsOfToolCallsHaveTheirExitCode(t *testing.T) {
 		{v1.ToolResult{Ending: "oom"}, ExitOOM},
 		{v1.ToolResult{Ending: "of a newer server"}, ExitLost},
 	} {
-		if got := ExitCode(ToolEnding(c.result)); got != c.want {
+		if got := ExitCode(ToolError(c.result)); got != c.want {
 			t.Errorf("%+v exits with %d, want %d", c.result, got, c.want)
 		}
 	}
@@ -37,9 +37,9 @@ func TestEndingsOfToolCallsHaveTheirExitCode(t *testing.T) {
 func TestARefusalIsSaidInTheToolsWords(t *testing.T) {
 	var b strings.Builder
 	a := &App{Stderr: &b}
-	a.Finish(ToolEnding(v1.ToolResult{Ending: "policy_denied", Error: &v1.ToolError{Type: "rate", Message: "too many calls", RetryAfterMS: 1500}}))
-	a.Finish(ToolEnding(v1.ToolResult{Ending: "policy_denied", Verdict: &v1.Verdict{Message: "sudo\x1b is not allowed"}}))
-	a.Finish(ToolEnding(v1.ToolResult{Ending: "exited", ExitCode: new(int)}))
+	a.Finish(ToolError(v1.ToolResult{Ending: "policy_denied", Error: &v1.ToolError{Type: "rate", Message: "too many calls", RetryAfterMS: 1500}}))
+	a.Finish(ToolError(v1.ToolResult{Ending: "policy_denied", Verdict: &v1.Verdict{Message: "sudo\x1b is not allowed"}}))
+	a.Finish(ToolError(v1.ToolResult{Ending: "exited", ExitCode: new(int)}))
 	want := "orchestrator: too many calls (try again in 1.5s)\norchestrator: the call ended: policy denied: sudo\\x1b is not allowed\n"
 	if b.String() != want {
 		t.Errorf("said %q", b.String())

@@ -35,13 +35,13 @@ func approvalHead() []string {
 func approvalRow(q v1.Approval) []string {
 	expires := ""
 	if q.State == "pending" {
-		expires = cli.In(q.ExpiresAt)
+		expires = cli.Until(q.ExpiresAt)
 	}
 	state := q.State
 	if q.Escalated != "" && state == "pending" {
 		state += ", to " + q.Escalated
 	}
-	return []string{q.ID, state, cli.Ago(q.CreatedAt), expires, q.Caller, q.Tool, q.Rule, cli.Clip(string(q.Input), 80)}
+	return []string{q.ID, state, cli.Ago(q.CreatedAt), expires, q.Caller, q.Tool, q.Rule, cli.Truncate(string(q.Input), 80)}
 }
 
 func newApprovalsList(a *cli.App) *cobra.Command {
@@ -99,7 +99,7 @@ func newApprovalsShow(a *cli.App) *cobra.Command {
 }
 
 func printApproval(a *cli.App, q v1.Approval) error {
-	expires, decided := cli.In(q.ExpiresAt), ""
+	expires, decided := cli.Until(q.ExpiresAt), ""
 	if q.State != "pending" {
 		expires = ""
 	}
@@ -183,7 +183,7 @@ func approvalLine(e v1.ApprovalEvent) string {
 	case "escalated":
 		line += " to " + q.Escalated
 	default:
-		line += " " + q.Rule + " " + cli.Clip(string(q.Input), 200)
+		line += " " + q.Rule + " " + cli.Truncate(string(q.Input), 200)
 	}
 	return cli.Escape(line)
 }
@@ -209,8 +209,8 @@ func (o answerOptions) answer(action string) v1.ApprovalAnswer {
 	return w
 }
 
-// someIDs asks for one id or more.
-func someIDs(cmd *cobra.Command, args []string) error {
+// atLeastOneID asks for one id or more.
+func atLeastOneID(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cli.Usage(cmd, "ID is missing")
 	}
@@ -228,7 +228,7 @@ func newApprovalsAnswer(a *cli.App, action, short, example string) *cobra.Comman
 		Use:     action + " ID...",
 		Short:   short,
 		Example: example,
-		Args:    someIDs,
+		Args:    atLeastOneID,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runAnswer(cmd.Context(), a, args, o.answer(action))
 		},
@@ -304,7 +304,7 @@ func newApprovalsEscalate(a *cli.App) *cobra.Command {
 		Use:     "escalate ID...",
 		Short:   "Hand questions on to somebody; they stay open",
 		Example: "  orchestrator approvals escalate --to security --note 'please have a look' $id",
-		Args:    someIDs,
+		Args:    atLeastOneID,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if to == "" {
 				return cli.Usage(cmd, "--to is missing")

@@ -44,8 +44,8 @@ func (o *auditOptions) register(f *pflag.FlagSet) {
 	f.Int64Var(&o.filter.After, "after", 0, "only behind the record with this `NUMBER`")
 }
 
-// chosen is the filter with its times.
-func (o auditOptions) chosen(cmd *cobra.Command) (client.AuditFilter, error) {
+// auditFilter is the filter with its times.
+func (o auditOptions) auditFilter(cmd *cobra.Command) (client.AuditFilter, error) {
 	f := o.filter
 	for name, t := range map[string]struct {
 		given string
@@ -82,7 +82,7 @@ func auditRow(r v1.AuditRecord) []string {
 	if r.Count > 1 {
 		input = fmt.Sprintf("%d refusals", r.Count)
 	}
-	return []string{fmt.Sprint(r.Seq), r.Time.Local().Format(time.DateTime), r.Kind, r.Caller, r.Action, r.Verdict, r.Rule, ending, call, cli.Clip(input, 60)}
+	return []string{fmt.Sprint(r.Seq), r.Time.Local().Format(time.DateTime), r.Kind, r.Caller, r.Action, r.Verdict, r.Rule, ending, call, cli.Truncate(input, 60)}
 }
 
 func newAuditList(a *cli.App) *cobra.Command {
@@ -102,7 +102,7 @@ a rate refused: the first one, or how many followed within a minute.`,
   orchestrator audit ls --action egress --verdict deny --sandbox $id`,
 		Args: cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f, err := o.chosen(cmd)
+			f, err := o.auditFilter(cmd)
 			if err != nil {
 				return err
 			}
@@ -135,7 +135,7 @@ another exit code than 0 what was printed is not whole.`,
   orchestrator audit export --after 1000 --since 24h | jq -c 'select(.verdict == "deny")'`,
 		Args: cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f, err := o.chosen(cmd)
+			f, err := o.auditFilter(cmd)
 			if err != nil {
 				return err
 			}
@@ -201,7 +201,7 @@ func runAuditVerify(ctx context.Context, a *cli.App, head string) error {
 
 // verifyAuditFiles checks files that no server writes.
 func verifyAuditFiles(ctx context.Context, a *cli.App, dir, key, head string) error {
-	if pid := cli.ServerOf(dir); pid != "" {
+	if pid := cli.ServerPID(dir); pid != "" {
 		return cli.Refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: verify without --dir, or copy the files", dir, pid)
 	}
 	if key == "" {

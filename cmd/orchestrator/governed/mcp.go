@@ -78,15 +78,15 @@ func runMCP(ctx context.Context, a *cli.App, o mcpOptions) error {
 	}
 	var cl *client.Client
 	if !o.noServer {
-		if cl, err = a.Server(ctx, c); err != nil {
+		if cl, err = a.FindServer(ctx, c); err != nil {
 			return err
 		}
 	}
 	if cl != nil {
 		defer cl.Close()
-		err = mcpServed(ctx, a, c, o, cl)
+		err = mcpOnServer(ctx, a, c, o, cl)
 	} else {
-		err = mcpHere(ctx, a, c, o)
+		err = mcpLocally(ctx, a, c, o)
 	}
 	if _, asked := errors.AsType[*cli.Interrupted](context.Cause(ctx)); asked && errors.Is(err, context.Cause(ctx)) {
 		return nil // a signal is one of the ways to end it
@@ -94,23 +94,23 @@ func runMCP(ctx context.Context, a *cli.App, o mcpOptions) error {
 	return err
 }
 
-// talk speaks on standard input and output, until one of them or ctx ends.
-func talk(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, e mcp.Engine, p engine.Principal) error {
+// serveStdio speaks on standard input and output, until one of them or ctx ends.
+func serveStdio(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, e mcp.Engine, p engine.Principal) error {
 	s := mcp.New(mcp.Options{
 		Engine: e, Version: a.Version, NoElicit: o.noElicit, Log: standalone.Logger(a.Stderr, c.Log),
 		Access: mcp.Access{Principal: p, Profile: o.profile, Workspace: o.workspace, Template: o.template, Job: o.job, ReadOnly: o.readOnly},
 	})
-	return s.Run(ctx, io.NopCloser(a.Input(ctx)), kept{a.Stdout})
+	return s.Run(ctx, io.NopCloser(a.Input(ctx)), nopCloseWriter{a.Stdout})
 }
 
-// kept is a stream that is not ours to close.
-type kept struct{ io.Writer }
+// nopCloseWriter is a stream that is not ours to close.
+type nopCloseWriter struct{ io.Writer }
 
 // Close does nothing.
-func (kept) Close() error { return nil }
+func (nopCloseWriter) Close() error { return nil }
 
-// mcpServed has a server do it.
-func mcpServed(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, cl *client.Client) error {
+// mcpOnServer has a server do it.
+func mcpOnServer(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, cl *client.Client) error {
 	p := engine.Local("")
 	// An answer of the client's user counts only for operators. Who is none is
 	// told so where tokens are listed.
@@ -120,26 +120,26 @@ func mcpServed(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, c
 		}
 		p.Operator = false
 	}
-	return talk(ctx, a, c, o, remote{cl}, p)
+	return serveStdio(ctx, a, c, o, remote{cl}, p)
 }
 
-// mcpHere does it in this process.
-func mcpHere(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) (err error) {
+// mcpLocally does it in this process.
+func mcpLocally(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) (err error) {
 	if o.template == "" {
 		o.template = config.DefaultTemplate
 	}
-	if c, err = standalone.WithTemplate(a, c, o.template); err != nil {
+	if c, err = standalone.SelectTemplate(a, c, o.template); err != nil {
 		return err
 	}
 	if err := standalone.MakeStateDir(c.StateDir); err != nil {
 		return err
 	}
-	h := &standalone.LocalRun{App: a, Config: c, Log: standalone.Logger(a.Stderr, c.Log), Template: o.template, Governs: true}
+	h := &standalone.LocalRun{App: a, Config: c, Log: standalone.Logger(a.Stderr, c.Log), Template: o.template, Governed: true}
 	defer func() { err = errors.Join(err, h.Close(ctx)) }()
 	if err := h.Open(ctx, o.workspace); err != nil {
 		return err
 	}
-	return h.Serve(ctx, func() error { return talk(ctx, a, c, o, h.Engine, engine.Local("")) })
+	return h.Serve(ctx, func() error { return serveStdio(ctx, a, c, o, h.Engine, engine.Local("")) })
 }
 
 // remote is a running server as the engine of an MCP session. The server knows

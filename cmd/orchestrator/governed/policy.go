@@ -68,14 +68,14 @@ func runPolicyCheck(a *cli.App, cmd *cobra.Command, o policyOptions, args []stri
 	default:
 		r.Command = args[0]
 	}
-	set, chosen, err := profiles(a, o.dir)
+	set, chosen, err := localProfiles(a, o.dir)
 	if err != nil {
 		return err
 	}
 	if r.Profile == "" {
 		r.Profile = chosen
 	}
-	v, err := decide(set, r)
+	v, err := checkPolicy(set, r)
 	if err != nil {
 		return err
 	}
@@ -88,9 +88,9 @@ func runPolicyCheck(a *cli.App, cmd *cobra.Command, o policyOptions, args []stri
 	return nil
 }
 
-// profiles are those that a server with this configuration has, and the name of
+// localProfiles are those that a server with this configuration has, and the name of
 // the one for callers that name none.
-func profiles(a *cli.App, dir string) (*profile.Set, string, error) {
+func localProfiles(a *cli.App, dir string) (*profile.Set, string, error) {
 	c, err := a.Settings()
 	if err != nil {
 		return nil, "", err
@@ -100,8 +100,8 @@ func profiles(a *cli.App, dir string) (*profile.Set, string, error) {
 	return set, c.Profiles.Default, err
 }
 
-// decide says what the policy of a profile, or of a tool in it, decides.
-func decide(set *profile.Set, r v1.PolicyCheck) (v1.Verdict, error) {
+// checkPolicy says what the policy of a profile, or of a tool in it, decides.
+func checkPolicy(set *profile.Set, r v1.PolicyCheck) (v1.Verdict, error) {
 	p, err := set.Get(r.Profile)
 	if err != nil {
 		return v1.Verdict{}, err

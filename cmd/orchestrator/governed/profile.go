@@ -39,7 +39,7 @@ func newProfileList(a *cli.App) *cobra.Command {
 		Example: "  orchestrator profile ls",
 		Args:    cli.ExactArgs(),
 		RunE: func(*cobra.Command, []string) error {
-			set, _, err := profiles(a, dir)
+			set, _, err := localProfiles(a, dir)
 			if err != nil {
 				return err
 			}
@@ -65,7 +65,7 @@ func newProfileShow(a *cli.App) *cobra.Command {
   orchestrator profile show readonly -o json | jq .policy`,
 		Args: cli.ExactArgs("NAME"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			set, _, err := profiles(a, dir)
+			set, _, err := localProfiles(a, dir)
 			if err != nil {
 				return err
 			}

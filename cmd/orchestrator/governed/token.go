@@ -137,7 +137,7 @@ func tokenState(t v1.Token) string {
 	case time.Until(*t.ExpiresAt) <= 0:
 		return "expired"
 	}
-	return "ends " + cli.In(*t.ExpiresAt)
+	return "ends " + cli.Until(*t.ExpiresAt)
 }
 
 func newTokenList(a *cli.App) *cobra.Command {

@@ -59,7 +59,7 @@ func toolRow(t v1.Tool) []string {
 		state = "disabled"
 	}
 	what, _, _ := strings.Cut(t.Description, "\n")
-	return []string{t.Name, fmt.Sprint(t.Trust), state, strings.Join(t.Effects, " "), cli.Clip(what, 70)}
+	return []string{t.Name, fmt.Sprint(t.Trust), state, strings.Join(t.Effects, " "), cli.Truncate(what, 70)}
 }
 
 type toolCallOptions struct {
@@ -141,22 +141,22 @@ func runToolCall(ctx context.Context, a *cli.App, cmd *cobra.Command, o toolCall
 	r, err := cl.Tools.Call(ctx, name, o.call, w)
 	if err != nil {
 		if _, gaveUp := errors.AsType[*cli.Interrupted](err); gaveUp && o.key == "" {
-			withdraw(ctx, a, cl, question)
+			withdrawApproval(ctx, a, cl, question)
 		}
 		return err
 	}
 	if err := printToolResult(a, r); err != nil {
 		return err
 	}
-	return cli.ToolEnding(r)
+	return cli.ToolError(r)
 }
 
 // withdrawTime bounds the last request of a command that was interrupted.
 const withdrawTime = 2 * time.Second
 
-// withdraw answers the question of a call that was given up, where we may:
+// withdrawApproval answers the question of a call that was given up, where we may:
 // nobody else has its key, so nobody will come back for it.
-func withdraw(ctx context.Context, a *cli.App, cl *client.Client, question string) {
+func withdrawApproval(ctx context.Context, a *cli.App, cl *client.Client, question string) {
 	if question == "" {
 		return
 	}

@@ -58,12 +58,12 @@ func TestPairsAreReadByTheSchemasTypes(t *testing.T) {
 
 func TestTimesOfAuditFilters(t *testing.T) {
 	cmd := &cobra.Command{Use: "ls"}
-	f, err := auditOptions{since: "90m", until: "2026-01-02T15:04:05Z"}.chosen(cmd)
+	f, err := auditOptions{since: "90m", until: "2026-01-02T15:04:05Z"}.auditFilter(cmd)
 	if ago := time.Since(f.Since); err != nil || ago < 90*time.Minute || ago > 100*time.Minute || f.Until.Year() != 2026 {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for _, bad := range []string{"yesterday", "-5m", "2026-01-02"} {
-		if _, err := (auditOptions{since: bad}).chosen(cmd); cli.ExitCode(err) != cli.ExitUsage || !strings.Contains(err.Error(), "--since is") {
+		if _, err := (auditOptions{since: bad}).auditFilter(cmd); cli.ExitCode(err) != cli.ExitUsage || !strings.Contains(err.Error(), "--since is") {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

@@ -79,15 +79,15 @@ func pairsInput(cmd *cobra.Command, t v1.Tool, pairs []string) ([]byte, error) {
 		if !ok {
 			return nil, cli.Usage(cmd, "%s takes no %q: it takes %s", t.Name, key, strings.Join(slices.Sorted(maps.Keys(s.Properties)), ", "))
 		}
-		if err := property.into(in, key, value); err != nil {
+		if err := property.set(in, key, value); err != nil {
 			return nil, cli.Usage(cmd, "%s %s", key, err)
 		}
 	}
 	return json.Marshal(in)
 }
 
-// into reads a value and sets it, or adds it to a list.
-func (s schema) into(in map[string]any, key, value string) error {
+// set reads a value and sets it, or adds it to a list.
+func (s schema) set(in map[string]any, key, value string) error {
 	list, has := in[key].([]any)
 	if slices.Contains(s.Type, "array") && !strings.HasPrefix(value, "[") {
 		item := schema{Type: typeNames{"string"}}

@@ -82,7 +82,7 @@ func runImageBuild(ctx context.Context, a *cli.App, dir string, o buildOptions) 
 		}
 		o.Args[name] = value
 	}
-	show := newBuildShow(a, o.quiet)
+	show := newBuildProgress(a, o.quiet)
 	packing, stop := context.WithCancel(ctx)
 	defer stop()
 	in, out := io.Pipe()
@@ -105,10 +105,10 @@ func runImageBuild(ctx context.Context, a *cli.App, dir string, o buildOptions) 
 	if err != nil {
 		return err
 	}
-	return printBuilt(a, list, o.quiet)
+	return printNew(a, list, o.quiet)
 }
 
-func printBuilt(a *cli.App, list []v1.Image, quiet bool) error {
+func printNew(a *cli.App, list []v1.Image, quiet bool) error {
 	if quiet && a.Flags.Output != "json" {
 		for _, i := range list[:min(1, len(list))] {
 			fmt.Fprintln(a.Stdout, i.ID)
@@ -118,9 +118,9 @@ func printBuilt(a *cli.App, list []v1.Image, quiet bool) error {
 	return printImages(a, list)
 }
 
-// newBuildShow shows what a build writes, and the pulls of its bases.
-func newBuildShow(a *cli.App, quiet bool) func(v1.PullEvent) {
-	var pulls *pullShow
+// newBuildProgress shows what a build writes, and the pulls of its bases.
+func newBuildProgress(a *cli.App, quiet bool) func(v1.PullEvent) {
+	var pulls *pullProgress
 	base := ""
 	return func(e v1.PullEvent) {
 		switch {
@@ -135,7 +135,7 @@ func newBuildShow(a *cli.App, quiet bool) func(v1.PullEvent) {
 			}
 		case e.Type == "progress":
 			if pulls == nil || e.Ref != base {
-				pulls, base = newPullShow(a, false), e.Ref
+				pulls, base = newPullProgress(a, false), e.Ref
 				fmt.Fprintln(a.Stderr, "pulling", cli.Escape(base))
 			}
 			pulls.event(e)

@@ -27,11 +27,11 @@ func NewCommand(a *cli.App) *cobra.Command {
 
 // withImages calls do with a client of the server that answers, or of this process if none does.
 func withImages(ctx context.Context, a *cli.App, need standalone.ImageNeeds, do func(*client.Client) error) error {
-	c, err := a.Valid()
+	c, err := a.ValidSettings()
 	if err != nil {
 		return err
 	}
-	cl, err := a.Server(ctx, c)
+	cl, err := a.FindServer(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -86,13 +86,13 @@ func printImages(a *cli.App, list []v1.Image) error {
 		if len(i.UsedBy) > 0 {
 			used = "now"
 		}
-		t.Add(shortID(i.ID), ref, cli.Size(i.SizeBytes), cli.Ago(i.CreatedAt), used, pinned, someOf(i.UsedBy))
+		t.Add(shortID(i.ID), ref, cli.Size(i.SizeBytes), cli.Ago(i.CreatedAt), used, pinned, abbreviate(i.UsedBy))
 	}
 	return a.Print(nil, t)
 }
 
-// someOf is a list that fits a cell.
-func someOf(list []string) string {
+// abbreviate is a list that fits a cell.
+func abbreviate(list []string) string {
 	const most = 2
 	if len(list) > most {
 		return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
@@ -128,11 +128,11 @@ directory is taken without a server only.`,
 }
 
 func runImageImport(ctx context.Context, a *cli.App, path, ref string) error {
-	c, err := a.Valid()
+	c, err := a.ValidSettings()
 	if err != nil {
 		return err
 	}
-	cl, err := a.Server(ctx, c)
+	cl, err := a.FindServer(ctx, c)
 	if err != nil {
 		return err
 	}

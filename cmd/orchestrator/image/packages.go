@@ -38,11 +38,11 @@ func runPackages(ctx context.Context, a *cli.App, o buildOptions) error {
 		read.Packages = append(read.Packages, list.Packages...)
 		list, base = read, filepath.Dir(o.from)
 	}
-	c, err := a.Valid()
+	c, err := a.ValidSettings()
 	if err != nil {
 		return err
 	}
-	cl, err := a.Server(ctx, c)
+	cl, err := a.FindServer(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -74,5 +74,5 @@ func runPackages(ctx context.Context, a *cli.App, o buildOptions) error {
 	if o.Keep {
 		return runImagePin(ctx, a, o.Ref, true)
 	}
-	return printBuilt(a, built, o.quiet)
+	return printNew(a, built, o.quiet)
 }

@@ -39,7 +39,7 @@ are asked for, the configuration says: see docs/images.md.`,
 }
 
 func runImagePull(ctx context.Context, a *cli.App, name string, o pullOptions) error {
-	show := newPullShow(a, o.quiet)
+	show := newPullProgress(a, o.quiet)
 	var list []v1.Image
 	err := withImages(ctx, a, standalone.ImageNeeds{Registry: true}, func(cl *client.Client) (err error) {
 		list, err = cl.Images.Pull(ctx, v1.PullRequest{Ref: name, Keep: o.pin}, show.event)
@@ -48,12 +48,12 @@ func runImagePull(ctx context.Context, a *cli.App, name string, o pullOptions) e
 	if err != nil {
 		return err
 	}
-	return printBuilt(a, list, o.quiet)
+	return printNew(a, list, o.quiet)
 }
 
-// pullShow shows how far a pull is, on standard error: on a terminal a line for
+// pullProgress shows how far a pull is, on standard error: on a terminal a line for
 // each layer that is drawn anew, else a line for each thing that was done.
-type pullShow struct {
+type pullProgress struct {
 	out    io.Writer
 	draw   bool
 	width  int
@@ -64,17 +64,17 @@ type pullShow struct {
 	lines  int // drawn, above the cursor
 }
 
-func newPullShow(a *cli.App, quiet bool) *pullShow {
-	s := &pullShow{out: a.Stderr, layers: map[string]v1.PullLayer{}}
+func newPullProgress(a *cli.App, quiet bool) *pullProgress {
+	s := &pullProgress{out: a.Stderr, layers: map[string]v1.PullLayer{}}
 	if quiet {
 		s.out = io.Discard
 	}
 	s.width, s.height = terminalSize(a.Stderr)
-	s.draw = s.width > 0 && s.height > leastHeight && !quiet
+	s.draw = s.width > 0 && s.height > minHeight && !quiet
 	return s
 }
 
-func (s *pullShow) event(e v1.PullEvent) {
+func (s *pullProgress) event(e v1.PullEvent) {
 	if e.Phase != s.phase && e.Phase != "" {
 		s.phase = e.Phase
 		if !s.draw {
@@ -89,7 +89,7 @@ func (s *pullShow) event(e v1.PullEvent) {
 		s.layers[l.Digest] = l
 		whole := l.HaveBytes == l.SizeBytes
 		if !s.draw && whole && !(known && before.HaveBytes == before.SizeBytes) {
-			fmt.Fprintln(s.out, shortID(cli.Escape(l.Digest)), cli.Size(l.SizeBytes), word(l))
+			fmt.Fprintln(s.out, shortID(cli.Escape(l.Digest)), cli.Size(l.SizeBytes), layerState(l))
 		}
 	}
 	if s.draw {
@@ -97,7 +97,7 @@ func (s *pullShow) event(e v1.PullEvent) {
 	}
 }
 
-func word(l v1.PullLayer) string {
+func layerState(l v1.PullLayer) string {
 	switch {
 	case l.Here:
 		return "is here already"
@@ -110,7 +110,7 @@ func word(l v1.PullLayer) string {
 }
 
 // redraw draws all lines over those of the last time.
-func (s *pullShow) redraw() {
+func (s *pullProgress) redraw() {
 	var b strings.Builder
 	if s.lines > 0 {
 		fmt.Fprintf(&b, "\x1b[%dA", s.lines)
@@ -128,7 +128,7 @@ func (s *pullShow) redraw() {
 			}
 			fmt.Fprintf(&b, "[%s%s] ", strings.Repeat("=", done), strings.Repeat(" ", bar-done))
 		}
-		fmt.Fprintf(&b, "%s of %s %s\n", cli.Size(l.HaveBytes), cli.Size(l.SizeBytes), word(l))
+		fmt.Fprintf(&b, "%s of %s %s\n", cli.Size(l.HaveBytes), cli.Size(l.SizeBytes), layerState(l))
 	}
 	fmt.Fprintf(&b, "\r\x1b[K%s\n", s.phase)
 	s.lines = len(shown) + 1
@@ -137,7 +137,7 @@ func (s *pullShow) redraw() {
 
 // shown are the layers that fit the screen; those that are whole give way. It
 // is always as many, so that lines are drawn over lines.
-func (s *pullShow) shown() []string {
+func (s *pullProgress) shown() []string {
 	extra := len(s.order) - (s.height - 2)
 	if extra <= 0 {
 		return s.order
@@ -153,8 +153,8 @@ func (s *pullShow) shown() []string {
 	return out[:min(len(out), s.height-2)]
 }
 
-// leastHeight is what a screen needs for drawing.
-const leastHeight = 4
+// minHeight is what a screen needs for drawing.
+const minHeight = 4
 
 // terminalSize is how wide and high a terminal is; 0 where w is none.
 func terminalSize(w io.Writer) (width, height int) {

@@ -13,8 +13,8 @@ import (
 // was done is a line.
 func TestPullsAreShown(t *testing.T) {
 	var screen, plain bytes.Buffer
-	draw := &pullShow{out: &screen, draw: true, width: 80, height: 10, layers: map[string]v1.PullLayer{}}
-	lines := &pullShow{out: &plain, layers: map[string]v1.PullLayer{}}
+	draw := &pullProgress{out: &screen, draw: true, width: 80, height: 10, layers: map[string]v1.PullLayer{}}
+	lines := &pullProgress{out: &plain, layers: map[string]v1.PullLayer{}}
 	for have := int64(0); have <= 100; have += 50 {
 		e := v1.PullEvent{Type: "progress", Phase: "fetching"}
 		for i := range 30 {

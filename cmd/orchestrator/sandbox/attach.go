@@ -65,7 +65,7 @@ func runAttach(ctx context.Context, a *cli.App, cmd *cobra.Command, o attachOpti
 	if !sh.TTY {
 		return attachPlain(ctx, a, cl, sh, o)
 	}
-	s := &terminalSession{app: a, screen: newScreen(a), keys: keys, look: o.look, back: "orchestrator shell attach " + id}
+	s := &terminalSession{app: a, screen: newScreen(a), keys: keys, viewOnly: o.look, reattachCommand: "orchestrator shell attach " + id}
 	opts := s.options()
 	opts.Offset = o.offset
 	t, err := cl.AttachTerminal(ctx, id, opts)
@@ -115,7 +115,7 @@ func attachPlain(ctx context.Context, a *cli.App, cl *client.Client, sh v1.Shell
 			return err
 		}
 		if end.Result != nil {
-			return cli.Result(*end.Result)
+			return cli.ResultError(*end.Result)
 		}
 		select {
 		case <-time.After(endPause):

@@ -49,26 +49,26 @@ type copying struct {
 	app      *cli.App
 	from, to files
 
-	group    *errgroup.Group
-	ctx      context.Context //nolint:containedctx // of the group, for as long as it runs
-	found    atomic.Int64
-	done     atomic.Int64
-	octets   atomic.Int64
-	skipped  []string
-	mu       sync.Mutex
-	unnamed  []string      // what is there under a name that is not text; mu guards it
-	entrance chan struct{} // holds as many as are under way
+	group   *errgroup.Group
+	ctx     context.Context //nolint:containedctx // of the group, for as long as it runs
+	found   atomic.Int64
+	done    atomic.Int64
+	bytes   atomic.Int64
+	skipped []string
+	mu      sync.Mutex
+	unnamed []string      // what is there under a name that is not text; mu guards it
+	slots   chan struct{} // holds as many as are under way
 }
 
 func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst string) error {
-	from, to := parsePlace(src), parsePlace(dst)
+	from, to := parseLocation(src), parseLocation(dst)
 	switch {
 	case !from.remote() && !to.remote():
 		return cli.Usage(cmd, "neither %q nor %q is in a sandbox or a workspace: write SANDBOX:PATH or workspace:NAME:PATH", src, dst)
 	case from.std && to.std:
 		return cli.Usage(cmd, "SRC and DST are both -")
 	}
-	for _, p := range []place{from, to} {
+	for _, p := range []location{from, to} {
 		if p.remote() && p.path == "" {
 			return cli.Usage(cmd, "%q names no path: use %s:. for all of it", p.text, strings.TrimSuffix(p.text, ":"))
 		}
@@ -77,7 +77,7 @@ func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst strin
 	if err != nil {
 		return err
 	}
-	c := &copying{app: a, from: from.files(cl), to: to.files(cl), entrance: make(chan struct{}, copyParallel)}
+	c := &copying{app: a, from: from.files(cl), to: to.files(cl), slots: make(chan struct{}, copyParallel)}
 	group, gctx := errgroup.WithContext(ctx)
 	c.group, c.ctx = group, gctx
 	stop := c.progress(ctx)
@@ -99,7 +99,7 @@ func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst strin
 }
 
 // start finds out what to copy where, and copies it.
-func (c *copying) start(from, to place) error {
+func (c *copying) start(from, to location) error {
 	if from.std || to.std {
 		return c.stream(from, to)
 	}
@@ -109,7 +109,7 @@ func (c *copying) start(from, to place) error {
 	}
 	target := to.path
 	dst, err := c.to.stat(c.ctx, strings.TrimSuffix(target, "/"))
-	if !to.remote() && err == nil && leadsToFolder(target) {
+	if !to.remote() && err == nil && isDirectory(target) {
 		dst.kind = kindDir
 	}
 	switch {
@@ -125,7 +125,7 @@ func (c *copying) start(from, to place) error {
 	return c.entry(src, from.path, strings.TrimSuffix(target, "/"))
 }
 
-func (c *copying) stream(from, to place) error {
+func (c *copying) stream(from, to location) error {
 	in, mode := io.ReadCloser(io.NopCloser(c.app.Input(c.ctx))), "0644"
 	if !from.std {
 		src, err := c.from.stat(c.ctx, from.path)
@@ -153,18 +153,18 @@ func (c *copying) entry(e entry, from, to string) error {
 	case kindFile:
 		c.found.Add(1)
 		select {
-		case c.entrance <- struct{}{}:
+		case c.slots <- struct{}{}:
 		case <-c.ctx.Done():
 			return context.Cause(c.ctx)
 		}
 		c.group.Go(func() error {
-			defer func() { <-c.entrance }()
+			defer func() { <-c.slots }()
 			return c.file(e, from, to)
 		})
 		return nil
 	case kindDir:
 		list, err := c.from.list(c.ctx, from)
-		if c.nameless(from, err) {
+		if c.noteUnnamed(from, err) {
 			return nil
 		}
 		if err != nil {
@@ -189,7 +189,7 @@ func (c *copying) entry(e entry, from, to string) error {
 
 func (c *copying) file(e entry, from, to string) error {
 	in, err := c.from.open(c.ctx, from)
-	if c.nameless(from, err) {
+	if c.noteUnnamed(from, err) {
 		return nil
 	}
 	if err != nil {
@@ -203,9 +203,9 @@ func (c *copying) file(e entry, from, to string) error {
 	return nil
 }
 
-// nameless notes what was listed and is not there: its name has octets that a
+// noteUnnamed notes what was listed and is not there: its name has octets that a
 // listing cannot hold. One such name keeps nobody from copying the rest.
-func (c *copying) nameless(from string, err error) bool {
+func (c *copying) noteUnnamed(from string, err error) bool {
 	if !errdefs.IsNotFound(err) || !strings.ContainsRune(path.Base(from), utf8.RuneError) {
 		return false
 	}
@@ -216,7 +216,7 @@ func (c *copying) nameless(from string, err error) bool {
 }
 
 // count adds what is read to the progress.
-func (c *copying) count(r io.Reader) io.Reader { return &counted{r, &c.octets} }
+func (c *copying) count(r io.Reader) io.Reader { return &counted{r, &c.bytes} }
 
 type counted struct {
 	io.Reader
@@ -245,7 +245,7 @@ func (c *copying) progress(ctx context.Context) (stop func()) {
 			select {
 			case <-t.C:
 				shown = true
-				fmt.Fprintf(c.app.Stderr, "\r\x1b[K%d of %d files, %s", c.done.Load(), c.found.Load(), cli.Size(c.octets.Load())) //nolint:errcheck // a note
+				fmt.Fprintf(c.app.Stderr, "\r\x1b[K%d of %d files, %s", c.done.Load(), c.found.Load(), cli.Size(c.bytes.Load())) //nolint:errcheck // a note
 				continue
 			case <-quit:
 			case <-ctx.Done():

@@ -21,7 +21,7 @@ import (
 )
 
 func TestPlaces(t *testing.T) {
-	for text, want := range map[string]place{
+	for text, want := range map[string]location{
 		"-":                   {std: true, path: "-"},
 		"notes.txt":           {path: "notes.txt"},
 		"./a:b":               {path: "./a:b"},
@@ -37,7 +37,7 @@ func TestPlaces(t *testing.T) {
 		":x":                  {path: ":x"},
 	} {
 		want.text = text
-		if got := parsePlace(text); got != want {
+		if got := parseLocation(text); got != want {
 			t.Errorf("%q: %+v, want %+v", text, got, want)
 		}
 	}
@@ -46,7 +46,7 @@ func TestPlaces(t *testing.T) {
 func TestColoursAreForTerminals(t *testing.T) {
 	a := &cli.App{Stdout: &strings.Builder{}, Lookup: func(string) (string, bool) { return "", false }}
 	e := v1.ServiceEvent{At: time.Now(), Type: "sandbox.failed", Sandbox: "x", Reason: "two words\n\x1b[31m"}
-	if line := eventLine(e, a.Colours()); strings.Contains(line, "\x1b") || strings.Contains(line, "\n") || !strings.Contains(line, `sandbox.failed sandbox=x reason="two words`) {
+	if line := eventLine(e, a.NewPalette()); strings.Contains(line, "\x1b") || strings.Contains(line, "\n") || !strings.Contains(line, `sandbox.failed sandbox=x reason="two words`) {
 		t.Errorf("%q", line)
 	}
 	if line := eventLine(e, cli.Palette{On: true}); !strings.Contains(line, "\x1b[31msandbox.failed\x1b[0m") {
@@ -54,7 +54,7 @@ func TestColoursAreForTerminals(t *testing.T) {
 	}
 	for _, name := range []string{"NO_COLOR", "TERM"} {
 		a.Lookup = func(v string) (string, bool) { return "dumb", v == name }
-		if a.Colours().On {
+		if a.NewPalette().On {
 			t.Errorf("%s is not respected", name)
 		}
 	}
@@ -64,8 +64,8 @@ func TestColoursAreForTerminals(t *testing.T) {
 func copied(t *testing.T, from files, src, dst string) (*copying, error) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
-	c := &copying{app: &cli.App{}, from: from, to: hostFiles{}, group: group, ctx: ctx, entrance: make(chan struct{}, copyParallel)}
-	err := c.start(parsePlace(src), parsePlace(dst))
+	c := &copying{app: &cli.App{}, from: from, to: hostFiles{}, group: group, ctx: ctx, slots: make(chan struct{}, copyParallel)}
+	err := c.start(parseLocation(src), parseLocation(dst))
 	return c, errors.Join(err, group.Wait())
 }
 

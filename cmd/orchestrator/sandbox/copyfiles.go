@@ -18,19 +18,19 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// place is SRC or DST of a copy.
-type place struct {
+// location is SRC or DST of a copy.
+type location struct {
 	text               string
 	sandbox, workspace string
 	path               string
 	std                bool // standard input or output
 }
 
-func (p place) remote() bool { return p.sandbox != "" || p.workspace != "" }
+func (p location) remote() bool { return p.sandbox != "" || p.workspace != "" }
 
-// parsePlace reads -, SANDBOX:PATH, workspace:NAME:PATH or a path of this host.
-func parsePlace(text string) place {
-	p := place{text: text, path: text, std: text == "-"}
+// parseLocation reads -, SANDBOX:PATH, workspace:NAME:PATH or a path of this host.
+func parseLocation(text string) location {
+	p := location{text: text, path: text, std: text == "-"}
 	if rest, ok := strings.CutPrefix(text, "workspace:"); ok {
 		p.workspace, p.path, _ = strings.Cut(rest, ":")
 		return p
@@ -42,7 +42,7 @@ func parsePlace(text string) place {
 	return p
 }
 
-func (p place) files(cl *client.Client) files {
+func (p location) files(cl *client.Client) files {
 	switch {
 	case p.workspace != "":
 		return remoteFiles{cl.Workspaces.Files(p.workspace)}
@@ -181,7 +181,7 @@ func (hostFiles) open(_ context.Context, path string) (io.ReadCloser, error) {
 
 // write makes the file beside its place and moves it there when it is whole.
 func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string, _ int64) (err error) {
-	if err := cli.Replaceable(path); err != nil {
+	if err := cli.CheckReplaceable(path); err != nil {
 		return err
 	}
 	perm, err := strconv.ParseUint(mode, 8, 32)
@@ -197,7 +197,7 @@ func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string
 			_ = os.Remove(f.Name()) // it is not whole
 		}
 	}()
-	err = cli.WriteHoles(f, in)
+	err = cli.WriteSparse(f, in)
 	// What comes out of a sandbox does not run as somebody else.
 	err = errors.Join(err, f.Chmod(fs.FileMode(perm)&fs.ModePerm), f.Close())
 	if err != nil {
@@ -206,8 +206,8 @@ func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string
 	return hostError(os.Rename(f.Name(), path))
 }
 
-// leadsToFolder says whether a path of this host is a folder, or a link to one.
-func leadsToFolder(path string) bool {
+// isDirectory says whether a path of this host is a folder, or a link to one.
+func isDirectory(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.IsDir()
 }

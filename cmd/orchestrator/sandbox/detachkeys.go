@@ -42,15 +42,15 @@ func parseKey(name string) (byte, bool) {
 	return 0, false
 }
 
-// detachScan looks for the keys among what is typed. Those that may be the
+// detachScanner looks for the keys among what is typed. Those that may be the
 // beginning are held back until the next one tells.
-type detachScan struct {
+type detachScanner struct {
 	keys []byte
 	held int // how many of keys were typed last
 }
 
-// take returns what is to be handed on, and whether all keys came.
-func (d *detachScan) take(b []byte) (out []byte, leave bool) {
+// feed returns what is to be handed on, and whether all keys came.
+func (d *detachScanner) feed(b []byte) (out []byte, leave bool) {
 	if len(d.keys) == 0 {
 		return b, false
 	}

@@ -39,11 +39,11 @@ func TestDetachKeysAreFound(t *testing.T) {
 		"what follows stays": {"pq", "", []string{"pqrest"}, true},
 		"a single key":       {"x", "abc", []string{"abc", "x"}, true},
 	} {
-		scan := detachScan{keys: []byte(c.keys)}
+		scan := detachScanner{keys: []byte(c.keys)}
 		var out strings.Builder
 		left := false
 		for _, in := range c.in {
-			got, leave := scan.take([]byte(in))
+			got, leave := scan.feed([]byte(in))
 			out.Write(got)
 			left = left || leave
 		}

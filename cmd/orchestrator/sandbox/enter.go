@@ -79,22 +79,22 @@ func runEnter(ctx context.Context, a *cli.App, cmd *cobra.Command, o enterOption
 	if err != nil {
 		return err
 	}
-	s := &terminalSession{app: a, screen: newScreen(a), keys: keys, ends: true}
+	s := &terminalSession{app: a, screen: newScreen(a), keys: keys, sendsEOF: true}
 	cols, rows := s.screen.size()
 	t, err := cl.OpenTerminal(ctx, args[0], v1.TerminalRequest{
 		Argv: argv, Command: o.command, Cwd: o.cwd, Env: env, User: o.user, TimeoutMS: cli.Millis(o.timeout),
-		Term: termOf(a, o.term, s.screen), Cols: cols, Rows: rows, SpoolBytes: o.scrollback,
-	}, s.options(), cli.Key(o.idempotencyID)...)
+		Term: terminalType(a, o.term, s.screen), Cols: cols, Rows: rows, SpoolBytes: o.scrollback,
+	}, s.options(), cli.IdempotencyKey(o.idempotencyID)...)
 	if err != nil {
 		return err
 	}
-	s.back = "orchestrator shell attach " + t.Shell()
+	s.reattachCommand = "orchestrator shell attach " + t.Shell()
 	return finishTerminal(ctx, a, cl, s, t, true)
 }
 
-// termOf is the kind of terminal that a command is told it has. One that is
+// terminalType is the kind of terminal that a command is told it has. One that is
 // written to a file or a pipe can do nothing.
-func termOf(a *cli.App, asked string, s screen) string {
+func terminalType(a *cli.App, asked string, s screen) string {
 	switch own, _ := a.Lookup("TERM"); {
 	case asked != "":
 		return asked
@@ -113,15 +113,15 @@ func finishTerminal(ctx context.Context, a *cli.App, cl *client.Client, s *termi
 		if r.Ending == "" || errors.Is(err, errDetach) {
 			return s.leave(err)
 		}
-		s.calm()
+		s.resetScreen()
 		return err
 	}
 	s.screen.restore()
 	if r.Ending != string(runtime.Exited) { // it had no time for that
-		s.calm()
+		s.resetScreen()
 	}
 	if forget {
 		_, _ = cl.KillShell(ctx, t.Shell(), 0, true) // it goes with its sandbox otherwise
 	}
-	return cli.Result(r)
+	return cli.ResultError(r)
 }

@@ -30,7 +30,7 @@ that some were missed. With -o json there is one object on each line.`,
 			if err != nil {
 				return err
 			}
-			colour := a.Colours()
+			colour := a.NewPalette()
 			return cl.Events(cmd.Context(), q, func(e v1.ServiceEvent) error {
 				if a.Flags.Output == "json" {
 					return a.JSONLines().Encode(e)

@@ -48,12 +48,12 @@ func runExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o cli.CommandO
 		return err
 	}
 	if a.Flags.Output == "json" && !o.Interactive {
-		r, err := cl.Exec(ctx, id, x, cli.Key(o.Key)...)
+		r, err := cl.Exec(ctx, id, x, cli.IdempotencyKey(o.Key)...)
 		return a.PrintResult(r, err)
 	}
-	r, err := cl.ExecStream(ctx, id, x, a.Streams(o), cli.Key(o.Key)...)
+	r, err := cl.ExecStream(ctx, id, x, a.Streams(o), cli.IdempotencyKey(o.Key)...)
 	if err != nil {
 		return err
 	}
-	return cli.Result(r)
+	return cli.ResultError(r)
 }

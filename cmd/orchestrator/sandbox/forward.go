@@ -63,7 +63,7 @@ type forwarded struct {
 func runForward(ctx context.Context, a *cli.App, cmd *cobra.Command, sandbox string, ports []string) error {
 	var all []*forwarded
 	for _, p := range ports {
-		local, port, err := forwardedPort(p)
+		local, port, err := parsePorts(p)
 		if err != nil {
 			return cli.Usage(cmd, "%s", err)
 		}
@@ -102,8 +102,8 @@ func runForward(ctx context.Context, a *cli.App, cmd *cobra.Command, sandbox str
 	return err
 }
 
-// forwardedPort reads [LOCAL:]PORT.
-func forwardedPort(s string) (local, port int, err error) {
+// parsePorts reads [LOCAL:]PORT.
+func parsePorts(s string) (local, port int, err error) {
 	left, right, two := strings.Cut(s, ":")
 	if !two {
 		left, right = s, s
@@ -162,7 +162,7 @@ func (f *forwarded) serve(ctx context.Context, l net.Listener) error {
 		f.conns.Go(func() {
 			defer func() { <-f.slots }()
 			defer conn.Close() // once it is said what went wrong
-			if err := f.carry(ctx, conn); errdefs.IsNotFound(err) {
+			if err := f.relay(ctx, conn); errdefs.IsNotFound(err) {
 				cancel(err) // the sandbox is gone: so is what to do
 			} else if err != nil && ctx.Err() == nil {
 				f.app.Note("port %d: %s", f.port, cli.WithoutClass(err.Error()))
@@ -171,9 +171,9 @@ func (f *forwarded) serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// carry carries one connection until both of its directions have ended, or ctx
+// relay carries one connection until both of its directions have ended, or ctx
 // has. It does not close it.
-func (f *forwarded) carry(ctx context.Context, outside net.Conn) error {
+func (f *forwarded) relay(ctx context.Context, outside net.Conn) error {
 	inside, err := f.client.Dial(ctx, f.sandbox, f.port)
 	if err != nil {
 		return err

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// maxAhead is how much is typed ahead before no more is read of our terminal.
-	maxAhead = 1 << 20
+	// maxTypedAhead is how much is typed ahead before no more is read of our terminal.
+	maxTypedAhead = 1 << 20
 	// leaveTime is how long what was typed may still take when somebody detaches.
 	leaveTime = time.Second
 )
@@ -55,7 +55,7 @@ func (t *inputQueue) run() {
 func (t *inputQueue) add(keys []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for t.err == nil && len(t.ahead) >= maxAhead {
+	for t.err == nil && len(t.ahead) >= maxTypedAhead {
 		t.changed.Wait()
 	}
 	t.ahead = append(t.ahead, keys...)
@@ -63,8 +63,8 @@ func (t *inputQueue) add(keys []byte) error {
 	return t.err
 }
 
-// settle waits until all is typed, for a time.
-func (t *inputQueue) settle(within time.Duration) {
+// drain waits until all is typed, for a time.
+func (t *inputQueue) drain(within time.Duration) {
 	late := false
 	timer := time.AfterFunc(within, func() {
 		t.mu.Lock()

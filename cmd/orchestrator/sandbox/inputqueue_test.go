@@ -44,7 +44,7 @@ func detaches(t *testing.T, to io.Writer, keys string) {
 	defer in.Close()
 	s := &terminalSession{app: &cli.App{Stdin: in}, screen: screen{in: os.Stdin, out: os.Stdout}, keys: []byte("\x10\x11")}
 	detached := make(chan struct{})
-	go s.typeOn(to, detached) // ends with its input
+	go s.copyInput(to, detached) // ends with its input
 	go func() {
 		for _, k := range []byte(keys + "\x10\x11") {
 			if _, err := keyboard.Write([]byte{k}); err != nil {
@@ -84,7 +84,7 @@ func TestTypingEndsWithTheTerminal(t *testing.T) {
 		t.Error(err)
 	}
 	<-over
-	in.settle(time.Hour)
+	in.drain(time.Hour)
 	if in.add([]byte("b")) == nil {
 		t.Error("nobody says that it is over")
 	}

@@ -31,9 +31,9 @@ type junit struct {
 	out, err   *tool.Keeper
 }
 
-// report begins a report where one is asked for: what is printed from then on is
+// newReport begins a report where one is asked for: what is printed from then on is
 // in it.
-func report(a *cli.App, path, name string, x v1.Exec) *junit {
+func newReport(a *cli.App, path, name string, x v1.Exec) *junit {
 	if path == "" {
 		return nil
 	}
@@ -66,18 +66,18 @@ type junitSuite struct {
 }
 
 type junitCase struct {
-	Class   string      `xml:"classname,attr"`
-	Name    string      `xml:"name,attr"`
-	Time    string      `xml:"time,attr"`
-	Failure *junitFault `xml:"failure"`
-	Error   *junitFault `xml:"error"`
-	Out     string      `xml:"system-out,omitempty"`
-	Err     string      `xml:"system-err,omitempty"`
+	Class   string        `xml:"classname,attr"`
+	Name    string        `xml:"name,attr"`
+	Time    string        `xml:"time,attr"`
+	Failure *junitFailure `xml:"failure"`
+	Error   *junitFailure `xml:"error"`
+	Out     string        `xml:"system-out,omitempty"`
+	Err     string        `xml:"system-err,omitempty"`
 }
 
-// junitFault is why a case did not pass: its type is a command's ending, or
+// junitFailure is why a case did not pass: its type is a command's ending, or
 // "not_run".
-type junitFault struct {
+type junitFailure struct {
 	Type    string `xml:"type,attr"`
 	Message string `xml:"message,attr"`
 }
@@ -104,7 +104,7 @@ func (j *junit) write(end error) error {
 	c.Err, _ = j.err.Text()
 	s := junitSuite{Name: "orchestrator run", Tests: 1, Time: took, Timestamp: j.began.UTC().Format("2006-01-02T15:04:05")}
 	if end != nil {
-		fault, failed := faultOf(end)
+		fault, failed := failureOf(end)
 		if failed {
 			c.Failure, s.Failures = fault, 1
 		} else {
@@ -116,17 +116,17 @@ func (j *junit) write(end error) error {
 	if err != nil {
 		return fmt.Errorf("write the report %s: %w", j.path, err)
 	}
-	return writeWhole(j.path, append(append([]byte(xml.Header), body...), '\n'))
+	return writeFileAtomically(j.path, append(append([]byte(xml.Header), body...), '\n'))
 }
 
-// faultOf names what went wrong, and says whether the command did.
-func faultOf(err error) (fault *junitFault, failed bool) {
+// failureOf names what went wrong, and says whether the command did.
+func failureOf(err error) (fault *junitFailure, failed bool) {
 	e, ok := errors.AsType[*cli.EndedError](err)
 	if !ok {
-		return &junitFault{Type: "not_run", Message: cli.OneLine(cli.Describe(err))}, false
+		return &junitFailure{Type: "not_run", Message: cli.OneLine(cli.Describe(err))}, false
 	}
 	r := e.Result
-	fault = &junitFault{Type: r.Ending, Message: r.Detail}
+	fault = &junitFailure{Type: r.Ending, Message: r.Detail}
 	switch runtime.Ending(r.Ending) {
 	case runtime.Exited:
 		fault.Message = "exit code " + strconv.Itoa(r.ExitCode)
@@ -138,8 +138,8 @@ func faultOf(err error) (fault *junitFault, failed bool) {
 	return fault, true
 }
 
-// writeWhole writes a file whole or leaves what was there.
-func writeWhole(path string, content []byte) (err error) {
+// writeFileAtomically writes a file whole or leaves what was there.
+func writeFileAtomically(path string, content []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), ".junit-*")
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)

@@ -29,7 +29,7 @@ func TestReportTellsTheEnding(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "report.xml")
 		var out bytes.Buffer
 		a := &cli.App{Stdout: &out, Stderr: io.Discard}
-		j := report(a, path, "", v1.Exec{Command: "make test\nsecond line"})
+		j := newReport(a, path, "", v1.Exec{Command: "make test\nsecond line"})
 		io.WriteString(a.Stdout, "a\x00<b>\xff") //nolint:errcheck // a buffer
 		if err := j.finish(a, c.err); !errors.Is(err, c.err) {
 			t.Errorf("%s: gives back %v", name, err)
@@ -44,7 +44,7 @@ func TestReportTellsTheEnding(t *testing.T) {
 		}
 		s := got.Suite
 		fault := ""
-		for _, f := range []*junitFault{s.Case.Failure, s.Case.Error} {
+		for _, f := range []*junitFailure{s.Case.Failure, s.Case.Error} {
 			if f != nil {
 				fault = f.Type
 			}
@@ -62,14 +62,14 @@ func TestReportThatCannotBeWrittenIsTold(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "missing", "report.xml")
 	var said bytes.Buffer
 	a := &cli.App{Stdout: io.Discard, Stderr: &said}
-	if err := report(a, path, "x", v1.Exec{}).finish(a, nil); err == nil {
+	if err := newReport(a, path, "x", v1.Exec{}).finish(a, nil); err == nil {
 		t.Error("no error")
 	}
 	bad := &cli.EndedError{Result: v1.ExecResult{Ending: string(runtime.Exited), ExitCode: 3}}
-	if err := report(a, path, "x", v1.Exec{}).finish(a, bad); !errors.Is(err, bad) || said.Len() == 0 {
+	if err := newReport(a, path, "x", v1.Exec{}).finish(a, bad); !errors.Is(err, bad) || said.Len() == 0 {
 		t.Errorf("gives back %v and says %q", err, said.String())
 	}
-	if err := report(a, "", "x", v1.Exec{}).finish(a, bad); !errors.Is(err, bad) {
+	if err := newReport(a, "", "x", v1.Exec{}).finish(a, bad); !errors.Is(err, bad) {
 		t.Errorf("without a report it gives back %v", err)
 	}
 }

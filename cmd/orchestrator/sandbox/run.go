@@ -88,7 +88,7 @@ func runRun(ctx context.Context, a *cli.App, cmd *cobra.Command, o runOptions, a
 	req := v1.Run{
 		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
 	}
-	report := report(a, o.junit, o.junitName, x)
+	report := newReport(a, o.junit, o.junitName, x)
 	return report.finish(a, runAnywhere(ctx, a, c, req, o))
 }
 
@@ -96,34 +96,34 @@ func runRun(ctx context.Context, a *cli.App, cmd *cobra.Command, o runOptions, a
 // none.
 func runAnywhere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o runOptions) error {
 	if o.noServer {
-		return runHere(ctx, a, c, req, o)
+		return runLocally(ctx, a, c, req, o)
 	}
-	cl, err := a.Server(ctx, c)
+	cl, err := a.FindServer(ctx, c)
 	if err != nil {
 		return err
 	}
 	if cl == nil {
-		err := runHere(ctx, a, c, req, o)
-		if _, served := errors.AsType[*standalone.ServedError](err); !served {
+		err := runLocally(ctx, a, c, req, o)
+		if _, served := errors.AsType[*standalone.HeldByServerError](err); !served {
 			return err
 		}
 		// One was started meanwhile; nothing has run.
 		var e error
-		if cl, e = a.Server(ctx, c); cl == nil {
+		if cl, e = a.FindServer(ctx, c); cl == nil {
 			return errors.Join(err, e)
 		}
 	}
-	return runServed(ctx, a, cl, req, o)
+	return runOnServer(ctx, a, cl, req, o)
 }
 
-// runServed has a server do it.
-func runServed(ctx context.Context, a *cli.App, cl *client.Client, req v1.Run, o runOptions) error {
+// runOnServer has a server do it.
+func runOnServer(ctx context.Context, a *cli.App, cl *client.Client, req v1.Run, o runOptions) error {
 	r, err := callRun(ctx, a, cl, req, o)
 	return printRun(a, o, r, err)
 }
 
-// runHere does it in this process.
-func runHere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o runOptions) error {
+// runLocally does it in this process.
+func runLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o runOptions) error {
 	var r v1.ExecResult
 	err := standalone.RunLocally(ctx, a, c, req, func(cl *client.Client, req v1.Run) (err error) {
 		r, err = callRun(ctx, a, cl, req, o)
@@ -137,9 +137,9 @@ func (o runOptions) printsResult(a *cli.App) bool { return a.Flags.Output == "js
 
 func callRun(ctx context.Context, a *cli.App, cl *client.Client, req v1.Run, o runOptions) (v1.ExecResult, error) {
 	if o.printsResult(a) {
-		return cl.Run(ctx, req, cli.Key(o.Key)...)
+		return cl.Run(ctx, req, cli.IdempotencyKey(o.Key)...)
 	}
-	return cl.RunStream(ctx, req, a.Streams(o.CommandOptions), cli.Key(o.Key)...)
+	return cl.RunStream(ctx, req, a.Streams(o.CommandOptions), cli.IdempotencyKey(o.Key)...)
 }
 
 func printRun(a *cli.App, o runOptions, r v1.ExecResult, err error) error {
@@ -150,5 +150,5 @@ func printRun(a *cli.App, o runOptions, r v1.ExecResult, err error) error {
 		return err
 	}
 	a.NoteOverlay(r)
-	return cli.Result(r)
+	return cli.ResultError(r)
 }

@@ -71,7 +71,7 @@ func runSandboxCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o san
 	if err != nil {
 		return err
 	}
-	labels, err := cli.Pairs(cmd, "--label", o.labels)
+	labels, err := cli.ParsePairs(cmd, "--label", o.labels)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func runSandboxCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o san
 	s, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
 		Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, Env: env, Labels: labels,
 		TTLMS: cli.Millis(o.ttl), IdleMS: cli.Millis(o.idle), WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
-	}, cli.Key(o.key)...)
+	}, cli.IdempotencyKey(o.key)...)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func printSandbox(a *cli.App, s v1.Sandbox) error {
 	if s.EndedAt != nil {
 		add("ENDED", cli.Ago(*s.EndedAt))
 	} else {
-		add("EXPIRES", cli.In(s.ExpiresAt))
+		add("EXPIRES", cli.Until(s.ExpiresAt))
 		add("IDLE LIMIT", (time.Duration(s.IdleMS) * time.Millisecond).String())
 	}
 	return a.Print(s, t)
@@ -160,7 +160,7 @@ func newSandboxList(a *cli.App) *cobra.Command {
 			}
 			head := []string{"ID", "STATE", "TEMPLATE", "WORKSPACE", "CREATED", "EXPIRES", "REASON"}
 			return cli.PrintList(a, list, head, func(s v1.Sandbox) []string {
-				expires := cli.In(s.ExpiresAt)
+				expires := cli.Until(s.ExpiresAt)
 				if s.EndedAt != nil {
 					expires = ""
 				}

@@ -61,7 +61,7 @@ func runSessionCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o ses
 	if err != nil {
 		return err
 	}
-	_, s, err := cl.StartSession(ctx, sandbox, v1.ShellSessionRequest{Shell: o.shell, Cwd: o.cwd, Env: env, User: o.user}, cli.Key(o.key)...)
+	_, s, err := cl.StartSession(ctx, sandbox, v1.ShellSessionRequest{Shell: o.shell, Cwd: o.cwd, Env: env, User: o.user}, cli.IdempotencyKey(o.key)...)
 	if err != nil {
 		return err
 	}
@@ -191,17 +191,17 @@ func runSessionExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o sessi
 	}
 	s := cl.Session(args[0], args[1])
 	if a.Flags.Output == "json" && !o.Interactive {
-		r, err := s.Exec(ctx, req, cli.Key(o.Key)...)
+		r, err := s.Exec(ctx, req, cli.IdempotencyKey(o.Key)...)
 		return a.PrintResult(r, err)
 	}
-	r, err := s.ExecStream(ctx, req, a.Streams(command), cli.Key(o.Key)...)
+	r, err := s.ExecStream(ctx, req, a.Streams(command), cli.IdempotencyKey(o.Key)...)
 	if err != nil {
 		return err
 	}
 	if r.Session == v1.SessionEnded {
 		fmt.Fprintf(a.Stderr, "orchestrator: the session has ended with the command (%s)\n", endingText(&r)) //nolint:errcheck // the exit code is what counts
 	}
-	return cli.Result(r)
+	return cli.ResultError(r)
 }
 
 // endingText is an ending in a word or two.

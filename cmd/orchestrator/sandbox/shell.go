@@ -70,7 +70,7 @@ func runShellStart(ctx context.Context, a *cli.App, cmd *cobra.Command, o shellO
 	}
 	s, err := cl.StartShell(ctx, args[0], v1.ShellRequest{
 		Exec: x, MergeStderr: o.merge, KeepOpen: o.Interactive, SpoolBytes: o.spool, Lossless: o.lossless,
-	}, cli.Key(o.Key)...)
+	}, cli.IdempotencyKey(o.Key)...)
 	if err != nil {
 		return err
 	}

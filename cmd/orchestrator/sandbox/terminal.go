@@ -28,11 +28,11 @@ const (
 	// awayTime is how long a connection may be away before that is told: a server
 	// that is restarted is back by then, and what is on the screen stays whole.
 	awayTime = 2 * time.Second
-	// calmScreen undoes what a full-screen program that runs on, or was killed,
+	// resetScreenSequence undoes what a full-screen program that runs on, or was killed,
 	// left of its own in a terminal: the other screen, a part that scrolls, hidden
 	// cursor, mouse, pasting, colours. The cursor is kept first: some terminals
 	// put it back also where there was no other screen.
-	calmScreen = "\x1b7\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[0m\r\n"
+	resetScreenSequence = "\x1b7\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[0m\r\n"
 )
 
 // screen is our own terminal. The zero value is none: input and output are
@@ -86,14 +86,14 @@ func (s *screen) restore() {
 
 // terminalSession is somebody at a remote terminal.
 type terminalSession struct {
-	app    *cli.App
-	screen screen
-	keys   []byte // that detach
-	look   bool   // only look
-	// ends: the end of our input, where it is no terminal, is the end of the
+	app      *cli.App
+	screen   screen
+	keys     []byte // that detach
+	viewOnly bool   // only look
+	// sendsEOF: the end of our input, where it is no terminal, is the end of the
 	// command's.
-	ends bool
-	back string // the command line that comes back
+	sendsEOF        bool
+	reattachCommand string // the command line that comes back
 
 	mu   sync.Mutex
 	away *time.Timer
@@ -102,7 +102,7 @@ type terminalSession struct {
 // options are those that tell of gaps and of a connection that is away.
 func (s *terminalSession) options() client.TerminalOptions {
 	return client.TerminalOptions{
-		ReadOnly: s.look,
+		ReadOnly: s.viewOnly,
 		Gap: func(from, to int64) {
 			s.note("%d bytes are no longer kept: %d to %d", to-from, from, to-1)
 		},
@@ -143,13 +143,13 @@ func (s *terminalSession) attach(ctx context.Context, t *client.Terminal) (v1.Ex
 	defer context.AfterFunc(ctx, s.screen.restore)()
 	defer s.restoreAtQuit()()
 	detached := make(chan struct{})
-	go s.typeOn(t, detached) // a Read of a terminal ends with the process
-	if s.screen.there() && !s.look {
+	go s.copyInput(t, detached) // a Read of a terminal ends with the process
+	if s.screen.there() && !s.viewOnly {
 		defer s.followSize(t)()
 	}
 	shown := make(chan error, 1)
 	go func() { // waited for below; Close ends it
-		defer s.guard()
+		defer s.restoreOnPanic()
 		_, err := io.Copy(s.app.Stdout, t)
 		shown <- err
 	}()
@@ -180,7 +180,7 @@ func (s *terminalSession) restoreAtQuit() (stop func()) {
 		select {
 		case <-quits:
 			s.screen.restore()
-			s.calm()
+			s.resetScreen()
 			signal.Reset(syscall.SIGQUIT)
 			_ = syscall.Kill(os.Getpid(), syscall.SIGQUIT) // it ends us
 		case <-done:
@@ -193,32 +193,32 @@ func (s *terminalSession) restoreAtQuit() (stop func()) {
 	}
 }
 
-// calm undoes what the program at the remote terminal has not undone itself.
-func (s *terminalSession) calm() {
+// resetScreen undoes what the program at the remote terminal has not undone itself.
+func (s *terminalSession) resetScreen() {
 	if s.screen.there() {
-		fmt.Fprint(s.app.Stdout, calmScreen) //nolint:errcheck // for the eye
+		fmt.Fprint(s.app.Stdout, resetScreenSequence) //nolint:errcheck // for the eye
 	}
 }
 
-// guard restores our terminal before a panic in a goroutine ends the process.
-func (s *terminalSession) guard() {
+// restoreOnPanic restores our terminal before a panic in a goroutine ends the process.
+func (s *terminalSession) restoreOnPanic() {
 	if p := recover(); p != nil {
 		s.screen.restore()
 		panic(p)
 	}
 }
 
-// typeOn types what our input has until it ends or detaches.
-func (s *terminalSession) typeOn(t io.Writer, detached chan<- struct{}) {
-	defer s.guard()
+// copyInput types what our input has until it ends or detaches.
+func (s *terminalSession) copyInput(t io.Writer, detached chan<- struct{}) {
+	defer s.restoreOnPanic()
 	if s.screen.there() {
-		s.typeKeys(t, detached)
+		s.copyKeys(t, detached)
 		return
 	}
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := s.app.Stdin.Read(buf)
-		if !s.look && n > 0 {
+		if !s.viewOnly && n > 0 {
 			if _, wErr := t.Write(buf[:n]); wErr != nil {
 				return
 			}
@@ -227,7 +227,7 @@ func (s *terminalSession) typeOn(t io.Writer, detached chan<- struct{}) {
 			break
 		}
 	}
-	if !s.ends || s.look {
+	if !s.sendsEOF || s.viewOnly {
 		return
 	}
 	for {
@@ -238,23 +238,23 @@ func (s *terminalSession) typeOn(t io.Writer, detached chan<- struct{}) {
 	}
 }
 
-// typeKeys is that for our terminal.
-func (s *terminalSession) typeKeys(t io.Writer, detached chan<- struct{}) {
+// copyKeys is that for our terminal.
+func (s *terminalSession) copyKeys(t io.Writer, detached chan<- struct{}) {
 	typist := newInputQueue(t)
-	go func() { // ends with the process
-		defer s.guard()
+	go func() { // sendsEOF with the process
+		defer s.restoreOnPanic()
 		typist.run()
 	}()
-	scan := detachScan{keys: s.keys}
+	scan := detachScanner{keys: s.keys}
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := s.app.Stdin.Read(buf)
-		out, leave := scan.take(buf[:n])
-		if !s.look && len(out) > 0 && typist.add(out) != nil {
+		out, leave := scan.feed(buf[:n])
+		if !s.viewOnly && len(out) > 0 && typist.add(out) != nil {
 			return
 		}
 		if leave {
-			typist.settle(leaveTime)
+			typist.drain(leaveTime)
 			close(detached)
 			return
 		}
@@ -272,7 +272,7 @@ func (s *terminalSession) followSize(t *client.Terminal) (stop func()) {
 	quit := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		defer s.guard()
+		defer s.restoreOnPanic()
 		for {
 			if cols, rows := s.screen.size(); cols > 0 && rows > 0 {
 				if t.Resize(cols, rows) != nil {
@@ -301,14 +301,14 @@ func (s *terminalSession) leave(err error) error {
 		s.away.Stop()
 	}
 	s.mu.Unlock()
-	s.calm()
+	s.resetScreen()
 	s.screen.raw = nil // from here on lines end as usual
 	if errors.Is(err, errDetach) {
-		s.note("detached; the command runs on: come back with `%s`", s.back)
+		s.note("detached; the command runs on: come back with `%s`", s.reattachCommand)
 		return nil
 	}
 	if !errdefs.IsNotFound(err) { // which is of a sandbox that is gone, with all of it
-		s.note("the command may run on: come back with `%s`", s.back)
+		s.note("the command may run on: come back with `%s`", s.reattachCommand)
 	}
 	return err
 }

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// firstLook is the most between the first two looks: there is no share of
+	// firstInterval is the most between the first two looks: there is no share of
 	// the processors before the second.
-	firstLook = time.Second
+	firstInterval = time.Second
 	// Times between two looks that make sense.
 	minInterval = 100 * time.Millisecond
 	maxInterval = time.Hour
@@ -70,13 +70,13 @@ again at each interval until Ctrl-C. Elsewhere it is printed once, or with
 // runTop looks until ctx ends, or twice for once: the first look is what the
 // second one's share of the processors is reckoned from.
 func runTop(ctx context.Context, a *cli.App, cl *client.Client, o topOptions) error {
-	show := newTopShow(a, o)
+	show := newTopView(a, o)
 	defer show.end()
 	last, err := cl.Figures(ctx)
 	if err != nil {
 		return err
 	}
-	for pause := min(o.interval, firstLook); ; pause = o.interval {
+	for pause := min(o.interval, firstInterval); ; pause = o.interval {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -93,14 +93,14 @@ func runTop(ctx context.Context, a *cli.App, cl *client.Client, o topOptions) er
 	}
 }
 
-// topShow shows one look after the other.
-type topShow struct {
+// topView shows one look after the other.
+type topView struct {
 	draw func([]topLine) error
 	end  func() // gives the terminal back
 }
 
-func newTopShow(a *cli.App, o topOptions) topShow {
-	s := topShow{end: func() {}}
+func newTopView(a *cli.App, o topOptions) topView {
+	s := topView{end: func() {}}
 	switch term, _ := a.Lookup("TERM"); {
 	case a.Flags.Output == "json" && o.once:
 		s.draw = func(l []topLine) error { return a.PrintJSON(v1.List[topLine]{Items: l}) }

@@ -28,7 +28,7 @@ func topLines(last, now []v1.Figures, by string) []topLine {
 	for _, f := range now {
 		l := topLine{Figures: f}
 		if was, ok := before[f.ID]; ok {
-			l.CPUPercent = share(was, f)
+			l.CPUPercent = cpuShare(was, f)
 		}
 		lines = append(lines, l)
 	}
@@ -41,9 +41,9 @@ func topLines(last, now []v1.Figures, by string) []topLine {
 	return lines
 }
 
-// share is the time on the processors between two looks by the time between
+// cpuShare is the time on the processors between two looks by the time between
 // them, in percent: 100 is one processor.
-func share(was, is v1.Figures) *float64 {
+func cpuShare(was, is v1.Figures) *float64 {
 	between := is.At.Sub(was.At)
 	if was.Missing != "" || is.Missing != "" || between <= 0 {
 		return nil
@@ -68,11 +68,11 @@ func topTable(lines []topLine) *cli.Table {
 			cpu = strconv.FormatFloat(*l.CPUPercent, 'f', 1, 64)
 		}
 		if l.Missing == "" {
-			memory = of(cli.Size(l.MemoryBytes), cli.Size(l.MemoryLimitBytes), l.MemoryLimitBytes)
-			pids = of(fmt.Sprint(l.Pids), fmt.Sprint(l.PidsLimit), l.PidsLimit)
+			memory = withLimit(cli.Size(l.MemoryBytes), cli.Size(l.MemoryLimitBytes), l.MemoryLimitBytes)
+			pids = withLimit(fmt.Sprint(l.Pids), fmt.Sprint(l.PidsLimit), l.PidsLimit)
 		}
 		if l.WorkspaceQuotaBytes > 0 {
-			used = of(cli.Size(l.WorkspaceUsedBytes), cli.Size(l.WorkspaceQuotaBytes), l.WorkspaceQuotaBytes)
+			used = withLimit(cli.Size(l.WorkspaceUsedBytes), cli.Size(l.WorkspaceQuotaBytes), l.WorkspaceQuotaBytes)
 		}
 		t.Add(l.ID, l.Template, l.Caller, cpu, memory, pids, l.Workspace, used)
 	}
@@ -96,8 +96,8 @@ func shortIDs(lines []topLine) []topLine {
 	return lines
 }
 
-// of is a figure with its limit, if there is one.
-func of(figure, limit string, n int64) string {
+// withLimit is a figure with its limit, if there is one.
+func withLimit(figure, limit string, n int64) string {
 	if n == 0 {
 		return figure
 	}

@@ -57,13 +57,13 @@ again. The exit code is 1 if something failed that sandboxes need.`,
 }
 
 func runDoctor(ctx context.Context, a *cli.App) error {
-	c, err := a.Valid()
+	c, err := a.ValidSettings()
 	if err != nil {
 		return err
 	}
 	checks := []check{checkUser(), checkKernel(), checkCgroups(), checkCgroupKill(), checkSwap(), checkSeccomp(), checkOverlay(), checkCores("/proc/sys/kernel/core_pattern"), checkFiles("/proc/sys/fs/file-max")}
 	checks = append(checks, checkRuntimes(ctx, a, c)...)
-	checks = append(checks, checkSpace(c.StateDir), checkQuota(c), checkKept(c.StateDir), checkServer(ctx, a, c), checkImage(ctx, a, c))
+	checks = append(checks, checkSpace(c.StateDir), checkQuota(c), checkRetained(c.StateDir), checkServer(ctx, a, c), checkImage(ctx, a, c))
 	t := &cli.Table{Head: []string{"CHECK", "STATUS", "FOUND", "FIX"}}
 	failed := false
 	for _, k := range checks {
@@ -206,7 +206,7 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 	if parent != "" {
 		_ = sweepDoctors(ctx, c, standalone.Logger(a.Stderr, c.Log)) // else the next doctor or server does
 	}
-	tried, err := scratch.Make(cmp.Or(parent, os.TempDir()), newDoctor)
+	tried, err := scratch.Make(cmp.Or(parent, os.TempDir()), doctorPrefix)
 	if err != nil {
 		return []check{{"runtime", checkFail, err.Error(), "run as root, or name a --state-dir of your own"}}
 	}
@@ -295,7 +295,7 @@ func checkSpace(dir string) check {
 }
 
 func checkServer(ctx context.Context, a *cli.App, c config.Config) check {
-	cl, err := a.Server(ctx, c)
+	cl, err := a.FindServer(ctx, c)
 	switch {
 	case err != nil:
 		return check{"server", checkWarn, cli.Describe(err), "look at its log"}
@@ -333,7 +333,7 @@ func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
 
 // listImages lists the images of the server that answers, or of the state directory.
 func listImages(ctx context.Context, a *cli.App, c config.Config) (list []v1.Image, err error) {
-	cl, err := a.Server(ctx, c)
+	cl, err := a.FindServer(ctx, c)
 	if err != nil {
 		return nil, err
 	}

@@ -46,14 +46,14 @@ func checkQuota(c config.Config) check {
 		return check{name, checkWarn, "nothing bounds workspaces: " + why, fix}
 	}
 	found := fmt.Sprintf("%s, %s each unless told otherwise", m, cli.Size(int64(c.Workspaces.Quota)))
-	if m == quotadir.Loop && !mayGrow() {
+	if m == quotadir.Loop && !hasSysResource() {
 		found += "; they grow only while no sandbox has them, for want of CAP_SYS_RESOURCE"
 	}
 	return check{name, checkOK, found, ""}
 }
 
-// mayGrow says whether this process has CAP_SYS_RESOURCE.
-func mayGrow() bool {
+// hasSysResource says whether this process has CAP_SYS_RESOURCE.
+func hasSysResource() bool {
 	const sysResource = 24
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -65,8 +65,8 @@ func mayGrow() bool {
 	return err == nil && have&(1<<sysResource) != 0
 }
 
-// checkKept says what the state directory has collected, and who removes it.
-func checkKept(stateDir string) check {
+// checkRetained says what the state directory has collected, and who removes it.
+func checkRetained(stateDir string) check {
 	var parts []string
 	if fi, err := os.Stat(filepath.Join(stateDir, "state.db")); err == nil {
 		parts = append(parts, fmt.Sprintf("state.db of %s", cli.Size(fi.Size())))
@@ -113,23 +113,23 @@ func sweepGuests(dir, keep string, log *slog.Logger) {
 	}
 }
 
-// newDoctor begins the names of directories that doctor tries drivers in.
-const newDoctor = ".doctor-"
+// doctorPrefix begins the names of directories that doctor tries drivers in.
+const doctorPrefix = ".doctor-"
 
 // sweepDoctors removes what doctors have left that were killed. Drivers remove
 // what they have tried when they are opened.
 func sweepDoctors(ctx context.Context, c config.Config, log *slog.Logger) error {
-	return scratch.Sweep(c.StateDir, newDoctor, func(dir string) error {
+	return scratch.Sweep(c.StateDir, doctorPrefix, func(dir string) error {
 		guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
 		if err != nil {
 			return err
 		}
 		d := standalone.Drivers{Config: c, StateDir: dir, Guest: guest, Log: log}
-		for _, name := range d.Used(standalone.RuntimeAuto) {
+		for _, name := range d.UsedRuntimes(standalone.RuntimeAuto) {
 			got, _, err := d.Open(ctx, name)
 			if err == nil {
 				err = got.Close()
-			} else if count(filepath.Join(dir, standalone.Noted[name])) == 0 {
+			} else if count(filepath.Join(dir, standalone.EntryDirs[name])) == 0 {
 				err = nil // it had tried nothing there
 			}
 			if err != nil {

@@ -47,13 +47,13 @@ func TestSweepDoctorsRemovesWhatAKilledOneLeft(t *testing.T) {
 	c := config.Default()
 	c.StateDir = t.TempDir()
 	c.Docker.Host = "unix://" + filepath.Join(c.StateDir, "no-docker.sock")
-	live, err := scratch.Make(c.StateDir, newDoctor)
+	live, err := scratch.Make(c.StateDir, doctorPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer live.Release()
-	dead, unsure := filepath.Join(c.StateDir, newDoctor+"dead"), filepath.Join(c.StateDir, newDoctor+"unsure")
-	for _, dir := range []string{filepath.Join(dead, "docker"), filepath.Join(unsure, standalone.Noted[standalone.RuntimeDocker], "probe-1")} {
+	dead, unsure := filepath.Join(c.StateDir, doctorPrefix+"dead"), filepath.Join(c.StateDir, doctorPrefix+"unsure")
+	for _, dir := range []string{filepath.Join(dead, "docker"), filepath.Join(unsure, standalone.EntryDirs[standalone.RuntimeDocker], "probe-1")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -49,7 +49,7 @@ func runDown(ctx context.Context, a *cli.App, name string, wait time.Duration) e
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, cli.Refuse(errdefs.ErrUnavailable, "not down after %s", wait))
 	defer cancel()
-	cl, err := a.Server(ctx, c)
+	cl, err := a.FindServer(ctx, c)
 	if err != nil && !errors.Is(err, client.ErrLost) { // cut by its end: another down was quicker
 		return err
 	}
@@ -60,13 +60,13 @@ func runDown(ctx context.Context, a *cli.App, name string, wait time.Duration) e
 		}
 	}
 	// After a server too: what it could not destroy is tried again, or told.
-	return downHere(ctx, a, c)
+	return downLocally(ctx, a, c)
 }
 
 // downServer asks a server and waits until it is gone, with its hold on the
 // state directory where that is ours to see; ours says whether it is.
 func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours bool, err error) {
-	pid := cli.ServerOf(c.StateDir)
+	pid := cli.ServerPID(c.StateDir)
 	// Not there any more: another down was quicker.
 	if err := cl.Down(ctx); err != nil && !errors.Is(err, client.ErrLost) && !errors.Is(err, client.ErrNoServer) {
 		return false, err
@@ -74,7 +74,7 @@ func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours b
 	for {
 		_, err := cl.Version(ctx)
 		cl.Close() // a kept connection would hold its end up
-		if errors.Is(err, client.ErrNoServer) && (pid == "" || cli.ServerOf(c.StateDir) != pid) {
+		if errors.Is(err, client.ErrNoServer) && (pid == "" || cli.ServerPID(c.StateDir) != pid) {
 			return pid != "", nil
 		}
 		select {
@@ -94,7 +94,7 @@ func lockState(ctx context.Context, a *cli.App, dir string) (*store.Lock, error)
 			return lock, err
 		}
 		if first {
-			fmt.Fprintf(a.Stderr, "orchestrator: waiting for the end of process %s, which holds %s\n", cli.ServerOf(dir), dir) //nolint:errcheck // it is waited for anyway
+			fmt.Fprintf(a.Stderr, "orchestrator: waiting for the end of process %s, which holds %s\n", cli.ServerPID(dir), dir) //nolint:errcheck // it is waited for anyway
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
@@ -104,8 +104,8 @@ func lockState(ctx context.Context, a *cli.App, dir string) (*store.Lock, error)
 	}
 }
 
-// downHere destroys what a stopped server and killed runs have left.
-func downHere(ctx context.Context, a *cli.App, c config.Config) (err error) {
+// downLocally destroys what a stopped server and killed runs have left.
+func downLocally(ctx context.Context, a *cli.App, c config.Config) (err error) {
 	dir := c.StateDir
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -126,7 +126,7 @@ func downHere(ctx context.Context, a *cli.App, c config.Config) (err error) {
 		}
 	}()
 	d := standalone.Drivers{Config: c, StateDir: dir, Log: log}
-	if !store.HasState(dir) && len(d.Used(standalone.RuntimeAuto)) == 0 {
+	if !store.HasState(dir) && len(d.UsedRuntimes(standalone.RuntimeAuto)) == 0 {
 		return nil // no server was ever here
 	}
 	x, err := store.Examine(ctx, dir)

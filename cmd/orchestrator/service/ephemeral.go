@@ -10,9 +10,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// ephemeralMark is the file that makes a state directory one that may be
+// ephemeralMarker is the file that makes a state directory one that may be
 // removed. Who starts an ephemeral service puts it there first.
-const ephemeralMark = "ephemeral"
+const ephemeralMarker = "ephemeral"
 
 // checkEphemeral makes sure that the directory that is to be removed at the end
 // was meant for it: named on this command line, and marked before anything else
@@ -21,8 +21,8 @@ func checkEphemeral(a *cli.App, cmd *cobra.Command, dir string) error {
 	if a.Flags.StateDir == "" {
 		return cli.Usage(cmd, "--ephemeral removes the state directory at the end: name one for it with --state-dir")
 	}
-	if info, err := os.Lstat(filepath.Join(dir, ephemeralMark)); err != nil || !info.Mode().IsRegular() {
-		return cli.Usage(cmd, "%s may not be removed at the end: make an empty directory with a file %q in it", dir, ephemeralMark)
+	if info, err := os.Lstat(filepath.Join(dir, ephemeralMarker)); err != nil || !info.Mode().IsRegular() {
+		return cli.Usage(cmd, "%s may not be removed at the end: make an empty directory with a file %q in it", dir, ephemeralMarker)
 	}
 	return nil
 }

@@ -144,7 +144,7 @@ type service struct {
 	why      string
 }
 
-func (s *service) later(undo func() error) { s.undo = append(s.undo, undo) }
+func (s *service) onClose(undo func() error) { s.undo = append(s.undo, undo) }
 
 // close lets go of everything, last first. Sandboxes live on.
 func (s *service) close() error {
@@ -168,23 +168,23 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.later(lock.Unlock)
+	s.onClose(lock.Unlock)
 	for name, why := range map[string]string{
 		standalone.ImagesLock:     "another command uses the images: wait for its end",
 		standalone.WorkspacesLock: "a command without a server uses the workspaces: wait for its end",
 	} {
-		if err := s.takeShort(ctx, name, why); err != nil {
+		if err := s.awaitLock(ctx, name, why); err != nil {
 			return err
 		}
 	}
 	if s.listener, err = listen(ctx, s.config); err != nil {
 		return err
 	}
-	s.later(func() error { return ignoreClosed(s.listener.Close()) })
+	s.onClose(func() error { return ignoreClosed(s.listener.Close()) })
 	if s.store, err = s.openState(ctx, dir); err != nil {
 		return err
 	}
-	s.later(s.store.Close)
+	s.onClose(s.store.Close)
 	return s.openEngine(ctx, dir)
 }
 
@@ -218,7 +218,7 @@ func (s *service) openState(ctx context.Context, dir string) (*store.Store, erro
 			x.Accept("")
 		}
 	case store.New, store.Lost:
-		if err := s.settleLost(ctx, x, dir); err != nil {
+		if err := s.acceptLost(ctx, x, dir); err != nil {
 			return nil, err
 		}
 	}
@@ -233,10 +233,10 @@ func (s *service) openState(ctx context.Context, dir string) (*store.Store, erro
 	return st, nil
 }
 
-// settleLost decides whether a new database may be made.
-func (s *service) settleLost(ctx context.Context, x *store.Examined, dir string) error {
+// acceptLost decides whether a new database may be made.
+func (s *service) acceptLost(ctx context.Context, x *store.Examined, dir string) error {
 	d := standalone.Drivers{Config: s.config, StateDir: dir, Log: s.log}
-	if len(d.Used(standalone.RuntimeAuto)) > 0 {
+	if len(d.UsedRuntimes(standalone.RuntimeAuto)) > 0 {
 		var err error
 		if d.Guest, _, err = guestbin.Write(engine.DirsOf(dir).Guest); err != nil {
 			return err
@@ -266,13 +266,13 @@ func (s *service) settleLost(ctx context.Context, x *store.Examined, dir string)
 	return nil
 }
 
-// takeShort takes a lock that commands hold for a short time.
-func (s *service) takeShort(ctx context.Context, name, why string) error {
+// awaitLock takes a lock that commands hold for a short time.
+func (s *service) awaitLock(ctx context.Context, name, why string) error {
 	dir := s.config.StateDir
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		f, err := standalone.LockFile(dir+"/"+name, unix.LOCK_EX)
 		if err == nil {
-			s.later(f.Close)
+			s.onClose(f.Close)
 			return nil
 		}
 		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
@@ -296,11 +296,11 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	s.later(puller.Close)
+	s.onClose(puller.Close)
 	if s.volumes, err = volumes.Open(dirs.Workspaces, standalone.VolumeOptions(s.config, s.log)); err != nil {
 		return err
 	}
-	s.later(s.volumes.Close)
+	s.onClose(s.volumes.Close)
 	guest, hash, err := guestbin.Write(dirs.Guest)
 	if err != nil {
 		return err
@@ -313,7 +313,7 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	if s.driver, s.why, err = d.Choose(ctx, live); err != nil {
 		return err
 	}
-	s.later(s.driver.Close)
+	s.onClose(s.driver.Close)
 	sweepGuests(dirs.Guest, hash, s.log)
 	opts, err := standalone.EngineOptions(s.app, s.config, hash)
 	if err != nil {
@@ -321,34 +321,34 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	}
 	opts.Driver, opts.Store, opts.Images, opts.Volumes, opts.Why, opts.Log = s.driver, s.store, library, s.volumes, s.why, s.log
 	opts.ImageBounds, opts.Builder = standalone.ImageBounds(s.config.Images), docker.Builder{Host: s.config.Docker.Host}
-	opts.Puller, opts.FetchImage = puller, standalone.FetchImage(s.config.Images, puller, s.log)
+	opts.Puller, opts.FetchImage = puller, standalone.ImageFetcher(s.config.Images, puller, s.log)
 	opts.LoadTemplates = s.loadTemplates
 	opts.Quotas = standalone.Quotas(s.config.Callers)
 	if s.governed, err = standalone.OpenGovernance(ctx, s.config, dir, s.store, s.log); err != nil {
 		return err
 	}
-	s.later(s.governed.Close)
+	s.onClose(s.governed.Close)
 	opts.Governance = s.governed.Governance
-	if opts.Egress, err = standalone.EgressOf(s.config.Egress, s.log); err != nil {
+	if opts.Egress, err = standalone.EgressOptions(s.config.Egress, s.log); err != nil {
 		return err
 	}
-	if opts.Web, err = standalone.WebOf(s.config, s.governed.Redactor.Add); err != nil {
+	if opts.Web, err = standalone.WebOptions(s.config, s.governed.Redactor.Add); err != nil {
 		return err
 	}
-	if opts.Browser, err = standalone.BrowserOf(s.config); err != nil {
+	if opts.Browser, err = standalone.BrowserOptions(s.config); err != nil {
 		return err
 	}
 	if s.engine, err = engine.Open(ctx, opts); err != nil {
 		return err
 	}
-	s.sayNotReady(ctx)
+	s.noteNotReady(ctx)
 	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n", //nolint:errcheck // the log has it too
-		where(s.listener, s.config), s.driver.Name(), cli.OneLine(s.why), opts.Cgroup)
+		listenAddress(s.listener, s.config), s.driver.Name(), cli.OneLine(s.why), opts.Cgroup)
 	return nil
 }
 
-// sayNotReady says on the terminal what keeps templates from being used.
-func (s *service) sayNotReady(ctx context.Context) {
+// noteNotReady says on the terminal what keeps templates from being used.
+func (s *service) noteNotReady(ctx context.Context) {
 	for _, t := range s.engine.Templates(ctx, engine.Local("")) {
 		if t.Error == "" {
 			continue
@@ -357,7 +357,7 @@ func (s *service) sayNotReady(ctx context.Context) {
 	}
 }
 
-func where(l net.Listener, c config.Config) string {
+func listenAddress(l net.Listener, c config.Config) string {
 	if network, _ := config.SplitListen(c.Listen); network == "unix" {
 		return c.Listen
 	}

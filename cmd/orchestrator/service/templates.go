@@ -26,18 +26,18 @@ func (s *service) loadTemplates() ([]engine.TemplateSource, error) {
 	return standalone.TemplateSources(file, c)
 }
 
-// watchTime is how often the files of templates are looked at. What changes has
+// watchInterval is how often the files of templates are looked at. What changes has
 // to stay as it is for so long until it is read: an editor, or who copies
 // several files, is let finish.
-const watchTime = time.Second
+const watchInterval = time.Second
 
 // watchTemplates reads templates again when their files change or somebody
 // hangs up, until ctx ends. What is wrong with them is logged, and shown by
 // `template ls`.
 func (s *service) watchTemplates(ctx context.Context, hung <-chan struct{}) {
-	t := time.NewTicker(watchTime)
+	t := time.NewTicker(watchInterval)
 	defer t.Stop()
-	read := s.templateStamp() // what was read last
+	read := s.templateFingerprint() // what was read last
 	seen := read
 	for {
 		select {
@@ -47,18 +47,18 @@ func (s *service) watchTemplates(ctx context.Context, hung <-chan struct{}) {
 			s.log.Info("reading templates again, as asked by a signal")
 		case <-t.C:
 			was := seen
-			if seen = s.templateStamp(); seen == read || seen != was {
+			if seen = s.templateFingerprint(); seen == read || seen != was {
 				continue
 			}
 		}
-		read = s.templateStamp()
+		read = s.templateFingerprint()
 		_, _ = s.engine.Reload(ctx) // it has logged what there is to say
 	}
 }
 
-// templateStamp changes when a file of templates does, comes, or goes. The
+// templateFingerprint changes when a file of templates does, comes, or goes. The
 // folder is the one that the configuration names now.
-func (s *service) templateStamp() string {
+func (s *service) templateFingerprint() string {
 	var b strings.Builder
 	stamp := func(path string) {
 		info, err := os.Stat(path)

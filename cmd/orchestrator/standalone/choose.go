@@ -50,14 +50,14 @@ type Drivers struct {
 	Log      *slog.Logger
 }
 
-// Noted is where each runtime keeps an entry for every sandbox.
-var Noted = map[string]string{
+// EntryDirs is where each runtime keeps an entry for every sandbox.
+var EntryDirs = map[string]string{
 	RuntimeOCI: RuntimeOCI, RuntimeDocker: filepath.Join(RuntimeDocker, "sandboxes"), RuntimeContainerd: filepath.Join(RuntimeContainerd, "cells"),
 }
 
-// Used are the runtimes that have left a folder in the state directory; if only
+// UsedRuntimes are the runtimes that have left a folder in the state directory; if only
 // is not auto, that one alone.
-func (d Drivers) Used(only string) []string {
+func (d Drivers) UsedRuntimes(only string) []string {
 	var names []string
 	for _, name := range []string{RuntimeOCI, RuntimeContainerd, RuntimeDocker} {
 		if _, err := os.Stat(filepath.Join(d.StateDir, name)); err == nil && (only == RuntimeAuto || only == name) {
@@ -77,8 +77,8 @@ func (d Drivers) Finder(only string) remains.Finder {
 			return got, err
 		},
 	}
-	for _, name := range d.Used(only) {
-		f.Runtimes[name] = filepath.Join(d.StateDir, Noted[name])
+	for _, name := range d.UsedRuntimes(only) {
+		f.Runtimes[name] = filepath.Join(d.StateDir, EntryDirs[name])
 	}
 	return f
 }

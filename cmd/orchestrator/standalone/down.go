@@ -31,7 +31,7 @@ func (d Drivers) DownRecorded(ctx context.Context, x *store.Examined) (err error
 	if err != nil {
 		return err
 	}
-	driver, err := d.toTakeDown(ctx, live)
+	driver, err := d.recordedDriver(ctx, live)
 	if err != nil || driver == nil {
 		return err
 	}
@@ -55,10 +55,10 @@ func (d Drivers) DownRemains(ctx context.Context, x *store.Examined) error {
 	return finder.Purge(ctx, found)
 }
 
-// toTakeDown is the driver of what is recorded; with --runtime that one even
+// recordedDriver is the driver of what is recorded; with --runtime that one even
 // if others are recorded too. Where nothing is recorded, it is the one that
 // has left a folder, since it may know of more than the records do.
-func (d Drivers) toTakeDown(ctx context.Context, live []store.Sandbox) (runtime.Driver, error) {
+func (d Drivers) recordedDriver(ctx context.Context, live []store.Sandbox) (runtime.Driver, error) {
 	name := d.Config.Runtime
 	if name == RuntimeAuto {
 		var err error
@@ -67,7 +67,7 @@ func (d Drivers) toTakeDown(ctx context.Context, live []store.Sandbox) (runtime.
 		}
 	}
 	if name == "" {
-		used := d.Used(RuntimeAuto)
+		used := d.UsedRuntimes(RuntimeAuto)
 		if len(used) == 0 {
 			return nil, nil
 		}

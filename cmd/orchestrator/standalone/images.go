@@ -68,8 +68,8 @@ func readKey(path string) (signature.Key, error) {
 	return signature.ParseKey(path, raw)
 }
 
-// FetchImage gets templates' images for an engine; nil if it shall not.
-func FetchImage(c config.Images, p *pull.Puller, log *slog.Logger) func(context.Context, string) error {
+// ImageFetcher gets templates' images for an engine; nil if it shall not.
+func ImageFetcher(c config.Images, p *pull.Puller, log *slog.Logger) func(context.Context, string) error {
 	if !c.Prepull {
 		return nil
 	}
@@ -77,7 +77,7 @@ func FetchImage(c config.Images, p *pull.Puller, log *slog.Logger) func(context.
 		// A name that says no registry is a local one: whoever has it at a public
 		// registry is not meant.
 		if !ref.HasRegistry(name) {
-			return imageHint(cli.Refuse(errdefs.ErrNotFound, "image %q is not here, and its name says no registry to pull it from at the start", name))
+			return explainMissingImage(cli.Refuse(errdefs.ErrNotFound, "image %q is not here, and its name says no registry to pull it from at the start", name))
 		}
 		log.Info("pulling a template's image", "ref", name)
 		told, phase := time.Now(), ""
@@ -97,8 +97,8 @@ func FetchImage(c config.Images, p *pull.Puller, log *slog.Logger) func(context.
 	}
 }
 
-// imageHint says how to get an image that is not there.
-func imageHint(err error) error {
+// explainMissingImage says how to get an image that is not there.
+func explainMissingImage(err error) error {
 	if errdefs.IsNotFound(err) {
 		return cli.Refuse(errdefs.ErrNotFound, "%s: make it with `make image` and give its path to `orchestrator image import`", cli.WithoutClass(err.Error()))
 	}

@@ -88,7 +88,7 @@ func TestWithImagesRefusesWhatAServerHolds(t *testing.T) {
 		t.Error("a command without a server used the images of a server")
 		return nil
 	})
-	if _, served := errors.AsType[*ServedError](err); !served {
+	if _, served := errors.AsType[*HeldByServerError](err); !served {
 		t.Errorf("WithImages = %v, want a ServedError", err)
 	}
 }

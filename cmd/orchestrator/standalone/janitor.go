@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// newRun begins the name of a run's folder that has no lock yet.
-	newRun = ".new-"
+	// newRunPrefix begins the name of a run's folder that has no lock yet.
+	newRunPrefix = ".new-"
 	// janitorTime is how long a janitor tries, in pauses of janitorPause: an
 	// engine that is restarted is back by then. Later runs and servers try
 	// again what it gave up.
@@ -115,7 +115,7 @@ func runJanitor(ctx context.Context, a *cli.App, dir string) error {
 		log, closeLog := janitorLog(dir)
 		err := cleanRun(ctx, dir, log)
 		if err == nil && record.Workspaces { // we have them since the run ended
-			err = endLeft(ctx, filepath.Dir(filepath.Dir(dir)), log)
+			err = cleanWorkspaces(ctx, filepath.Dir(filepath.Dir(dir)), log)
 		}
 		if err != nil {
 			log.Error("not cleaned up yet", "error", err)
@@ -235,12 +235,12 @@ func SweepRuns(ctx context.Context, stateDir string, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("look for earlier runs: %w", err)
 	}
-	errs := []error{scratch.Sweep(parent, newRun, nil)}
+	errs := []error{scratch.Sweep(parent, newRunPrefix, nil)}
 	for _, e := range entries {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if strings.HasPrefix(e.Name(), newRun) {
+		if strings.HasPrefix(e.Name(), newRunPrefix) {
 			continue
 		}
 		dir := filepath.Join(parent, e.Name())

@@ -54,13 +54,13 @@ func RunLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, do
 			return err
 		}
 	}
-	if c, err = WithTemplate(a, c, req.Template); err != nil {
+	if c, err = SelectTemplate(a, c, req.Template); err != nil {
 		return err
 	}
 	if err := MakeStateDir(c.StateDir); err != nil {
 		return err
 	}
-	h := &LocalRun{App: a, Config: c, Log: log, Template: req.Template, reaches: req.Egress != nil}
+	h := &LocalRun{App: a, Config: c, Log: log, Template: req.Template, hasEgress: req.Egress != nil}
 	defer func() { err = errors.Join(err, h.Close(ctx)) }()
 	if err := h.Open(ctx, req.Workspace); err != nil {
 		return err
@@ -94,12 +94,12 @@ func SortedKeys[T any](m map[string]T) []string {
 
 // LocalRun is a run in this process: what it holds.
 type LocalRun struct {
-	App      *cli.App
-	Config   config.Config
-	Log      *slog.Logger
-	Template string
-	Governs  bool // tools are called, not only commands run
-	reaches  bool // it has egress rules
+	App       *cli.App
+	Config    config.Config
+	Log       *slog.Logger
+	Template  string
+	Governed  bool // tools are called, not only commands run
+	hasEgress bool // it has egress rules
 
 	dir     string     // S/runs/<id>
 	locks   []*os.File // the janitor has them too: they are held until both have ended
@@ -135,10 +135,10 @@ func (h *LocalRun) Open(ctx context.Context, workspace string) error {
 	if workspace != "" {
 		lock, err := LockFile(filepath.Join(dir, WorkspacesLock), unix.LOCK_EX)
 		if err != nil {
-			return WorkspaceHeld(dir, err)
+			return ExplainHeld(dir, err)
 		}
 		h.locks = append(h.locks, lock)
-		if err := LeftHolding(ctx, dir, workspace); err != nil {
+		if err := CheckUnheld(ctx, dir, workspace); err != nil {
 			return err
 		}
 	}
@@ -160,14 +160,14 @@ func (h *LocalRun) Open(ctx context.Context, workspace string) error {
 	return h.openEngine(ctx, guest, hash, workspace != "")
 }
 
-// WorkspaceHeld says who holds the workspaces, if err is that their lock is held. Other errors are
+// ExplainHeld says who holds the workspaces, if err is that their lock is held. Other errors are
 // returned as they are.
-func WorkspaceHeld(dir string, err error) error {
+func ExplainHeld(dir string, err error) error {
 	if !errdefs.IsUnavailable(err) {
 		return err
 	}
-	if pid := cli.ServerOf(dir); pid != "" {
-		return &ServedError{cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: use that server (--address), and no --no-server", dir, pid)}
+	if pid := cli.ServerPID(dir); pid != "" {
+		return &HeldByServerError{cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: use that server (--address), and no --no-server", dir, pid)}
 	}
 	return cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are used by another command without a server: wait for its end, or start a server for more than one at a time",
 		dir)
@@ -194,7 +194,7 @@ func makeRunDir(stateDir string) (dir string, lock *os.File, err error) {
 	if err := os.MkdirAll(parent, 0o700); err != nil {
 		return "", nil, fmt.Errorf("directory of runs: %w", err)
 	}
-	fresh, err := scratch.Make(parent, newRun)
+	fresh, err := scratch.Make(parent, newRunPrefix)
 	if err != nil {
 		return "", nil, fmt.Errorf("directory of runs: %w", err)
 	}
@@ -237,17 +237,17 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 		return err
 	}
 	h.Config.Guest.OrphanTimeout = config.Duration(localOrphanTimeout)
-	opts.Templates = templates(h.Config, h.Template)
+	opts.Templates = configuredTemplates(h.Config, h.Template)
 	for i := range opts.Templates {
 		opts.Templates[i].Pool.Min = 0
 	}
 	opts.Driver, opts.Store, opts.Volumes, opts.Why, opts.Log = h.driver, h.store, h.volumes, why, h.Log
-	if h.reaches || h.Governs { // else nobody needs the files with secrets
-		if opts.Egress, err = EgressOf(h.Config.Egress, h.Log); err != nil {
+	if h.hasEgress || h.Governed { // else nobody needs the files with secrets
+		if opts.Egress, err = EgressOptions(h.Config.Egress, h.Log); err != nil {
 			return err
 		}
 	}
-	if h.Governs {
+	if h.Governed {
 		if h.rules, err = OpenGovernance(ctx, h.Config, h.dir, h.store, h.Log); err != nil {
 			return err
 		}
@@ -262,7 +262,7 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 		return err
 	}
 	h.Engine, err = engine.Open(ctx, opts)
-	return imageHint(err)
+	return explainMissingImage(err)
 }
 
 func writeRecord(dir string, r runRecord) error {

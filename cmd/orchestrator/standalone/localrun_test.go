@@ -52,8 +52,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// aRun makes the folder of a run that has not begun to make anything.
-func aRun(t *testing.T, state string) *LocalRun {
+// newTestRun makes the folder of a run that has not begun to make anything.
+func newTestRun(t *testing.T, state string) *LocalRun {
 	t.Helper()
 	h := &LocalRun{Log: slog.New(slog.DiscardHandler)}
 	if err := h.makeDir(state); err != nil {
@@ -65,7 +65,7 @@ func aRun(t *testing.T, state string) *LocalRun {
 	return h
 }
 
-func (h *LocalRun) letGo(t *testing.T) {
+func (h *LocalRun) releaseLocks(t *testing.T) {
 	t.Helper()
 	for _, l := range h.locks {
 		if err := l.Close(); err != nil {
@@ -95,7 +95,7 @@ func ignores(pid int, sig syscall.Signal) bool {
 // removes its folder when the run has ended, however that was.
 func TestJanitorCleansUpWhenThePipeEnds(t *testing.T) {
 	state := t.TempDir()
-	h := aRun(t, state)
+	h := newTestRun(t, state)
 	j, err := startJanitor(h.dir, h.locks)
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestJanitorCleansUpWhenThePipeEnds(t *testing.T) {
 	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
 		t.Errorf("janitor %d is in session %d, %v", pid, sid, err)
 	}
-	h.letGo(t) // as the end of the run's process does
+	h.releaseLocks(t) // as the end of the run's process does
 	if _, err := LockFile(filepath.Join(h.dir, "lock"), unix.LOCK_EX); !errdefs.IsUnavailable(err) {
 		t.Errorf("the run's lock is free while its janitor lives: %v", err)
 	}
@@ -133,15 +133,15 @@ func TestJanitorCleansUpWhenThePipeEnds(t *testing.T) {
 
 func TestSweepRemovesRunsThatNobodyHolds(t *testing.T) {
 	state := t.TempDir()
-	dead, alive := aRun(t, state), aRun(t, state)
-	dead.letGo(t)
-	defer alive.letGo(t)
-	made, err := scratch.Make(filepath.Join(state, RunsDir), newRun)
+	dead, alive := newTestRun(t, state), newTestRun(t, state)
+	dead.releaseLocks(t)
+	defer alive.releaseLocks(t)
+	made, err := scratch.Make(filepath.Join(state, RunsDir), newRunPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer made.Release()
-	fresh, old := made.Path, filepath.Join(state, RunsDir, newRun+"left")
+	fresh, old := made.Path, filepath.Join(state, RunsDir, newRunPrefix+"left")
 	if err := os.Mkdir(old, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -162,8 +162,8 @@ func TestNothingIsRemovedBelowAMount(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
-	h := aRun(t, t.TempDir())
-	defer h.letGo(t)
+	h := newTestRun(t, t.TempDir())
+	defer h.releaseLocks(t)
 	precious := t.TempDir()
 	file := filepath.Join(precious, "file")
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
@@ -202,7 +202,7 @@ func TestLocksSayWhoHoldsTheStateDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pid := cli.ServerOf(dir); pid != "" {
+	if pid := cli.ServerPID(dir); pid != "" {
 		t.Errorf("nobody serves, but %s does", pid)
 	}
 	// No server: the command waits, here until its context ends.

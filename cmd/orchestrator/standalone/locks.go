@@ -61,8 +61,8 @@ func waitForLock(ctx context.Context, dir, name string, how int) (*os.File, erro
 		if err == nil || !errdefs.IsUnavailable(err) {
 			return f, err
 		}
-		if pid := cli.ServerOf(dir); pid != "" {
-			return nil, &ServedError{cli.Refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir",
+		if pid := cli.ServerPID(dir); pid != "" {
+			return nil, &HeldByServerError{cli.Refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir",
 				dir, pid)}
 		}
 		select {
@@ -73,11 +73,11 @@ func waitForLock(ctx context.Context, dir, name string, how int) (*os.File, erro
 	}
 }
 
-// ServedError says that a server holds what a command without one needs.
-type ServedError struct{ error }
+// HeldByServerError says that a server holds what a command without one needs.
+type HeldByServerError struct{ error }
 
 // Unwrap gives its class.
-func (e *ServedError) Unwrap() error { return e.error }
+func (e *HeldByServerError) Unwrap() error { return e.error }
 
 // MakeStateDir makes a state directory for its owner alone.
 func MakeStateDir(dir string) error {
@@ -91,9 +91,9 @@ func MakeStateDir(dir string) error {
 	return nil
 }
 
-// LeftLive are the sandboxes that a server which was stopped has left to the
+// StoppedServerSandboxes are the sandboxes that a server which was stopped has left to the
 // next one.
-func LeftLive(ctx context.Context, dir string) (live []store.Sandbox, err error) {
+func StoppedServerSandboxes(ctx context.Context, dir string) (live []store.Sandbox, err error) {
 	if !store.HasState(dir) {
 		return nil, nil // no server was ever here
 	}
@@ -110,9 +110,9 @@ func LeftLive(ctx context.Context, dir string) (live []store.Sandbox, err error)
 	return st.Live(ctx)
 }
 
-// LeftHolding is an error where such a sandbox has the workspace.
-func LeftHolding(ctx context.Context, dir, workspace string) error {
-	live, err := LeftLive(ctx, dir)
+// CheckUnheld is an error where such a sandbox has the workspace.
+func CheckUnheld(ctx context.Context, dir, workspace string) error {
+	live, err := StoppedServerSandboxes(ctx, dir)
 	if err != nil {
 		return err
 	}

@@ -42,14 +42,14 @@ func WithImages(ctx context.Context, a *cli.App, c config.Config, need ImageNeed
 		if opts.Puller, err = NewPuller(c.Images, opts.Images, slog.New(slog.DiscardHandler)); err != nil {
 			return err
 		}
-		p.later(opts.Puller.Close)
+		p.onClose(opts.Puller.Close)
 	}
 	if need.Removal {
 		use, err := unusedImages(ctx, c)
 		if err != nil {
 			return err
 		}
-		p.later(use.Close)
+		p.onClose(use.Close)
 	}
 	if need.Templates {
 		list, err := validTemplates(a, c)
@@ -62,7 +62,8 @@ func WithImages(ctx context.Context, a *cli.App, c config.Config, need ImageNeed
 }
 
 // ImportImage imports the archive or OCI layout at path into the image store of the state
-// directory. It does not go through the HTTP interface, which would copy the file: the store reads it in place
+// directory. It does not go through the HTTP interface, which would copy the file: the store reads it in
+// place
 // and recognises a file that it has imported before.
 func ImportImage(ctx context.Context, a *cli.App, c config.Config, path, ref string) (list []v1.Image, err error) {
 	p, library, err := openImages(ctx, a, c)
@@ -103,7 +104,7 @@ func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	live, err := LeftLive(ctx, c.StateDir)
+	live, err := StoppedServerSandboxes(ctx, c.StateDir)
 	if err == nil && len(live) > 0 { // their roots are the images'
 		err = cli.Refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`", len(live))
 	}
@@ -139,7 +140,7 @@ func WithWorkspaces(ctx context.Context, a *cli.App, c config.Config, do func(*c
 	}
 	lock, err := LockFile(filepath.Join(c.StateDir, WorkspacesLock), unix.LOCK_EX)
 	if err != nil {
-		return WorkspaceHeld(c.StateDir, err)
+		return ExplainHeld(c.StateDir, err)
 	}
 	p := newParts(a, c, lock)
 	defer func() { err = errors.Join(err, p.close()) }()
@@ -147,8 +148,8 @@ func WithWorkspaces(ctx context.Context, a *cli.App, c config.Config, do func(*c
 	if err != nil {
 		return err
 	}
-	p.later(m.Close)
-	if err := EndDeserted(context.WithoutCancel(ctx), c.StateDir, m); err != nil {
+	p.onClose(m.Close)
+	if err := EndOrphanedOverlays(context.WithoutCancel(ctx), c.StateDir, m); err != nil {
 		return err
 	}
 	return p.serve(ctx, engine.Options{Volumes: m}, do)
@@ -171,8 +172,8 @@ func newParts(a *cli.App, c config.Config, lock io.Closer) *parts {
 	return &parts{app: a, config: c, log: Logger(a.Stderr, level), undo: []func() error{lock.Close}}
 }
 
-// later has close call undo before what was given earlier.
-func (p *parts) later(undo func() error) { p.undo = append(p.undo, undo) }
+// onClose has close call undo before what was given earlier.
+func (p *parts) onClose(undo func() error) { p.undo = append(p.undo, undo) }
 
 func (p *parts) close() error {
 	var errs []error
@@ -190,8 +191,8 @@ func (p *parts) serve(ctx context.Context, opts engine.Options, do func(*client.
 	if err != nil {
 		return err
 	}
-	p.later(held.Close)
-	p.later(func() error { return RemoveRun(context.WithoutCancel(ctx), dir) })
+	p.onClose(held.Close)
+	p.onClose(func() error { return RemoveRun(context.WithoutCancel(ctx), dir) })
 	opts.Version, opts.Driver = p.app.Version, noDriver{}
 	private := engine.DirsOf(dir)
 	if opts.Images == nil {
@@ -203,12 +204,12 @@ func (p *parts) serve(ctx context.Context, opts engine.Options, do func(*client.
 		if opts.Volumes, err = volumes.Open(private.Workspaces, volumes.Options{}); err != nil {
 			return err
 		}
-		p.later(opts.Volumes.Close)
+		p.onClose(opts.Volumes.Close)
 	}
 	if opts.Store, err = store.Open(ctx, dir); err != nil {
 		return err
 	}
-	p.later(opts.Store.Close)
+	p.onClose(opts.Store.Close)
 	e, err := engine.Open(ctx, opts)
 	if err != nil {
 		return err

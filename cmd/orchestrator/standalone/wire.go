@@ -24,8 +24,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// templates are the configured ones; those not asked for are left out.
-func templates(c config.Config, wanted ...string) []scheduler.Template {
+// configuredTemplates are the configured ones; those not asked for are left out.
+func configuredTemplates(c config.Config, wanted ...string) []scheduler.Template {
 	var out []scheduler.Template
 	for name, t := range c.Templates {
 		if len(wanted) > 0 && !slices.Contains(wanted, name) {
@@ -42,7 +42,7 @@ func templateOf(name string, t config.Template, alone time.Duration) scheduler.T
 		Name: name,
 		Spec: runtime.Spec{
 			Template: name, Image: runtime.Image{Ref: t.Image}, Class: runtime.Class(t.Class), Limits: t.Limits.Runtime(),
-			Tmpfs: octets(t.Tmpfs), Ulimits: octets(t.Ulimits), Entrypoint: t.Entrypoint, OrphanTimeout: alone,
+			Tmpfs: byteSizes(t.Tmpfs), Ulimits: byteSizes(t.Ulimits), Entrypoint: t.Entrypoint, OrphanTimeout: alone,
 		},
 		Pool: pool.Settings{Min: t.Pool.Min, Max: t.Pool.Max, Rate: t.Pool.Rate, Parallel: t.Pool.Parallel, MaxAge: t.Pool.MaxAge.Std(), RefillDelay: t.Pool.RefillDelay.Std(), Adaptive: t.Pool.Adaptive},
 		Env:  t.Env, User: t.User,
@@ -53,8 +53,8 @@ func templateOf(name string, t config.Template, alone time.Duration) scheduler.T
 	return out
 }
 
-// octets are sizes as numbers; nil for none, so that nothing looks as a change.
-func octets(sizes map[string]config.Size) map[string]int64 {
+// byteSizes are sizes as numbers; nil for none, so that nothing looks as a change.
+func byteSizes(sizes map[string]config.Size) map[string]int64 {
 	if len(sizes) == 0 {
 		return nil
 	}
@@ -65,9 +65,9 @@ func octets(sizes map[string]config.Size) map[string]int64 {
 	return out
 }
 
-// WithTemplate is a configuration with the folder's templates among its own.
+// SelectTemplate is a configuration with the folder's templates among its own.
 // Only the one that is wanted has to be good.
-func WithTemplate(a *cli.App, c config.Config, wanted string) (config.Config, error) {
+func SelectTemplate(a *cli.App, c config.Config, wanted string) (config.Config, error) {
 	list, err := c.Sources(a.ConfigFile())
 	if err != nil {
 		return c, err

@@ -14,9 +14,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-// BrowserOf is what browser.open needs. Its browser has authorities of its own,
+// BrowserOptions is what browser.open needs. Its browser has authorities of its own,
 // so it is told of the operator's alone.
-func BrowserOf(c config.Config) (*engine.BrowserOptions, error) {
+func BrowserOptions(c config.Config) (*engine.BrowserOptions, error) {
 	open, err := tool.Reach(c.Browser.Open).Compile()
 	if err != nil {
 		return nil, fmt.Errorf("configuration: browser.open.%w", err)

@@ -20,8 +20,8 @@ import (
 // maxCredential bounds a file with one, in bytes.
 const maxCredential = 64 << 10
 
-// EgressOf is what sandboxes may reach, as configured; nil: nothing.
-func EgressOf(c config.Egress, log *slog.Logger) (*engine.EgressOptions, error) {
+// EgressOptions is what sandboxes may reach, as configured; nil: nothing.
+func EgressOptions(c config.Egress, log *slog.Logger) (*engine.EgressOptions, error) {
 	if !c.Enabled {
 		return nil, nil
 	}
@@ -33,7 +33,7 @@ func EgressOf(c config.Egress, log *slog.Logger) (*engine.EgressOptions, error) 
 	if o.Gateway.Resolver, err = netpolicy.NewResolver(c.Resolver); err != nil {
 		return nil, err
 	}
-	if o.Gateway.Roots, err = authorities(c.CAFile); err != nil {
+	if o.Gateway.Roots, err = rootCAs(c.CAFile); err != nil {
 		return nil, fmt.Errorf("configuration: egress.ca_file: %w", err)
 	}
 	for i, rule := range c.Rules() {
@@ -55,8 +55,8 @@ func EgressOf(c config.Egress, log *slog.Logger) (*engine.EgressOptions, error) 
 	return o, nil
 }
 
-// authorities are the host's and those of a file; nil: the host's alone.
-func authorities(path string) (*x509.CertPool, error) {
+// rootCAs are the host's and those of a file; nil: the host's alone.
+func rootCAs(path string) (*x509.CertPool, error) {
 	if path == "" {
 		return nil, nil
 	}

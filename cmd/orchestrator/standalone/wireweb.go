@@ -22,8 +22,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
-// WebOf is what tools of the web need; redact is told of the keys.
-func WebOf(c config.Config, redact func(string)) (*engine.WebOptions, error) {
+// WebOptions is what tools of the web need; redact is told of the keys.
+func WebOptions(c config.Config, redact func(string)) (*engine.WebOptions, error) {
 	w := c.Web
 	o := &engine.WebOptions{Template: w.Template, Host: tool.WebHost{Cache: cache.New(w.Cache.Entries, int64(w.Cache.Bytes))}}
 	var err error
@@ -80,15 +80,15 @@ func webKey(file string, redact func(string)) (string, error) {
 // modelTransport connects to the model's endpoint, which may have a certificate
 // of the operator's.
 func modelTransport(caFile string) (*http.Transport, error) {
-	pool, err := authorities(caFile)
+	pool, err := rootCAs(caFile)
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	return t, err
 }
 
-// bundles are where systems keep the authorities that they trust, as
+// rootBundles are where systems keep the authorities that they trust, as
 // crypto/x509 knows them.
-var bundles = []string{
+var rootBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
@@ -109,7 +109,7 @@ func webRoots(caFile string) (string, error) {
 			return "", cli.Refuse(errdefs.ErrInvalidArgument, "%s has no certificate in PEM", caFile)
 		}
 	}
-	for _, path := range append([]string{os.Getenv("SSL_CERT_FILE")}, bundles...) {
+	for _, path := range append([]string{os.Getenv("SSL_CERT_FILE")}, rootBundles...) {
 		text, err := os.ReadFile(path)
 		if err == nil && addCertificates(&all, text) {
 			break

@@ -16,14 +16,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// EndDeserted ends overlays of runs without a server that were killed: those of
+// EndOrphanedOverlays ends overlays of runs without a server that were killed: those of
 // a stopped server's sandboxes live on.
-func EndDeserted(ctx context.Context, stateDir string, m *volumes.Manager) error {
+func EndOrphanedOverlays(ctx context.Context, stateDir string, m *volumes.Manager) error {
 	left := m.OrphanedOverlays()
 	if len(left) == 0 {
 		return nil
 	}
-	live, err := LeftLive(ctx, stateDir)
+	live, err := StoppedServerSandboxes(ctx, stateDir)
 	if errdefs.IsUnavailable(err) {
 		return nil // a server starts, and does this
 	}
@@ -38,13 +38,13 @@ func EndDeserted(ctx context.Context, stateDir string, m *volumes.Manager) error
 	})...)
 }
 
-// endLeft does the same for a janitor, with mounts.
-func endLeft(ctx context.Context, stateDir string, log *slog.Logger) error {
+// cleanWorkspaces does the same for a janitor, with mounts.
+func cleanWorkspaces(ctx context.Context, stateDir string, log *slog.Logger) error {
 	m, err := volumes.Open(engine.DirsOf(stateDir).Workspaces, volumes.Options{Log: log})
 	if err != nil {
 		return err
 	}
-	return errors.Join(EndDeserted(ctx, stateDir, m), m.UnmountUnused(ctx), m.Close())
+	return errors.Join(EndOrphanedOverlays(ctx, stateDir, m), m.UnmountUnused(ctx), m.Close())
 }
 
 // DownWorkspaces ends all overlays and unmounts all workspaces when no sandbox

@@ -24,7 +24,7 @@ func (w workspaces) checkUnheld(ctx context.Context, name string) error {
 	if w.stateDir == "" {
 		return nil
 	}
-	return standalone.LeftHolding(ctx, w.stateDir, name)
+	return standalone.CheckUnheld(ctx, w.stateDir, name)
 }
 
 // checkOverlayUnheld does the same for the workspace of an overlay. end says that the overlay's

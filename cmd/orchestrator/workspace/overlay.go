@@ -22,7 +22,7 @@ func newWorkspaceDiff(a *cli.App) *cobra.Command {
 while it lives or after. For the name of a workspace, what each of its overlays
 changed is shown.`,
 		Example: "  orchestrator workspace diff $id\n  orchestrator workspace diff $id src --name-only\n  orchestrator workspace diff notes",
-		Args:    atLeast("SANDBOX"),
+		Args:    atLeastOne("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
 				d, err := w.Overlays.Diff(cmd.Context(), args[0], !bare, args[1:]...)
@@ -72,7 +72,7 @@ func diffAll(ctx context.Context, a *cli.App, w workspaces, list []v1.Overlay, t
 func printDiff(a *cli.App, d v1.Diff, text bool) error {
 	t := &cli.Table{Head: []string{"", "PATH", "TYPE", "SIZE", "NOTE"}}
 	for _, c := range d.Changes {
-		t.Add(strings.ToUpper(c.Kind[:1]), c.Path, kindOf(c), sizes(c), noteOn(c))
+		t.Add(strings.ToUpper(c.Kind[:1]), c.Path, kindOf(c), sizes(c), changeNotes(c))
 	}
 	if err := a.Print(d, t); err != nil || a.Flags.Output == "json" {
 		return err
@@ -132,7 +132,7 @@ func sizes(c v1.Change) string {
 	return cli.Size(c.SizeBefore) + " -> " + cli.Size(c.Size)
 }
 
-func noteOn(c v1.Change) string {
+func changeNotes(c v1.Change) string {
 	var notes []string
 	if c.ModeBefore != "" && c.Mode != "" && c.Mode != c.ModeBefore {
 		notes = append(notes, c.ModeBefore+" -> "+c.Mode)
@@ -163,7 +163,7 @@ paths that are named with what is below them. It is done whole or not at all.
 What others have changed meanwhile is not overwritten: then nothing is
 committed, and the paths are named.`,
 		Example: "  orchestrator workspace commit $id\n  orchestrator workspace commit $id src README.md --end-sandbox",
-		Args:    atLeast("SANDBOX"),
+		Args:    atLeastOne("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Paths = args[1:]
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
@@ -188,7 +188,7 @@ func newWorkspaceDiscard(a *cli.App) *cobra.Command {
 		Use:     "discard SANDBOX...",
 		Short:   "Discard what sandboxes with an overlay changed",
 		Example: "  orchestrator workspace discard $id --end-sandbox",
-		Args:    atLeast("SANDBOX"),
+		Args:    atLeastOne("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
 				for _, id := range args {
@@ -222,7 +222,7 @@ func newWorkspaceOverlays(a *cli.App) *cobra.Command {
 						row[2], row[3] = "live", ""
 					}
 					if o.ExpiresAt != nil {
-						row[4] = cli.In(*o.ExpiresAt)
+						row[4] = cli.Until(*o.ExpiresAt)
 					}
 					return row
 				})
@@ -231,8 +231,8 @@ func newWorkspaceOverlays(a *cli.App) *cobra.Command {
 	}
 }
 
-// atLeast takes one argument or more, none of them empty.
-func atLeast(name string) cobra.PositionalArgs {
+// atLeastOne takes one argument or more, none of them empty.
+func atLeastOne(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return cli.Usage(cmd, "%s is missing", name)

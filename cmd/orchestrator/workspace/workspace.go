@@ -36,11 +36,11 @@ func NewCommand(a *cli.App) *cobra.Command {
 // withWorkspaces calls do with the workspaces of the server that answers, or of the state directory
 // if none does.
 func withWorkspaces(ctx context.Context, a *cli.App, do func(workspaces) error) error {
-	c, err := a.Valid()
+	c, err := a.ValidSettings()
 	if err != nil {
 		return err
 	}
-	cl, err := a.Server(ctx, c)
+	cl, err := a.FindServer(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func newWorkspaceGet(a *cli.App) *cobra.Command {
 
 // saveAs writes a file whole, or leaves what was there.
 func saveAs(target string, in io.Reader) (err error) {
-	if err := cli.Replaceable(target); err != nil {
+	if err := cli.CheckReplaceable(target); err != nil {
 		return err
 	}
 	f, err := os.CreateTemp(filepath.Dir(target), ".orchestrator-*")
@@ -228,7 +228,7 @@ func saveAs(target string, in io.Reader) (err error) {
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	err = cli.WriteHoles(f, in)
+	err = cli.WriteSparse(f, in)
 	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", target, err)
 	}
