@@ -12,15 +12,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/sandbox"
 )
 
-// completeTime is how long a server is asked for names while somebody waits at
-// a prompt.
+// completeTime bounds the request for names while the user waits at a prompt.
 const completeTime = 2 * time.Second
 
-// lister asks a server for names of one kind; what went wrong is no name.
+// lister returns the names of one kind that a server has. It returns none after an error.
 type lister func(ctx context.Context, cl *client.Client) []string
 
-// completeArguments makes `completion` offer what a server has, for the first
-// argument of each command, by its name in the usage, and for flags.
+// completeArguments registers completion functions: for the first argument of each command, by its
+// name in the usage, and for flags.
 func completeArguments(a *cli.App, root *cobra.Command) {
 	byWord := map[string]lister{"SANDBOX": sandboxNames, "SHELL": shellNames, "WORKSPACE": workspaceNames, "REF": imageNames}
 	byGroup := map[string]lister{"workspace": workspaceNames, "template": templateNames}
@@ -32,7 +31,7 @@ func completeArguments(a *cli.App, root *cobra.Command) {
 		}
 		for name, list := range byFlag {
 			if c.Flags().Lookup(name) != nil {
-				_ = c.RegisterFlagCompletionFunc(name, complete(a, list, false)) // once for each
+				_ = c.RegisterFlagCompletionFunc(name, complete(a, list, false))
 			}
 		}
 		word := firstArgument(c.Use)
@@ -47,7 +46,7 @@ func completeArguments(a *cli.App, root *cobra.Command) {
 	walk(root)
 }
 
-// firstArgument is the first word of a usage in capitals.
+// firstArgument returns the first word of a usage that is in capitals, or "".
 func firstArgument(use string) string {
 	for i, word := range strings.Fields(use) {
 		word = strings.TrimRight(strings.Trim(word, "[]"), ".")
@@ -58,8 +57,8 @@ func firstArgument(use string) string {
 	return ""
 }
 
-// complete offers names; only for the first argument if there may be more of
-// another kind.
+// complete returns a function that offers the names of list. If first is set, it offers them for
+// the first argument only.
 func complete(a *cli.App, list lister, first bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if first && len(args) > 0 {

@@ -26,9 +26,8 @@ func main() {
 	os.Exit(code)
 }
 
-// untilSignal ends a context at the first signal that asks for an end. After
-// that signals do what they do by themselves: a second one ends the process at
-// once.
+// untilSignal returns a context that ends at the first signal that asks the process to end. Later
+// signals have their default effect: a second one ends the process at once.
 func untilSignal(parent context.Context, a *cli.App) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 1)
@@ -36,14 +35,14 @@ func untilSignal(parent context.Context, a *cli.App) (ctx context.Context, stop 
 	done := make(chan struct{})
 	go func() { // stop waits for it
 		defer close(done)
-		defer signal.Stop(signals) // at the latest
+		defer signal.Stop(signals)
 		for {
 			select {
 			case s := <-signals:
 				if s == syscall.SIGHUP && a.Serving.Load() {
 					select {
 					case a.Hangups <- struct{}{}:
-					default: // one is waiting
+					default: // one is pending
 					}
 					continue
 				}

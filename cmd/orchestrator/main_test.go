@@ -18,8 +18,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// TestMain makes the test binary be the program where it is called
-// "orchestrator": in scripts, and as a janitor.
+// TestMain makes the test binary the program if it is called "orchestrator": in scripts, and as a
+// janitor.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"orchestrator": main})
 }
@@ -47,7 +47,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exits CODE PROGRAM ARGS... runs a program that has to exit with the code.
+// exits implements the script command "exits CODE PROGRAM ARGS...", which requires an exit code.
 func exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE PROGRAM ARGS...")
@@ -67,7 +67,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// oneline checks that what failed was said in one line.
+// oneline implements the script command that requires a one-line error message on standard error.
 func oneline(ts *testscript.TestScript, _ bool, _ []string) {
 	text := ts.ReadFile("stderr")
 	if n := strings.Count(text, "\n"); n != 1 || !strings.HasPrefix(text, "orchestrator: ") {
@@ -75,15 +75,15 @@ func oneline(ts *testscript.TestScript, _ bool, _ []string) {
 	}
 }
 
-// listening PATH has a socket there on which somebody listens, until the
-// script's end.
+// listening implements the script command "listening PATH": until the script ends, something
+// listens on a socket at PATH.
 func listening(ts *testscript.TestScript, _ bool, args []string) {
 	l, err := net.Listen("unix", ts.MkAbs(args[0]))
 	ts.Check(err)
 	ts.Defer(func() { l.Close() })
 }
 
-// commands calls f for every command that users see.
+// commands calls f for each command that users see.
 func commands(c *cobra.Command, f func(*cobra.Command)) {
 	f(c)
 	for _, sub := range c.Commands() {

@@ -16,7 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/workspace"
 )
 
-// run carries out one command line and returns the exit code.
+// run executes one command line and returns the exit code.
 func run(ctx context.Context, a *cli.App, args []string) int {
 	root := newRootCommand(a)
 	root.SetArgs(args)

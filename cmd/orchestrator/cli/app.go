@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// App is what commands share: streams, environment and the flags of all.
+// App holds what all commands share: streams, environment and global flags.
 type App struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -20,13 +20,14 @@ type App struct {
 	Version        string
 	Flags          globalFlags
 
-	// serving: SIGHUP is no end, and told to hangups, which holds one.
+	// While Serving is set, SIGHUP does not end the process. It is sent to Hangups instead, which
+	// has capacity 1.
 	Serving atomic.Bool
 	Hangups chan struct{}
 }
 
-// Input is standard input that ends with ctx: nothing else interrupts a Read
-// that waits for a terminal or a pipe. What copies it ends with the process.
+// Input returns standard input, which fails when ctx ends. Nothing else interrupts a Read of a
+// terminal or a pipe. The goroutine that copies ends with the process.
 func (a *App) Input(ctx context.Context) io.Reader {
 	r, w := io.Pipe()
 	context.AfterFunc(ctx, func() { w.CloseWithError(context.Cause(ctx)) })
@@ -37,13 +38,13 @@ func (a *App) Input(ctx context.Context) io.Reader {
 	return r
 }
 
-// Interrupted is why a context ends at a signal.
+// Interrupted is the cause of a context that a signal ended.
 type Interrupted struct{ Signal syscall.Signal }
 
-// Error names the signal.
+// Error implements error.
 func (e *Interrupted) Error() string { return "stopped by signal " + e.Signal.String() }
 
-// globalFlags are the flags of every command.
+// globalFlags holds the flags of every command.
 type globalFlags struct {
 	Config    string
 	StateDir  string

@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// Ctrl-C ends a command that waits for its standard input.
 func TestInputEndsWithItsContext(t *testing.T) {
 	typed, keyboard := io.Pipe()
 	defer keyboard.Close()

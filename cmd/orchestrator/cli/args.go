@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// UsageError is a command line that cannot be carried out.
+// UsageError reports an invalid command line.
 type UsageError struct{ message, hint string }
 
-// Error is one line with what to do.
+// Error implements error. It is one line, with what to do.
 func (e *UsageError) Error() string { return e.message + "; " + e.hint }
 
 // Usage returns a UsageError that points to the help of cmd.
@@ -20,7 +20,8 @@ func Usage(cmd *cobra.Command, format string, args ...any) error {
 	return &UsageError{fmt.Sprintf(format, args...), "see `" + cmd.CommandPath() + " --help`"}
 }
 
-// UnknownCommand is what a command that only has others does.
+// UnknownCommand is the RunE of a command that only groups others. It shows the help, or refuses an
+// unknown name and suggests a similar one.
 func UnknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cmd.Help()
@@ -32,7 +33,7 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 	return Usage(cmd, "unknown command %q", cmd.CommandPath()+" "+args[0])
 }
 
-// MostSimilar is the name that begins most like word; of several, the first.
+// MostSimilar returns the name that shares the longest prefix with word, the first of several.
 func MostSimilar(names []string, word string) string {
 	alike := func(name string) (n int) {
 		for n < min(len(name), len(word)) && name[n] == word[n] {
@@ -43,14 +44,14 @@ func MostSimilar(names []string, word string) string {
 	return slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(alike(a), alike(b)) })
 }
 
-// Group is a command that only has others.
+// Group returns a command that only groups others.
 func Group(use, short, example string, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Example: example, Args: cobra.ArbitraryArgs, RunE: UnknownCommand}
 	c.AddCommand(commands...)
 	return c
 }
 
-// ExactArgs asks for exactly these arguments; one in brackets may be missing.
+// ExactArgs requires the named arguments. A name in brackets is optional.
 func ExactArgs(want ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		for i, name := range want {
@@ -68,7 +69,7 @@ func ExactArgs(want ...string) cobra.PositionalArgs {
 	}
 }
 
-// Environment reads --env: KEY=VALUE, or KEY for what we have ourselves.
+// Environment reads values of --env: KEY=VALUE, or KEY to pass on a variable of this process.
 func (a *App) Environment(cmd *cobra.Command, list []string) (map[string]string, error) {
 	full := make([]string, 0, len(list))
 	for _, e := range list {
@@ -100,7 +101,7 @@ func ParsePairs(cmd *cobra.Command, flag string, list []string) (map[string]stri
 	return out, nil
 }
 
-// SetIfGiven puts what was given over what was configured.
+// SetIfGiven replaces a configured value unless given is "".
 func SetIfGiven(value *string, given string) {
 	if given != "" {
 		*value = given

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/term"
 )
 
-// Palette colours words; the zero value leaves them as they are.
+// Palette colours words on a terminal. The zero value leaves them unchanged.
 type Palette struct{ On bool }
 
-// NewPalette are for a terminal that nobody asked to stay plain: NO_COLOR, and
-// TERM=dumb.
+// NewPalette returns the palette for standard output: colours only on a terminal, and not if
+// NO_COLOR is set or TERM is "dumb".
 func (a *App) NewPalette() Palette {
 	if v, set := a.Lookup("NO_COLOR"); set && v != "" {
 		return Palette{}
@@ -37,14 +37,14 @@ func (p Palette) paint(code int, s string) string {
 	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", code, s)
 }
 
-// The colours that mean something: what goes well, what ends, what is wrong.
+// The colours mean success, an end and a problem.
 func (p Palette) good(s string) string { return p.paint(32, s) }
 
 func (p Palette) dim(s string) string { return p.paint(2, s) }
 
 func (p Palette) bad(s string) string { return p.paint(31, s) }
 
-// Event is the kind of an event.
+// Event colours the type of an event.
 func (p Palette) Event(kind string) string {
 	switch _, what, _ := strings.Cut(kind, "."); what {
 	case "leased", "warm", "ready", "started", "created", "pulled", "imported":

@@ -17,15 +17,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
-// answerTimeout is how long a server may take to say that it is there, before a
-// command does without it.
+// answerTimeout bounds the wait for a server's answer, before a command works without one.
 const answerTimeout = 5 * time.Second
 
-// startTimeout is how long a command waits for a server that holds the state
-// directory and does not listen yet. It may listen elsewhere, too.
+// startTimeout bounds the wait for a server that holds the state directory and does not listen yet.
+// It may also listen elsewhere.
 const startTimeout = 5 * time.Second
 
-// ConfigFile is the configuration file's path, or "" for none.
+// ConfigFile returns the path of the configuration file, or "" if none is given.
 func (a *App) ConfigFile() string {
 	if a.Flags.Config != "" {
 		return a.Flags.Config
@@ -34,8 +33,8 @@ func (a *App) ConfigFile() string {
 	return path
 }
 
-// Settings reads the configuration file, the environment over it, and the
-// flags of all commands over both. It is not validated yet.
+// Settings reads the configuration file, the environment and the global flags. The later ones take
+// precedence. The result is not validated.
 func (a *App) Settings() (config.Config, error) {
 	c, err := config.Load(a.ConfigFile())
 	if err != nil {
@@ -48,7 +47,7 @@ func (a *App) Settings() (config.Config, error) {
 	return c, nil
 }
 
-// ValidSettings is settings that are validated as they are.
+// ValidSettings returns the validated Settings.
 func (a *App) ValidSettings() (config.Config, error) {
 	c, err := a.Settings()
 	if err != nil {
@@ -57,8 +56,8 @@ func (a *App) ValidSettings() (config.Config, error) {
 	return c, c.Validate()
 }
 
-// Address is where a server is looked for: the flag, ORCHESTRATOR_ADDRESS, or
-// where one with this configuration listens.
+// Address returns where to look for a server: the flag, ORCHESTRATOR_ADDRESS, or where a server
+// with this configuration listens.
 func (a *App) Address(c config.Config) string {
 	if a.Flags.Address != "" {
 		return a.Flags.Address
@@ -76,7 +75,7 @@ func (a *App) Address(c config.Config) string {
 	return c.Listen
 }
 
-// token is what is sent to the server, or "".
+// token returns the token to send to the server, or "" for none.
 func (a *App) token(c config.Config) (string, error) {
 	path := a.Flags.TokenFile
 	if path == "" {
@@ -100,7 +99,8 @@ func (a *App) ClientFor(c config.Config) (*client.Client, error) {
 	return client.New(client.Options{Address: a.Address(c), Token: token})
 }
 
-// Client is for commands that need a server.
+// Client returns a client for a command that needs a server. If a server is starting, it waits for
+// that.
 func (a *App) Client(ctx context.Context) (*client.Client, error) {
 	c, err := a.Settings()
 	if err != nil {
@@ -110,8 +110,8 @@ func (a *App) Client(ctx context.Context) (*client.Client, error) {
 	return a.ClientFor(c)
 }
 
-// AwaitStart waits while a server is starting: it was started just before this
-// command, and without it the command would fail or get in its way.
+// AwaitStart waits while a server is starting, at most for limit. A command that runs right after
+// "serve" would fail or be in the server's way otherwise.
 func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -123,7 +123,7 @@ func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Durati
 			return
 		}
 		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
-			return // what is wrong is told by the call itself
+			return // the call itself reports the error
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
@@ -132,8 +132,8 @@ func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Durati
 	}
 }
 
-// FindServer is a client for the server that answers, or nil if none does. What
-// answers and is no server of ours, or refuses us, is an error.
+// FindServer returns a client for the server that answers, or nil if none does. It is an error if
+// something else answers, or if the server refuses the caller.
 func (a *App) FindServer(ctx context.Context, c config.Config) (*client.Client, error) {
 	cl, err := a.ClientFor(c)
 	if err != nil {
@@ -153,7 +153,8 @@ func (a *App) FindServer(ctx context.Context, c config.Config) (*client.Client, 
 	return cl, nil
 }
 
-// ServerPID is the pid of the process that holds a state directory, or "".
+// ServerPID returns the pid of the process that holds a state directory, "unknown", or "" if none
+// does.
 func ServerPID(dir string) string {
 	path := filepath.Join(dir, "lock")
 	f, err := os.Open(path)
@@ -165,7 +166,7 @@ func ServerPID(dir string) string {
 		return ""
 	}
 	text := make([]byte, 32)
-	n, _ := f.ReadAt(text, 0) // only for the message
+	n, _ := f.ReadAt(text, 0) // only used in a message
 	pid := strings.TrimSpace(string(text[:n]))
 	if pid == "" {
 		pid = "unknown"

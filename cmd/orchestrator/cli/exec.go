@@ -11,7 +11,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// CommandOptions are those of everything that runs a command.
+// CommandOptions are the flags of every command that runs something in a sandbox.
 type CommandOptions struct {
 	Shell       string
 	Env         []string
@@ -32,8 +32,7 @@ func (o *CommandOptions) Register(f *pflag.FlagSet, interactive string) {
 	f.StringVar(&o.Key, "idempotency-key", "", "do it at most once for this `KEY`")
 }
 
-// AfterName takes -c TEXT that comes after SANDBOX, where flags are no longer
-// parsed: a command of that name there is not.
+// AfterName accepts -c TEXT after SANDBOX, where flags are not parsed any more.
 func (o CommandOptions) AfterName(argv []string) (CommandOptions, []string) {
 	if o.Shell == "" && len(argv) == 2 && (argv[0] == "-c" || argv[0] == "--command") {
 		o.Shell, argv = argv[1], nil
@@ -41,7 +40,7 @@ func (o CommandOptions) AfterName(argv []string) (CommandOptions, []string) {
 	return o, argv
 }
 
-// Exec makes the request of a command line.
+// Exec returns the request for a command line.
 func (a *App) Exec(cmd *cobra.Command, o CommandOptions, argv []string) (v1.Exec, error) {
 	if len(argv) > 0 && argv[0] == "--" {
 		argv = argv[1:]
@@ -61,8 +60,8 @@ func (a *App) Exec(cmd *cobra.Command, o CommandOptions, argv []string) (v1.Exec
 	return v1.Exec{Argv: argv, Command: o.Shell, Cwd: o.Cwd, Env: env, User: o.User, TimeoutMS: Millis(o.Timeout)}, nil
 }
 
-// Millis rounds away from 0, which stands for something else: for no end, or
-// for the server's own choice.
+// Millis converts to milliseconds. It does not round to 0, which means the server's default or no
+// limit.
 func Millis(d time.Duration) int64 {
 	switch ms := d.Milliseconds(); {
 	case ms == 0 && d > 0:
@@ -82,7 +81,7 @@ func IdempotencyKey(k string) []client.Option {
 	return []client.Option{client.IdempotencyKey(k)}
 }
 
-// Streams are ours for a command's.
+// Streams returns the streams to connect to a command.
 func (a *App) Streams(o CommandOptions) client.Streams {
 	s := client.Streams{Stdout: a.Stdout, Stderr: a.Stderr}
 	if o.Interactive {
@@ -91,7 +90,7 @@ func (a *App) Streams(o CommandOptions) client.Streams {
 	return s
 }
 
-// PrintResult prints a result as JSON.
+// PrintResult prints a result as JSON and returns the error for its ending.
 func (a *App) PrintResult(r v1.ExecResult, err error) error {
 	if err != nil {
 		return err
@@ -102,10 +101,10 @@ func (a *App) PrintResult(r v1.ExecResult, err error) error {
 	return ResultError(r)
 }
 
-// ModeHelp is what --mode says.
+// ModeHelp is the help text of --mode.
 const ModeHelp = "`MODE` of having the workspace: rw (default), ro, or overlay, which keeps what changes apart for workspace diff, commit and discard"
 
-// NoteOverlay says how to look at what a run has changed.
+// NoteOverlay says how to see the changes of a run with an overlay.
 func (a *App) NoteOverlay(r v1.ExecResult) {
 	if r.Overlay != "" {
 		fmt.Fprintf(a.Stderr, "orchestrator: changes are kept apart: see `orchestrator workspace diff %s`\n", r.Overlay) //nolint:errcheck // a note

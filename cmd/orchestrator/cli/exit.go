@@ -14,23 +14,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// What the program exits with; docs/exit-codes.md explains them. Codes from 64
-// to 78 are those of sysexits.h: orchestrator did not do what was asked. Codes
-// from 120 to 125 say how a command of run or exec ended that did not end by
-// itself. 128 and more is a signal. Everything else is the command's own.
+// Exit codes of the program; docs/exit-codes.md explains them. Codes from 64 to 78 have the meaning
+// of sysexits.h: orchestrator did not do what was asked. Codes from 120 to 125 are endings of a
+// command of run or exec that did not exit itself. Codes from 128 on are signals. All others are
+// the command's own.
 const (
 	ExitOK           = 0
-	ExitChecksFailed = 1  // doctor or audit verify found something, or a tool failed
-	ExitUsage        = 64 // the command line, the configuration or a value in the request
+	ExitChecksFailed = 1  // doctor or audit verify found a problem, or a tool failed
+	ExitUsage        = 64 // invalid command line, configuration or request
 	ExitNotFound     = 66
-	ExitUnavailable  = 69 // no server, or a state directory that is held
+	ExitUnavailable  = 69 // no server, or the state directory is in use
 	ExitInternal     = 70
 	ExitExists       = 73
-	ExitTryAgain     = 75 // no room now, or it took too long
+	ExitTryAgain     = 75 // no capacity now, or a timeout
 	ExitDenied       = 77
-	ExitPrecondition = 78 // this host, or the state of things, does not allow it
+	ExitPrecondition = 78 // this host or the current state does not allow it
 
-	// A policy's verdicts and refused calls: nothing ran.
+	// Verdicts of a policy and refused calls: nothing ran.
 	ExitPolicyAsk      = 116
 	ExitPolicyDenied   = 117
 	ExitApprovalDenied = 118
@@ -41,7 +41,7 @@ const (
 	ExitDisk        = 123
 	ExitTimeout     = 124
 	ExitLost        = 125
-	exitSignal      = 128 // and the signal's number
+	exitSignal      = 128 // plus the number of the signal
 	ExitCancelled   = 130
 )
 
@@ -51,7 +51,7 @@ type refusal struct {
 	class error
 }
 
-// Unwrap gives what went wrong and the class.
+// Unwrap returns the error and its class.
 func (e *refusal) Unwrap() []error { return []error{e.error, e.class} }
 
 // Refuse returns an error of the given errdefs class. Its text does not repeat the class; format
@@ -60,11 +60,11 @@ func Refuse(class error, format string, args ...any) error {
 	return &refusal{fmt.Errorf(format, args...), class}
 }
 
-// EndedError is a command that did not end with 0. It is no failure of ours: what
-// there is to say about it has been said by its streams.
+// EndedError is the ending of a command that did not exit with 0. orchestrator itself did not fail.
 type EndedError struct{ Result v1.ExecResult }
 
-// Error is for endings that a caller would not see from the streams.
+// Error implements error. For an exit, nothing is printed: the command's streams show what
+// happened.
 func (e *EndedError) Error() string {
 	r := e.Result
 	if r.Ending == string(runtime.Exited) {
@@ -80,7 +80,7 @@ func (e *EndedError) Error() string {
 	return text
 }
 
-// ResultError is nil for a command that exited with 0.
+// ResultError returns nil for a command that exited with 0, and an EndedError otherwise.
 func ResultError(r v1.ExecResult) error {
 	if r.Ending == string(runtime.Exited) && r.ExitCode == 0 {
 		return nil
@@ -88,10 +88,10 @@ func ResultError(r v1.ExecResult) error {
 	return &EndedError{r}
 }
 
-// ErrChecks is what doctor ends with when a check failed; the table has told.
+// ErrChecks reports that a check of doctor failed. The table has been printed.
 var ErrChecks = errors.New("a check failed")
 
-// Finish says what went wrong, in one line, and returns the exit code.
+// Finish prints err on one line and returns the exit code.
 func (a *App) Finish(err error) int {
 	code := ExitCode(err)
 	e, command := errors.AsType[*EndedError](err)
@@ -102,7 +102,7 @@ func (a *App) Finish(err error) int {
 	return code
 }
 
-// Describe is an error's text, with the way out where a server is missing.
+// Describe returns an error's text. If no server answers, it says how to start one.
 func Describe(err error) string {
 	e, ok := errors.AsType[*client.NoServerError](err)
 	switch {
@@ -114,8 +114,8 @@ func Describe(err error) string {
 	return fmt.Sprintf("no server answers on %s: start one with `orchestrator serve`", e.Address)
 }
 
-// WithoutClass drops the class that wrapped errors end with: it is for
-// programs, and the exit code tells it.
+// WithoutClass removes the class that the text of a wrapped error ends with. The exit code shows
+// it.
 func WithoutClass(text string) string {
 	for _, class := range []error{
 		errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition,
@@ -126,7 +126,7 @@ func WithoutClass(text string) string {
 	return text
 }
 
-// ExitCode is the only place that maps errors to exit codes.
+// ExitCode returns the exit code for an error. All errors are mapped here.
 func ExitCode(err error) int {
 	if err == nil {
 		return ExitOK
@@ -173,7 +173,7 @@ func ExitCode(err error) int {
 	return ExitInternal
 }
 
-// endingExitCode is the code of a command's ending.
+// endingExitCode returns the exit code for the ending of a command.
 func endingExitCode(r v1.ExecResult) int {
 	switch runtime.Ending(r.Ending) {
 	case runtime.Exited:

@@ -69,7 +69,6 @@ func TestErrorsHaveTheirExitCode(t *testing.T) {
 	}
 }
 
-// Every code that the program can exit with is in the document, and no other.
 func TestExitCodesAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/exit-codes.md")
 	if err != nil {

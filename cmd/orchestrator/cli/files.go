@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// CheckReplaceable refuses to put a file in the place of a device, a FIFO or a folder.
+// CheckReplaceable refuses to replace a device, a FIFO or a directory by a file.
 func CheckReplaceable(path string) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return Refuse(errdefs.ErrInvalidArgument, "%s is not a regular file: name the file to write, or - for standard output", path)
@@ -19,8 +19,8 @@ func CheckReplaceable(path string) error {
 	return nil
 }
 
-// WriteSparse fills a new file and leaves out what is zero: of a workspace of some
-// MiB a file without content can be as long as it likes.
+// WriteSparse writes in to a new file and leaves out blocks of zeros: a sparse file in a small
+// workspace can have any length.
 func WriteSparse(f *os.File, in io.Reader) error {
 	b, zeros := make([]byte, 64<<10), make([]byte, 64<<10)
 	at := int64(0)
@@ -41,13 +41,13 @@ func WriteSparse(f *os.File, in io.Reader) error {
 	}
 }
 
-// OpenInput opens a file to be sent, or standard input. size is -1 where it is
-// not known.
+// OpenInput opens a file to send, or standard input for "-". size is -1 if it is not known. Call
+// done after the last read.
 func (a *App) OpenInput(ctx context.Context, path string) (in io.Reader, size int64, done func(), err error) {
 	if path == "-" {
 		return a.Input(ctx), -1, func() {}, nil
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO would be waited for
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not wait for a writer
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, 0, nil, Refuse(errdefs.ErrNotFound, "%s: no such file", path)

@@ -18,7 +18,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Table is rows of cells below a head.
+// Table holds rows of cells below a heading.
 type Table struct {
 	Head []string
 	Rows [][]string
@@ -27,8 +27,7 @@ type Table struct {
 // Add appends a row.
 func (t *Table) Add(cells ...string) { t.Rows = append(t.Rows, cells) }
 
-// Write aligns the cells. Names and texts are foreign: what could steer a
-// terminal is shown escaped.
+// Write aligns the cells. Names and texts are untrusted, so control characters are escaped.
 func (t *Table) Write(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	if len(t.Head) > 0 {
@@ -46,7 +45,7 @@ func (t *Table) Write(w io.Writer) error {
 	return tw.Flush()
 }
 
-// Print prints v as JSON, or t.
+// Print prints v as JSON, or t if the output is a table.
 func (a *App) Print(v any, t *Table) error {
 	if a.Flags.Output == "json" {
 		return a.PrintJSON(v)
@@ -61,18 +60,18 @@ func (a *App) PrintJSON(v any) error {
 	return e.Encode(v)
 }
 
-// JSONLines prints each value as JSON on a line.
+// JSONLines returns an encoder that prints each value as JSON on one line.
 func (a *App) JSONLines() *json.Encoder { return json.NewEncoder(&JSONWriter{W: a.Stdout}) }
 
-// JSONWriter hands JSON on with the same values, and with escapes for what
-// escape escapes: encoding/json leaves C1 controls, which terminals obey, and
-// what reorders or hides text.
+// JSONWriter copies JSON and replaces characters that Escape escapes by JSON escapes, so values
+// stay the same. encoding/json leaves C1 controls, which terminals obey, and characters that
+// reorder or hide text.
 type JSONWriter struct {
 	W    io.Writer
-	rest []byte // the beginning of a character
+	rest []byte // the first bytes of an incomplete character
 }
 
-// Write takes a piece, which may end anywhere.
+// Write implements io.Writer. The JSON may be cut anywhere.
 func (j *JSONWriter) Write(p []byte) (int, error) {
 	in := slices.Concat(j.rest, p)
 	out := make([]byte, 0, len(in))
@@ -81,7 +80,7 @@ func (j *JSONWriter) Write(p []byte) (int, error) {
 		switch {
 		case r == utf8.RuneError && n == 1:
 			out = append(out, `\ufffd`...)
-		case r < ' ' || unicode.IsPrint(r): // below are the spaces between values only
+		case r < ' ' || unicode.IsPrint(r): // control characters below the space occur only between values
 			out = append(out, in[:n]...)
 		default:
 			for _, u := range utf16.AppendRune(nil, r) {
@@ -97,7 +96,7 @@ func (j *JSONWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// PrintList prints items as {"items": […]}, or as a table with a row for each.
+// PrintList prints {"items": […]}, or a table with one row for each item.
 func PrintList[T any](a *App, items []T, head []string, row func(T) []string) error {
 	if items == nil {
 		items = []T{}
@@ -109,9 +108,8 @@ func PrintList[T any](a *App, items []T, head []string, row func(T) []string) er
 	return a.Print(v1.List[T]{Items: items}, t)
 }
 
-// Escape makes text safe to show on one line of a terminal: control
-// characters, invalid UTF-8, and characters that reorder or hide text become
-// escapes.
+// Escape makes text safe to show on one line of a terminal. It escapes control characters, invalid
+// UTF-8, and characters that reorder or hide text.
 func Escape(s string) string {
 	clean := true
 	for _, r := range s {
@@ -155,7 +153,7 @@ func EscapeText(s string) string {
 	return b.String()
 }
 
-// OneLine is an error's text on one line: joined errors stand on several.
+// OneLine returns an error's text on one line. Joined errors have several.
 func OneLine(s string) string {
 	return Escape(strings.ReplaceAll(strings.TrimSpace(s), "\n", "; "))
 }
@@ -163,7 +161,7 @@ func OneLine(s string) string {
 // Size formats a number of bytes, such as 1.5MiB.
 func Size(n int64) string { return units.BytesSize(float64(n)) }
 
-// Ago is how long ago something was.
+// Ago formats a time in the past, such as "2 hours ago". It returns "" for the zero time.
 func Ago(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -171,7 +169,7 @@ func Ago(t time.Time) string {
 	return units.HumanDuration(time.Since(t)) + " ago"
 }
 
-// Age is how long something has been there.
+// Age formats the time since t, such as "2 hours". It returns "" for the zero time.
 func Age(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -179,7 +177,7 @@ func Age(t time.Time) string {
 	return units.HumanDuration(time.Since(t))
 }
 
-// Until is how long it is until then.
+// Until formats a time in the future, such as "in 2 hours". It returns "" for the zero time.
 func Until(t time.Time) string {
 	d := time.Until(t)
 	switch {
@@ -199,7 +197,7 @@ func HostPort(host string, port int) string {
 	return host + ":" + strconv.Itoa(port)
 }
 
-// Truncate cuts a text for a table.
+// Truncate cuts a text to n characters for a table.
 func Truncate(s string, n int) string {
 	runes := []rune(s)
 	if len(runes) <= n {
@@ -208,7 +206,7 @@ func Truncate(s string, n int) string {
 	return string(runes[:n-1]) + "…"
 }
 
-// Note tells something on standard error that is no error.
+// Note prints a message that is not an error to standard error.
 func (a *App) Note(format string, args ...any) {
 	fmt.Fprintf(a.Stderr, "orchestrator: %s\n", OneLine(fmt.Sprintf(format, args...))) //nolint:errcheck // a note
 }

@@ -38,7 +38,7 @@ func TestJSONSteersNoTerminal(t *testing.T) {
 	if err != nil || json.Unmarshal(plain, &want) != nil {
 		t.Fatal(err)
 	}
-	for size := 1; size < 8; size++ { // pieces end anywhere
+	for size := 1; size < 8; size++ { // pieces may end anywhere
 		var out bytes.Buffer
 		w := &JSONWriter{W: &out}
 		for piece := range slices.Chunk(plain, size) {

@@ -10,18 +10,18 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// minToken is how long a token has to be: 32 random hex digits are 128 bits.
+// minToken is the minimum length of a token: 32 random hex digits are 128 bits.
 const minToken = 32
 
-// maxToken bounds the file it is read from.
+// maxToken bounds the size of a token file, in bytes.
 const maxToken = 4096
 
-// ReadToken reads a token from a file that only its owner can read.
+// ReadToken reads a token from a file, which only its owner may be able to read.
 func ReadToken(path string) (string, error) {
 	bad := func(why string) error {
 		return Refuse(errdefs.ErrInvalidArgument, "token file %s %s", path, why)
 	}
-	// A FIFO would be waited for.
+	// Opening a FIFO must not wait for a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", bad("does not exist")

@@ -10,7 +10,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// The endings of tool calls that are none of a command's.
+// Endings of tool calls that commands do not have.
 const (
 	endingOK      = "ok"
 	endingStarted = "started"
@@ -21,7 +21,7 @@ const (
 // failedCall is a tool call that did not end with "ok" or exit code 0.
 type failedCall struct{ result v1.ToolResult }
 
-// Error says why, in the tool's own words where it has some.
+// Error implements error. It prefers the tool's own message.
 func (e *failedCall) Error() string {
 	r := e.result
 	text := "the call ended: " + strings.ReplaceAll(r.Ending, "_", " ")
@@ -39,7 +39,7 @@ func (e *failedCall) Error() string {
 	return text
 }
 
-// ToolError is nil for a call that went well.
+// ToolError returns nil for a call that succeeded.
 func ToolError(r v1.ToolResult) error {
 	if toolExitCode(r) == ExitOK {
 		return nil
@@ -47,7 +47,7 @@ func ToolError(r v1.ToolResult) error {
 	return &failedCall{r}
 }
 
-// toolExitCode is the exit code of a tool call.
+// toolExitCode returns the exit code for a tool call.
 func toolExitCode(r v1.ToolResult) int {
 	switch {
 	case r.Error != nil && r.Error.RetryAfterMS > 0, r.Verdict != nil && (r.Verdict.Class == "rate" || r.Verdict.Class == "quota"):
@@ -68,10 +68,10 @@ func toolExitCode(r v1.ToolResult) int {
 	return endingExitCode(x)
 }
 
-// VerdictError is what a policy said that is not "allow". It has been printed.
+// VerdictError is a policy's verdict other than "allow". It has been printed.
 type VerdictError struct{ Verdict v1.Verdict }
 
-// Error names the verdict and what decided.
+// Error implements error. It names the verdict and the rule.
 func (e *VerdictError) Error() string { return e.Verdict.Verdict + ": " + e.Verdict.Rule }
 
 func (e *VerdictError) code() int {
@@ -81,7 +81,7 @@ func (e *VerdictError) code() int {
 	return ExitPolicyDenied
 }
 
-// wasPrinted tells errors that were printed already.
+// wasPrinted reports whether err has been printed already.
 func wasPrinted(err error) bool {
 	if _, ok := errors.AsType[*VerdictError](err); ok {
 		return true

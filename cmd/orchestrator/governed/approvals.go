@@ -163,7 +163,7 @@ func runApprovalsWatch(ctx context.Context, a *cli.App) error {
 		return err
 	})
 	if _, asked := errors.AsType[*cli.Interrupted](err); asked {
-		return nil // which is how one stops to watch
+		return nil // interrupting is how a user stops watching
 	}
 	return err
 }
@@ -188,7 +188,7 @@ func approvalLine(e v1.ApprovalEvent) string {
 	return cli.Escape(line)
 }
 
-// answerOptions are those of every answer.
+// answerOptions are the flags of approve and deny.
 type answerOptions struct {
 	session bool
 	note    string
@@ -209,7 +209,7 @@ func (o answerOptions) answer(action string) v1.ApprovalAnswer {
 	return w
 }
 
-// atLeastOneID asks for one id or more.
+// atLeastOneID requires one id or more.
 func atLeastOneID(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cli.Usage(cmd, "ID is missing")
@@ -237,8 +237,7 @@ func newApprovalsAnswer(a *cli.App, action, short, example string) *cobra.Comman
 	return c
 }
 
-// runAnswer gives all ids the same answer. One that cannot be answered does not
-// keep it from the others.
+// runAnswer gives all ids the same answer. It continues after one that cannot be answered.
 func runAnswer(ctx context.Context, a *cli.App, ids []string, w v1.ApprovalAnswer) error {
 	cl, err := a.Client(ctx)
 	if err != nil {

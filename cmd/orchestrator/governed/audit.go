@@ -26,7 +26,7 @@ func NewAuditCommand(a *cli.App) *cobra.Command {
 		newAuditList(a), newAuditExport(a), newAuditVerify(a))
 }
 
-// auditOptions choose records.
+// auditOptions are the flags that select records.
 type auditOptions struct {
 	filter       client.AuditFilter
 	since, until string
@@ -44,7 +44,7 @@ func (o *auditOptions) register(f *pflag.FlagSet) {
 	f.Int64Var(&o.filter.After, "after", 0, "only behind the record with this `NUMBER`")
 }
 
-// auditFilter is the filter with its times.
+// auditFilter returns the filter with its times parsed.
 func (o auditOptions) auditFilter(cmd *cobra.Command) (client.AuditFilter, error) {
 	f := o.filter
 	for name, t := range map[string]struct {
@@ -199,7 +199,7 @@ func runAuditVerify(ctx context.Context, a *cli.App, head string) error {
 	return printAuditReport(a, r)
 }
 
-// verifyAuditFiles checks files that no server writes.
+// verifyAuditFiles verifies files that no server is writing.
 func verifyAuditFiles(ctx context.Context, a *cli.App, dir, key, head string) error {
 	if pid := cli.ServerPID(dir); pid != "" {
 		return cli.Refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: verify without --dir, or copy the files", dir, pid)

@@ -89,12 +89,12 @@ func runMCP(ctx context.Context, a *cli.App, o mcpOptions) error {
 		err = mcpLocally(ctx, a, c, o)
 	}
 	if _, asked := errors.AsType[*cli.Interrupted](context.Cause(ctx)); asked && errors.Is(err, context.Cause(ctx)) {
-		return nil // a signal is one of the ways to end it
+		return nil // a signal is a normal way to end it
 	}
 	return err
 }
 
-// serveStdio speaks on standard input and output, until one of them or ctx ends.
+// serveStdio serves MCP on standard input and output, until one of them or ctx ends.
 func serveStdio(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, e mcp.Engine, p engine.Principal) error {
 	s := mcp.New(mcp.Options{
 		Engine: e, Version: a.Version, NoElicit: o.noElicit, Log: standalone.Logger(a.Stderr, c.Log),
@@ -103,17 +103,16 @@ func serveStdio(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, 
 	return s.Run(ctx, io.NopCloser(a.Input(ctx)), nopCloseWriter{a.Stdout})
 }
 
-// nopCloseWriter is a stream that is not ours to close.
+// nopCloseWriter is a stream that stays open.
 type nopCloseWriter struct{ io.Writer }
 
-// Close does nothing.
+// Close implements io.Closer and does nothing.
 func (nopCloseWriter) Close() error { return nil }
 
-// mcpOnServer has a server do it.
+// mcpOnServer serves MCP with the tools of a server.
 func mcpOnServer(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, cl *client.Client) error {
 	p := engine.Local("")
-	// An answer of the client's user counts only for operators. Who is none is
-	// told so where tokens are listed.
+	// An answer by the client's user counts only for operators. Only they may list tokens.
 	if _, err := cl.Tokens.List(ctx); err != nil {
 		if !errdefs.IsPermissionDenied(err) {
 			return err
@@ -123,7 +122,7 @@ func mcpOnServer(ctx context.Context, a *cli.App, c config.Config, o mcpOptions,
 	return serveStdio(ctx, a, c, o, remote{cl}, p)
 }
 
-// mcpLocally does it in this process.
+// mcpLocally serves MCP with the tools of an engine in this process.
 func mcpLocally(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) (err error) {
 	if o.template == "" {
 		o.template = config.DefaultTemplate
@@ -142,16 +141,16 @@ func mcpLocally(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) 
 	return h.Serve(ctx, func() error { return serveStdio(ctx, a, c, o, h.Engine, engine.Local("")) })
 }
 
-// remote is a running server as the engine of an MCP session. The server knows
-// its caller by the token, whatever the call says.
+// remote is a server as the engine of an MCP session. The server knows its caller by the token,
+// whatever the call says.
 type remote struct{ cl *client.Client }
 
-// Tools lists the caller's tools.
+// Tools implements mcp.Engine.
 func (r remote) Tools(ctx context.Context, _ engine.Principal, profile string) ([]v1.Tool, error) {
 	return r.cl.Tools.List(ctx, profile)
 }
 
-// CallTool calls one, and asks again while the server is restarted.
+// CallTool implements mcp.Engine. It retries while the server restarts.
 func (r remote) CallTool(ctx context.Context, principal engine.Principal, name string, req v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
 	o := client.CallOptions{IdempotencyKey: principal.Key, Persist: true, Asked: w.Asked, Started: w.Started}
 	if w.Output != nil {
@@ -160,24 +159,25 @@ func (r remote) CallTool(ctx context.Context, principal engine.Principal, name s
 	return r.cl.Tools.Call(ctx, name, req, o)
 }
 
-// RefuseCall returns cause: what does not get to the server has no record there.
+// RefuseCall implements mcp.Engine. It returns cause: a call that does not reach the server is not
+// recorded there.
 func (remote) RefuseCall(_ context.Context, _ engine.Principal, _ string, _ []byte, cause error) error {
 	return cause
 }
 
-// CallOutput reads the output of an earlier call.
+// CallOutput implements mcp.Engine.
 func (r remote) CallOutput(ctx context.Context, _ engine.Principal, id string, o engine.OutputRequest) (v1.Output, error) {
 	return r.cl.Tools.Output(ctx, id, client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait})
 }
 
-// AnswerApproval answers a question as the caller that the server knows; the
-// note says whose answer it was.
+// AnswerApproval implements mcp.Engine. It answers as the caller that the server knows, and the
+// note names the one who answered.
 func (r remote) AnswerApproval(ctx context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
 	a.Note = p.Caller
 	return r.cl.Approvals.Answer(ctx, id, a)
 }
 
-// EndSession removes the session's sandbox.
+// EndSession implements mcp.Engine. It removes the session's sandbox.
 func (r remote) EndSession(ctx context.Context, _ engine.Principal, session string) error {
 	return r.cl.Tools.EndSession(ctx, session)
 }

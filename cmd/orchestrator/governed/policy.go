@@ -25,7 +25,7 @@ type policyOptions struct {
 	argv               bool
 }
 
-// profilesDir is a flag of commands that need no server.
+// profilesDir adds the flag of commands that read profiles without a server.
 func profilesDir(f *pflag.FlagSet, dir *string) {
 	f.StringVar(dir, "profiles-dir", "", "`DIR` with profiles beside the built-in ones; empty is the configured one")
 }
@@ -88,8 +88,8 @@ func runPolicyCheck(a *cli.App, cmd *cobra.Command, o policyOptions, args []stri
 	return nil
 }
 
-// localProfiles are those that a server with this configuration has, and the name of
-// the one for callers that name none.
+// localProfiles returns the profiles that a server with this configuration has, and the name of the
+// default one.
 func localProfiles(a *cli.App, dir string) (*profile.Set, string, error) {
 	c, err := a.Settings()
 	if err != nil {
@@ -100,7 +100,7 @@ func localProfiles(a *cli.App, dir string) (*profile.Set, string, error) {
 	return set, c.Profiles.Default, err
 }
 
-// checkPolicy says what the policy of a profile, or of a tool in it, decides.
+// checkPolicy returns the verdict of a profile's policy, or of the policy of a tool in it.
 func checkPolicy(set *profile.Set, r v1.PolicyCheck) (v1.Verdict, error) {
 	p, err := set.Get(r.Profile)
 	if err != nil {

@@ -151,22 +151,22 @@ func runToolCall(ctx context.Context, a *cli.App, cmd *cobra.Command, o toolCall
 	return cli.ToolError(r)
 }
 
-// withdrawTime bounds the last request of a command that was interrupted.
+// withdrawTime bounds the last request of an interrupted command.
 const withdrawTime = 2 * time.Second
 
-// withdrawApproval answers the question of a call that was given up, where we may:
-// nobody else has its key, so nobody will come back for it.
+// withdrawApproval denies the approval request of a call that was given up, if the caller may.
+// No other caller has the call's idempotency key, so it cannot be retried.
 func withdrawApproval(ctx context.Context, a *cli.App, cl *client.Client, question string) {
 	if question == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTime)
 	defer cancel()
-	// Callers who may not answer leave it to expire.
+	// If the caller may not answer, it expires.
 	_, _ = cl.Approvals.Answer(ctx, question, v1.ApprovalAnswer{Action: "deny", Note: "its caller gave up"})
 }
 
-// toolInput is the input from wherever it was given.
+// toolInput returns the input, from whichever flag or argument gives it.
 func toolInput(ctx context.Context, a *cli.App, cmd *cobra.Command, cl *client.Client, o toolCallOptions, name string, pairs []string) ([]byte, error) {
 	switch {
 	case o.input != "":
@@ -189,10 +189,10 @@ func toolInput(ctx context.Context, a *cli.App, cmd *cobra.Command, cl *client.C
 			return pairsInput(cmd, t, pairs)
 		}
 	}
-	return nil, nil // the server says so, and records it
+	return nil, nil // the server refuses the unknown tool and records it
 }
 
-// maxInput bounds an input that is read from a file.
+// maxInput bounds an input that is read from a file, in bytes.
 const maxInput = 32 << 20
 
 func readInput(ctx context.Context, a *cli.App, file string) ([]byte, error) {
@@ -212,7 +212,7 @@ func readInput(ctx context.Context, a *cli.App, file string) ([]byte, error) {
 	return b, nil
 }
 
-// watchCall tells on standard error what a call waits for.
+// watchCall reports on standard error what a call waits for.
 func watchCall(a *cli.App, o toolCallOptions) client.CallOptions {
 	asked, away := "", false
 	w := client.CallOptions{IdempotencyKey: o.key, Persist: true}
@@ -245,7 +245,7 @@ func watchCall(a *cli.App, o toolCallOptions) client.CallOptions {
 	return w
 }
 
-// printToolResult prints the form for models as it is, or all of it as JSON.
+// printToolResult prints the text for models, or the whole result as JSON.
 func printToolResult(a *cli.App, r v1.ToolResult) error {
 	if a.Flags.Output == "json" {
 		return a.PrintJSON(r)

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// jsonObject checks what was given as an input.
+// jsonObject checks that b is a JSON object.
 func jsonObject(cmd *cobra.Command, flag string, b []byte) ([]byte, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(b, &object); err != nil || object == nil {
@@ -27,17 +27,17 @@ func jsonObject(cmd *cobra.Command, flag string, b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// schema is what is needed of a JSON Schema to read a word from a command line.
+// schema is the part of a JSON Schema that is needed to read a value from a command line.
 type schema struct {
 	Type       typeNames         `json:"type"`
 	Properties map[string]schema `json:"properties"`
 	Items      *schema           `json:"items"`
 }
 
-// typeNames are one name or a list of them.
+// typeNames holds one type name or several.
 type typeNames []string
 
-// UnmarshalJSON reads both forms.
+// UnmarshalJSON accepts a string or a list.
 func (t *typeNames) UnmarshalJSON(b []byte) error {
 	var one string
 	if json.Unmarshal(b, &one) == nil {
@@ -47,7 +47,7 @@ func (t *typeNames) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*[]string)(t))
 }
 
-// UnmarshalJSON takes true and false, which are schemas too.
+// UnmarshalJSON accepts true and false as well, which are valid schemas.
 func (s *schema) UnmarshalJSON(b []byte) error {
 	if string(b) == "true" || string(b) == "false" {
 		return nil
@@ -56,7 +56,7 @@ func (s *schema) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*plain)(s))
 }
 
-// pairsInput makes an input of KEY=VALUE and KEY:=JSON by a tool's schema.
+// pairsInput builds an input from KEY=VALUE and KEY:=JSON, with the types of the tool's schema.
 func pairsInput(cmd *cobra.Command, t v1.Tool, pairs []string) ([]byte, error) {
 	var s schema
 	if err := json.Unmarshal(t.Input, &s); err != nil {
@@ -86,7 +86,7 @@ func pairsInput(cmd *cobra.Command, t v1.Tool, pairs []string) ([]byte, error) {
 	return json.Marshal(in)
 }
 
-// set reads a value and sets it, or adds it to a list.
+// set reads a value and sets it, or appends it to a list.
 func (s schema) set(in map[string]any, key, value string) error {
 	list, has := in[key].([]any)
 	if slices.Contains(s.Type, "array") && !strings.HasPrefix(value, "[") {
@@ -112,8 +112,7 @@ func (s schema) set(in map[string]any, key, value string) error {
 	return nil
 }
 
-// value reads one word. Where several types are allowed a text is the last
-// resort.
+// value reads a value. If several types are allowed, a string is the last choice.
 func (s schema) value(word string) (any, error) {
 	types := s.Type
 	if len(types) == 0 {

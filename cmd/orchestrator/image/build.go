@@ -100,7 +100,7 @@ func runImageBuild(ctx context.Context, a *cli.App, dir string, o buildOptions) 
 	in.CloseWithError(errors.New("the build has ended"))
 	stop()
 	if packErr := <-packed; packErr != nil && err != nil && !errors.Is(packErr, io.ErrClosedPipe) && ctx.Err() == nil && strings.HasPrefix(packErr.Error(), "build context") {
-		err = packErr // why the other side got no context
+		err = packErr // this is why the server got no context
 	}
 	if err != nil {
 		return err
@@ -118,7 +118,8 @@ func printNew(a *cli.App, list []v1.Image, quiet bool) error {
 	return printImages(a, list)
 }
 
-// newBuildProgress shows what a build writes, and the pulls of its bases.
+// newBuildProgress returns a function that prints the output of a build and the progress of its
+// pulls.
 func newBuildProgress(a *cli.App, quiet bool) func(v1.PullEvent) {
 	var pulls *pullProgress
 	base := ""

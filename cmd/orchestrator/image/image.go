@@ -61,7 +61,7 @@ func listImages(ctx context.Context, a *cli.App, need standalone.ImageNeeds, get
 	return printImages(a, list)
 }
 
-// printImages prints a row for each image, with all its names.
+// printImages prints one row for each image, with all its names.
 func printImages(a *cli.App, list []v1.Image) error {
 	if a.Flags.Output == "json" {
 		return cli.PrintList(a, list, nil, func(v1.Image) []string { return nil })
@@ -91,7 +91,7 @@ func printImages(a *cli.App, list []v1.Image) error {
 	return a.Print(nil, t)
 }
 
-// abbreviate is a list that fits a cell.
+// abbreviate joins a list so that it fits into a cell.
 func abbreviate(list []string) string {
 	const most = 2
 	if len(list) > most {
@@ -100,7 +100,7 @@ func abbreviate(list []string) string {
 	return strings.Join(list, ", ")
 }
 
-// shortID is enough of a digest to tell images apart, and to name one by.
+// shortID returns the first digits of an id, which are enough to name the image.
 func shortID(id string) string {
 	const prefix, digits = len("sha256:"), 12
 	if len(id) > prefix+digits {

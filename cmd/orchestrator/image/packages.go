@@ -19,8 +19,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
-// runPackages makes a root from a list of packages, on this host, and imports
-// it, into the server where there is one.
+// runPackages builds a root filesystem from a list of packages on this host, and imports it.
 func runPackages(ctx context.Context, a *cli.App, o buildOptions) error {
 	list, base := o.list, "."
 	if o.from != "" {

@@ -51,8 +51,8 @@ func runImagePull(ctx context.Context, a *cli.App, name string, o pullOptions) e
 	return printNew(a, list, o.quiet)
 }
 
-// pullProgress shows how far a pull is, on standard error: on a terminal a line for
-// each layer that is drawn anew, else a line for each thing that was done.
+// pullProgress shows the progress of a pull on standard error. On a terminal it redraws one line
+// for each layer; otherwise it prints a line for each completed step.
 type pullProgress struct {
 	out    io.Writer
 	draw   bool
@@ -61,7 +61,7 @@ type pullProgress struct {
 	phase  string
 	order  []string
 	layers map[string]v1.PullLayer
-	lines  int // drawn, above the cursor
+	lines  int // number of lines drawn above the cursor
 }
 
 func newPullProgress(a *cli.App, quiet bool) *pullProgress {
@@ -109,7 +109,7 @@ func layerState(l v1.PullLayer) string {
 	return "fetching"
 }
 
-// redraw draws all lines over those of the last time.
+// redraw draws all lines over the previous ones.
 func (s *pullProgress) redraw() {
 	var b strings.Builder
 	if s.lines > 0 {
@@ -135,8 +135,8 @@ func (s *pullProgress) redraw() {
 	fmt.Fprint(s.out, b.String())
 }
 
-// shown are the layers that fit the screen; those that are whole give way. It
-// is always as many, so that lines are drawn over lines.
+// shown returns the layers that fit on the screen, incomplete ones first. Their number stays the
+// same, so that lines are drawn over lines.
 func (s *pullProgress) shown() []string {
 	extra := len(s.order) - (s.height - 2)
 	if extra <= 0 {
@@ -153,10 +153,10 @@ func (s *pullProgress) shown() []string {
 	return out[:min(len(out), s.height-2)]
 }
 
-// minHeight is what a screen needs for drawing.
+// minHeight is the least number of screen lines for drawing.
 const minHeight = 4
 
-// terminalSize is how wide and high a terminal is; 0 where w is none.
+// terminalSize returns the columns and lines of a terminal, or zeros if w is none.
 func terminalSize(w io.Writer) (width, height int) {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// endPause is how often the ending of a command is asked for.
+// endPause is the interval of requests for the ending of a command.
 const endPause = 20 * time.Millisecond
 
 type attachOptions struct {
@@ -75,13 +75,12 @@ func runAttach(ctx context.Context, a *cli.App, cmd *cobra.Command, o attachOpti
 	return finishTerminal(ctx, a, cl, s, t, false)
 }
 
-// attachPlain follows both streams of a command without a terminal, and hands
-// our input on.
+// attachPlain follows both streams of a command without a terminal, and sends standard input to it.
 func attachPlain(ctx context.Context, a *cli.App, cl *client.Client, sh v1.Shell, o attachOptions) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if !o.look && sh.Result == nil {
-		go func() { // a Read of our input ends with the process
+		go func() { // a Read of standard input ends with the process
 			err := cl.Input(ctx, sh.ID, a.Input(ctx), false)
 			if err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsUnavailable(err) {
 				cancel(err)
@@ -102,14 +101,14 @@ func attachPlain(ctx context.Context, a *cli.App, cl *client.Client, sh v1.Shell
 	both.Wait()
 	for _, err := range errs {
 		if errdefs.IsNotFound(err) {
-			return err // the sandbox is gone, with all of it
+			return err // the sandbox has ended, and the command with it
 		}
 		if err != nil {
 			fmt.Fprintf(a.Stderr, "orchestrator: the command may run on: come back with `orchestrator shell attach %s`\n", sh.ID) //nolint:errcheck // a note
 			return err
 		}
 	}
-	for { // its ending comes right after the ends of its streams
+	for { // the ending is known shortly after the streams end
 		end, err := cl.Shell(ctx, sh.ID)
 		if err != nil {
 			return err

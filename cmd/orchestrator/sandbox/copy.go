@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// copyParallel is how many files are under way at once.
+	// copyParallel is the number of files copied at once.
 	copyParallel = 8
-	// progressTime is how long a copy takes until it is told how far it is.
+	// progressTime is how long a copy takes before its progress is shown.
 	progressTime = time.Second
 )
 
@@ -44,7 +44,7 @@ here with a ":" is written ./with:colon.`,
 	}
 }
 
-// copying is one run of cp.
+// copying is one execution of cp.
 type copying struct {
 	app      *cli.App
 	from, to files
@@ -56,8 +56,8 @@ type copying struct {
 	bytes   atomic.Int64
 	skipped []string
 	mu      sync.Mutex
-	unnamed []string      // what is there under a name that is not text; mu guards it
-	slots   chan struct{} // holds as many as are under way
+	unnamed []string      // entries whose names are not valid text; guarded by mu
+	slots   chan struct{} // limits the files copied at once
 }
 
 func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst string) error {
@@ -147,7 +147,7 @@ func (c *copying) stream(from, to location) error {
 	return c.to.write(c.ctx, to.path, c.count(in), mode, -1)
 }
 
-// entry copies a file in the background, or a folder with what is in it.
+// entry copies a file in the background, or a directory with its contents.
 func (c *copying) entry(e entry, from, to string) error {
 	switch e.kind {
 	case kindFile:
@@ -203,8 +203,8 @@ func (c *copying) file(e entry, from, to string) error {
 	return nil
 }
 
-// noteUnnamed notes what was listed and is not there: its name has octets that a
-// listing cannot hold. One such name keeps nobody from copying the rest.
+// noteUnnamed reports whether an entry was listed but cannot be opened: its name has bytes that a
+// listing cannot hold. It notes the name, and the copy continues.
 func (c *copying) noteUnnamed(from string, err error) bool {
 	if !errdefs.IsNotFound(err) || !strings.ContainsRune(path.Base(from), utf8.RuneError) {
 		return false
@@ -215,7 +215,7 @@ func (c *copying) noteUnnamed(from string, err error) bool {
 	return true
 }
 
-// count adds what is read to the progress.
+// count returns a reader that adds what is read to the progress.
 func (c *copying) count(r io.Reader) io.Reader { return &counted{r, &c.bytes} }
 
 type counted struct {
@@ -223,14 +223,14 @@ type counted struct {
 	n *atomic.Int64
 }
 
-// Read counts.
+// Read implements io.Reader.
 func (r *counted) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
 	r.n.Add(int64(n))
 	return n, err
 }
 
-// progress tells on a terminal how far it is, if it takes long. The result ends it.
+// progress shows the progress on a terminal if the copy takes long. Call stop at the end.
 func (c *copying) progress(ctx context.Context) (stop func()) {
 	if !cli.IsTerminal(c.app.Stderr) {
 		return func() {}

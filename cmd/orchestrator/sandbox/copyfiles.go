@@ -18,7 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// location is SRC or DST of a copy.
+// location is the SRC or DST of a copy.
 type location struct {
 	text               string
 	sandbox, workspace string
@@ -52,31 +52,31 @@ func (p location) files(cl *client.Client) files {
 	return hostFiles{}
 }
 
-// Kinds of entries; all others are not copied.
+// Types of entries that are copied.
 const (
 	kindFile = "file"
 	kindDir  = "dir"
 )
 
-// entry is a file or folder.
+// entry is a file or a directory.
 type entry struct {
 	name, kind string
 	mode       string // octal
 	size       int64
 }
 
-// files is where something is copied from or to.
+// files gives access to the files of one source or destination.
 type files interface {
-	// stat does not follow a link.
+	// stat does not follow a symbolic link.
 	stat(ctx context.Context, path string) (entry, error)
 	list(ctx context.Context, path string) ([]entry, error)
 	open(ctx context.Context, path string) (io.ReadCloser, error)
-	// write makes folders above; size -1 is not known.
+	// write creates missing parent directories. size is -1 if it is not known.
 	write(ctx context.Context, path string, r io.Reader, mode string, size int64) error
 	mkdir(ctx context.Context, path, mode string) error
 }
 
-// remoteFiles are a sandbox's or a workspace's.
+// remoteFiles are the files of a sandbox or a workspace.
 type remoteFiles struct {
 	client.Files
 }
@@ -117,7 +117,7 @@ func (r remoteFiles) mkdir(ctx context.Context, path, _ string) error {
 	return err
 }
 
-// hostFiles are this host's.
+// hostFiles are the files of this host.
 type hostFiles struct{}
 
 func hostError(err error) error {
@@ -161,7 +161,7 @@ func (hostFiles) list(_ context.Context, path string) ([]entry, error) {
 	for _, e := range entries {
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it has gone meanwhile
+			continue // it was removed after it was listed
 		}
 		if err != nil {
 			return nil, hostError(err)
@@ -179,7 +179,7 @@ func (hostFiles) open(_ context.Context, path string) (io.ReadCloser, error) {
 	return f, nil
 }
 
-// write makes the file beside its place and moves it there when it is whole.
+// write creates the file under a temporary name and renames it when it is complete.
 func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string, _ int64) (err error) {
 	if err := cli.CheckReplaceable(path); err != nil {
 		return err
@@ -194,11 +194,11 @@ func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(f.Name()) // it is not whole
+			_ = os.Remove(f.Name()) // it is incomplete
 		}
 	}()
 	err = cli.WriteSparse(f, in)
-	// What comes out of a sandbox does not run as somebody else.
+	// Drop setuid and setgid: a file from a sandbox must not run as another user.
 	err = errors.Join(err, f.Chmod(fs.FileMode(perm)&fs.ModePerm), f.Close())
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string
 	return hostError(os.Rename(f.Name(), path))
 }
 
-// isDirectory says whether a path of this host is a folder, or a link to one.
+// isDirectory reports whether a path of this host is a directory or a link to one.
 func isDirectory(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.IsDir()

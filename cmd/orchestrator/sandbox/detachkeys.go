@@ -9,11 +9,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// defaultDetachKeys are those of Docker's.
+// defaultDetachKeys are the keys of Docker.
 const defaultDetachKeys = "ctrl-p,ctrl-q"
 
-// parseDetachKeys reads keys such as "ctrl-p,ctrl-q" or "ctrl-]"; "none" is no
-// keys at all.
+// parseDetachKeys reads keys such as "ctrl-p,ctrl-q" or "ctrl-]". "none" means no keys.
 func parseDetachKeys(cmd *cobra.Command, text string) ([]byte, error) {
 	if text == "none" {
 		return nil, nil
@@ -42,22 +41,21 @@ func parseKey(name string) (byte, bool) {
 	return 0, false
 }
 
-// detachScanner looks for the keys among what is typed. Those that may be the
-// beginning are held back until the next one tells.
+// detachScanner finds the detach keys in typed input. It holds back keys that may be the first of
+// them until the next key decides.
 type detachScanner struct {
 	keys []byte
-	held int // how many of keys were typed last
+	held int // number of keys that are held back
 }
 
-// feed returns what is to be handed on, and whether all keys came.
+// feed returns the input to send, and whether all detach keys were typed.
 func (d *detachScanner) feed(b []byte) (out []byte, leave bool) {
 	if len(d.keys) == 0 {
 		return b, false
 	}
 	for _, c := range b {
 		for d.held > 0 && c != d.keys[d.held] {
-			// The held keys are no beginning: hand on as many of them as it
-			// takes for the rest to be one.
+			// The held keys do not start the sequence: send as many as needed until the rest does.
 			n := 1
 			for n < d.held && !bytes.HasPrefix(d.keys, d.keys[n:d.held]) {
 				n++

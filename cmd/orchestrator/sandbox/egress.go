@@ -18,7 +18,7 @@ import (
 
 const egressHelp = "`RULE` of what it may reach through its proxy, such as tls://pypi.org, http://deb.debian.org/debian/*, tcp://db.internal:5432, '*.example.com' or '!evil.example.com'; can be repeated"
 
-// egressOptions are what commands ask for that lease a sandbox.
+// egressOptions are the egress flags of commands that lease a sandbox.
 type egressOptions struct {
 	rules, secrets []string
 }
@@ -28,7 +28,7 @@ func (o *egressOptions) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.secrets, "secret", nil, "`NAME` of a secret of the service that is set on requests to its hosts; can be repeated")
 }
 
-// egress is nil where nothing is asked for.
+// egress returns the request's egress, or nil if no flag is given.
 func (o egressOptions) egress(cmd *cobra.Command) (*v1.Egress, error) {
 	if len(o.rules) == 0 && len(o.secrets) == 0 {
 		return nil, nil
@@ -52,8 +52,8 @@ func egressRules(cmd *cobra.Command, flag string, list []string) ([]v1.EgressRul
 	return rules, nil
 }
 
-// egressRule reads [!][METHOD,... ][PROTOCOL://]HOST[:PORT,...][/PATH]. What the
-// parts may be is the server's to say.
+// egressRule reads [!][METHOD,... ][PROTOCOL://]HOST[:PORT,...][/PATH]. The server checks the
+// parts.
 func egressRule(text string) (r v1.EgressRule, err error) {
 	rest, deny := strings.CutPrefix(strings.TrimSpace(text), "!")
 	r.Deny = deny
@@ -67,7 +67,7 @@ func egressRule(text string) (r v1.EgressRule, err error) {
 	network := strings.Count(rest, "/") == 1 && isRange(rest)
 	if i := strings.IndexByte(rest, '/'); i >= 0 && !network {
 		if r.Paths = []string{rest[i:]}; rest[i:] == "/" {
-			r.Paths = nil // as a URL ends
+			r.Paths = nil // as in a URL
 		}
 		rest = rest[:i]
 	}
@@ -87,14 +87,14 @@ func egressRule(text string) (r v1.EgressRule, err error) {
 	return r, nil
 }
 
-// isRange: a range of addresses has a slash too, with a number behind it.
+// isRange reports whether s is a range of addresses, which has a number after its slash.
 func isRange(s string) bool {
 	host, bits, _ := strings.Cut(s, "/")
 	_, err := strconv.Atoi(bits)
 	return err == nil && strings.Trim(host, "0123456789abcdefABCDEF.:[]") == ""
 }
 
-// egressText writes a rule as egressRule reads it.
+// egressText formats a rule as egressRule reads it.
 func egressText(r v1.EgressRule) string {
 	var b strings.Builder
 	if r.Deny {

@@ -92,8 +92,7 @@ func runEnter(ctx context.Context, a *cli.App, cmd *cobra.Command, o enterOption
 	return finishTerminal(ctx, a, cl, s, t, true)
 }
 
-// terminalType is the kind of terminal that a command is told it has. One that is
-// written to a file or a pipe can do nothing.
+// terminalType returns the TERM of a command. For output to a file or a pipe it is "dumb".
 func terminalType(a *cli.App, asked string, s screen) string {
 	switch own, _ := a.Lookup("TERM"); {
 	case asked != "":
@@ -105,8 +104,8 @@ func terminalType(a *cli.App, asked string, s screen) string {
 	}
 }
 
-// finishTerminal sits at a terminal to its end. With forget, nothing is kept of one
-// whose end was seen.
+// finishTerminal stays attached until the command ends. If forget is set, it then removes the
+// terminal.
 func finishTerminal(ctx context.Context, a *cli.App, cl *client.Client, s *terminalSession, t *client.Terminal, forget bool) error {
 	r, err := s.attach(ctx, t)
 	if err != nil {
@@ -117,11 +116,11 @@ func finishTerminal(ctx context.Context, a *cli.App, cl *client.Client, s *termi
 		return err
 	}
 	s.screen.restore()
-	if r.Ending != string(runtime.Exited) { // it had no time for that
+	if r.Ending != string(runtime.Exited) { // other endings had no time for that
 		s.resetScreen()
 	}
 	if forget {
-		_, _ = cl.KillShell(ctx, t.Shell(), 0, true) // it goes with its sandbox otherwise
+		_, _ = cl.KillShell(ctx, t.Shell(), 0, true) // otherwise it is removed with its sandbox
 	}
 	return cli.ResultError(r)
 }

@@ -46,7 +46,7 @@ that some were missed. With -o json there is one object on each line.`,
 	return c
 }
 
-// eventLine is an event on one line: when, what, and what it is about.
+// eventLine formats an event on one line: time, type and what it concerns.
 func eventLine(e v1.ServiceEvent, p cli.Palette) string {
 	line := []string{e.At.Local().Format("2006-01-02T15:04:05.000"), p.Event(e.Type)}
 	for _, part := range []struct{ name, value string }{
@@ -59,7 +59,7 @@ func eventLine(e v1.ServiceEvent, p cli.Palette) string {
 	return strings.Join(line, " ")
 }
 
-// quoteIfNeeded keeps a value with spaces one word.
+// quoteIfNeeded quotes a value that has spaces.
 func quoteIfNeeded(s string) string {
 	if strings.ContainsAny(s, " \"") {
 		return fmt.Sprintf("%q", s)

@@ -19,7 +19,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// maxForwarded bounds connections of one listener at once; a sandbox has fewer.
+// maxForwarded bounds the connections of one listener. A sandbox allows fewer.
 const maxForwarded = 256
 
 // NewForwardCommand returns "orchestrator forward".
@@ -47,7 +47,7 @@ sandbox is not idle while a connection is open.`,
 	}
 }
 
-// forwarded is one port.
+// forwarded is one forwarded port.
 type forwarded struct {
 	app     *cli.App
 	client  *client.Client
@@ -97,7 +97,7 @@ func runForward(ctx context.Context, a *cli.App, cmd *cobra.Command, sandbox str
 	}
 	err = g.Wait()
 	if _, asked := errors.AsType[*cli.Interrupted](context.Cause(ctx)); asked {
-		return nil // that is how it ends
+		return nil // cancellation is the normal end
 	}
 	return err
 }
@@ -116,7 +116,7 @@ func parsePorts(s string) (local, port int, err error) {
 	return int(l), int(p), nil
 }
 
-// listen listens, and says where.
+// listen opens the listener and prints its address.
 func (f *forwarded) listen(ctx context.Context) (err error) {
 	f.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(f.local)))
 	if err != nil {
@@ -128,12 +128,11 @@ func (f *forwarded) listen(ctx context.Context) (err error) {
 
 func (f *forwarded) close() {
 	if f.listener != nil {
-		_ = f.listener.Close() // it may be closed by now
+		_ = f.listener.Close() // it may be closed already
 	}
 }
 
-// serve takes connections until ctx ends or the sandbox is gone, and waits for
-// all of them.
+// serve accepts connections until ctx ends or the sandbox is gone, and waits for all of them.
 func (f *forwarded) serve(ctx context.Context, l net.Listener) error {
 	defer f.conns.Wait()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -146,7 +145,7 @@ func (f *forwarded) serve(ctx context.Context, l net.Listener) error {
 			return context.Cause(ctx)
 		case err != nil:
 			f.app.Note("port %d: %s", f.port, err)
-			select { // no descriptors, most likely: some are given back
+			select { // probably no file descriptors: wait until some are closed
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
 			}
@@ -161,9 +160,9 @@ func (f *forwarded) serve(ctx context.Context, l net.Listener) error {
 		}
 		f.conns.Go(func() {
 			defer func() { <-f.slots }()
-			defer conn.Close() // once it is said what went wrong
+			defer conn.Close() // after the problem was reported
 			if err := f.relay(ctx, conn); errdefs.IsNotFound(err) {
-				cancel(err) // the sandbox is gone: so is what to do
+				cancel(err) // the sandbox is gone, so end the command
 			} else if err != nil && ctx.Err() == nil {
 				f.app.Note("port %d: %s", f.port, cli.WithoutClass(err.Error()))
 			}
@@ -171,8 +170,8 @@ func (f *forwarded) serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// relay carries one connection until both of its directions have ended, or ctx
-// has. It does not close it.
+// relay copies both directions of a connection until both have ended, or ctx has. It does not close
+// the connection.
 func (f *forwarded) relay(ctx context.Context, outside net.Conn) error {
 	inside, err := f.client.Dial(ctx, f.sandbox, f.port)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/term"
 )
 
-// fullScreen draws on a terminal's other screen, so that what was on it before
-// is there again afterwards.
+// fullScreen draws on a terminal's alternate screen, so that the previous content reappears at the
+// end.
 type fullScreen struct {
 	w    io.Writer
 	size func() (cols, rows int)
@@ -27,12 +27,12 @@ func newFullScreen(w io.Writer) *fullScreen {
 	}}
 }
 
-// draw shows text in place of what was shown before, cut to the screen. It goes
-// out in one write, so that nothing flickers.
+// draw replaces the shown text, cut to the screen. It writes once, so that the screen does not
+// flicker.
 func (s *fullScreen) draw(text string) error {
 	var b strings.Builder
 	if !s.open {
-		b.WriteString("\x1b[?1049h\x1b[?25l") // the other screen, without a cursor
+		b.WriteString("\x1b[?1049h\x1b[?25l") // alternate screen, hidden cursor
 		s.open = true
 	}
 	cols, rows := s.size()
@@ -52,7 +52,7 @@ func (s *fullScreen) draw(text string) error {
 	return err
 }
 
-// close gives the terminal back. Idempotent.
+// close restores the terminal. It is idempotent.
 func (s *fullScreen) close() {
 	if s.open {
 		s.open = false

@@ -7,15 +7,14 @@ import (
 )
 
 const (
-	// maxTypedAhead is how much is typed ahead before no more is read of our terminal.
+	// maxTypedAhead bounds the typed bytes that wait; then the terminal is not read.
 	maxTypedAhead = 1 << 20
-	// leaveTime is how long what was typed may still take when somebody detaches.
+	// leaveTime bounds the delivery of typed input after detaching.
 	leaveTime = time.Second
 )
 
-// inputQueue types for somebody who need not wait for it: while nothing is taken,
-// because there is no connection or the command does not read, the keys that
-// detach are heard all the same.
+// inputQueue sends typed input without blocking its reader. Detach keys are noticed even while the
+// connection is away or the command does not read.
 type inputQueue struct {
 	to io.Writer
 
@@ -32,7 +31,7 @@ func newInputQueue(to io.Writer) *inputQueue {
 	return t
 }
 
-// run types until that fails.
+// run sends input until that fails.
 func (t *inputQueue) run() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -50,8 +49,7 @@ func (t *inputQueue) run() {
 	}
 }
 
-// add has keys typed. It waits while very much is ahead of them; an error is
-// why nothing is typed any more.
+// add queues input. It waits while the queue is full. Its error says why nothing is sent any more.
 func (t *inputQueue) add(keys []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -63,7 +61,7 @@ func (t *inputQueue) add(keys []byte) error {
 	return t.err
 }
 
-// drain waits until all is typed, for a time.
+// drain waits until all input is sent, at most for a time.
 func (t *inputQueue) drain(within time.Duration) {
 	late := false
 	timer := time.AfterFunc(within, func() {

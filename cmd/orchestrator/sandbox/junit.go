@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	// maxReport is how much of each stream a report holds, its head and its tail.
+	// maxReport bounds each stream in a report, in bytes: its head and its tail.
 	maxReport = 256 << 10
 	// maxCaseName bounds the name of a test case that is a command line.
 	maxCaseName = 200
 )
 
-// junit is a report of one command as JUnit's XML.
+// junit is a JUnit XML report of one command.
 type junit struct {
 	path, name string
 	began      time.Time
 	out, err   *tool.Keeper
 }
 
-// newReport begins a report where one is asked for: what is printed from then on is
-// in it.
+// newReport starts a report, or returns nil if none is asked for. It captures what is printed from
+// then on.
 func newReport(a *cli.App, path, name string, x v1.Exec) *junit {
 	if path == "" {
 		return nil
@@ -75,16 +75,14 @@ type junitCase struct {
 	Err     string        `xml:"system-err,omitempty"`
 }
 
-// junitFailure is why a case did not pass: its type is a command's ending, or
-// "not_run".
+// junitFailure is why a case did not pass. Its type is the command's ending or "not_run".
 type junitFailure struct {
 	Type    string `xml:"type,attr"`
 	Message string `xml:"message,attr"`
 }
 
-// finish writes the report and gives back the error that the command ended
-// with. That it could not be written is an error where there is no other, and
-// told where there is.
+// finish writes the report and returns the command's error. If the report cannot be written, it
+// returns that error, or prints it if there is another.
 func (j *junit) finish(a *cli.App, ended error) error {
 	if j == nil {
 		return ended
@@ -119,7 +117,7 @@ func (j *junit) write(end error) error {
 	return writeFileAtomically(j.path, append(append([]byte(xml.Header), body...), '\n'))
 }
 
-// failureOf names what went wrong, and says whether the command did.
+// failureOf describes an error, and reports whether the command itself failed.
 func failureOf(err error) (fault *junitFailure, failed bool) {
 	e, ok := errors.AsType[*cli.EndedError](err)
 	if !ok {
@@ -133,12 +131,12 @@ func failureOf(err error) (fault *junitFailure, failed bool) {
 	case runtime.Signalled:
 		fault.Message = "signal " + strconv.Itoa(r.Signal)
 	case runtime.SandboxLost, runtime.Cancelled:
-		return fault, false // nobody knows how it would have ended
+		return fault, false // the outcome of the command is not known
 	}
 	return fault, true
 }
 
-// writeFileAtomically writes a file whole or leaves what was there.
+// writeFileAtomically writes the whole file or leaves the old one.
 func writeFileAtomically(path string, content []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), ".junit-*")
 	if err != nil {

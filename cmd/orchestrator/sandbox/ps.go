@@ -63,7 +63,7 @@ func printIDs(a *cli.App, list []v1.Sandbox) error {
 	return t.Write(a.Stdout)
 }
 
-// NewLogsCommand is `shell logs` by a shorter name.
+// NewLogsCommand returns "orchestrator logs", which is short for "shell logs".
 func NewLogsCommand(a *cli.App) *cobra.Command {
 	c := newShellLogs(a)
 	c.Example = `  orchestrator logs $sh

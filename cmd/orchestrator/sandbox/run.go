@@ -92,8 +92,7 @@ func runRun(ctx context.Context, a *cli.App, cmd *cobra.Command, o runOptions, a
 	return report.finish(a, runAnywhere(ctx, a, c, req, o))
 }
 
-// runAnywhere has a server do it, or does it in this process where there is
-// none.
+// runAnywhere runs the command on the server that answers, or in this process if none does.
 func runAnywhere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o runOptions) error {
 	if o.noServer {
 		return runLocally(ctx, a, c, req, o)
@@ -107,7 +106,7 @@ func runAnywhere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o
 		if _, served := errors.AsType[*standalone.HeldByServerError](err); !served {
 			return err
 		}
-		// One was started meanwhile; nothing has run.
+		// A server was started in between; nothing has run.
 		var e error
 		if cl, e = a.FindServer(ctx, c); cl == nil {
 			return errors.Join(err, e)
@@ -116,13 +115,13 @@ func runAnywhere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o
 	return runOnServer(ctx, a, cl, req, o)
 }
 
-// runOnServer has a server do it.
+// runOnServer runs the command on a server.
 func runOnServer(ctx context.Context, a *cli.App, cl *client.Client, req v1.Run, o runOptions) error {
 	r, err := callRun(ctx, a, cl, req, o)
 	return printRun(a, o, r, err)
 }
 
-// runLocally does it in this process.
+// runLocally runs the command with an engine in this process.
 func runLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o runOptions) error {
 	var r v1.ExecResult
 	err := standalone.RunLocally(ctx, a, c, req, func(cl *client.Client, req v1.Run) (err error) {
@@ -132,7 +131,7 @@ func runLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o 
 	return printRun(a, o, r, err)
 }
 
-// printsResult reports whether the result is printed as JSON. The output is streamed otherwise.
+// printsResult reports whether the result is printed as JSON. Otherwise output is streamed.
 func (o runOptions) printsResult(a *cli.App) bool { return a.Flags.Output == "json" && !o.Interactive }
 
 func callRun(ctx context.Context, a *cli.App, cl *client.Client, req v1.Run, o runOptions) (v1.ExecResult, error) {

@@ -125,7 +125,7 @@ func printSandbox(a *cli.App, s v1.Sandbox) error {
 	return a.Print(s, t)
 }
 
-// WorkspaceOf names the workspace of a sandbox for a table.
+// WorkspaceOf describes the workspace of a sandbox for a table.
 func WorkspaceOf(s v1.Sandbox) string {
 	if s.Workspace != "" && s.ReadOnly {
 		return s.Workspace + " (read-only)"

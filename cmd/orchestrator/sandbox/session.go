@@ -12,7 +12,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// maxScript bounds a script that is read from standard input.
+// maxScript bounds a script that is read from standard input, in bytes.
 const maxScript = 512 << 10
 
 // NewSessionCommand returns "orchestrator session" with its commands.
@@ -204,7 +204,7 @@ func runSessionExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o sessi
 	return cli.ResultError(r)
 }
 
-// endingText is an ending in a word or two.
+// endingText describes an ending in a word or two.
 func endingText(r *v1.ExecResult) string {
 	switch {
 	case r.Ending == "exited":

@@ -103,7 +103,7 @@ func shellHead() []string {
 	return []string{"ID", "STATE", "ENDING", "TTY", "STARTED", "STDOUT", "STDERR", "COMMAND"}
 }
 
-// printShells prints one shell as itself.
+// printShells prints one shell.
 func printShells(a *cli.App, s v1.Shell) error {
 	return a.Print(s, &cli.Table{Head: shellHead(), Rows: [][]string{shellRow(s)}})
 }
@@ -183,7 +183,7 @@ func runShellLogs(ctx context.Context, a *cli.App, cmd *cobra.Command, o logsOpt
 		}
 		return a.PrintJSON(out)
 	}
-	// What is there now, piece by piece; what comes meanwhile is not waited for.
+	// Read the present output in pieces; do not wait for more.
 	sh, err := cl.Shell(ctx, id)
 	if err != nil {
 		return err
@@ -244,7 +244,7 @@ when this returns. With --signal it only gets that signal.`,
 		Args: cli.ExactArgs("SHELL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			only := cmd.Flags().Changed("signal")
-			if only && o.signal <= 0 { // 0 looks, elsewhere: it must not kill
+			if only && o.signal <= 0 { // elsewhere 0 only tests for existence, so it must not kill here
 				return cli.Usage(cmd, "--signal is %d: from 1 to 64", o.signal)
 			}
 			cl, err := a.Client(cmd.Context())

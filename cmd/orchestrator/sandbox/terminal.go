@@ -20,26 +20,24 @@ import (
 )
 
 const (
-	// endOfInput is what a terminal takes for the end of its input, Ctrl-D.
+	// endOfInput is Ctrl-D, which terminals take for the end of input.
 	endOfInput = "\x04"
-	// endTime is how often it is typed where our input has ended: a command that
-	// is just starting may not take the first one for that.
+	// endTime is the interval at which it is typed after the end of our input. A command that is
+	// starting may not notice the first one.
 	endTime = time.Second
-	// awayTime is how long a connection may be away before that is told: a server
-	// that is restarted is back by then, and what is on the screen stays whole.
+	// awayTime is how long a connection is lost before that is reported. A restarting server is
+	// back by then, and the screen stays intact.
 	awayTime = 2 * time.Second
-	// resetScreenSequence undoes what a full-screen program that runs on, or was killed,
-	// left of its own in a terminal: the other screen, a part that scrolls, hidden
-	// cursor, mouse, pasting, colours. The cursor is kept first: some terminals
-	// put it back also where there was no other screen.
+	// resetScreenSequence undoes what a full-screen program left behind that was killed or detached
+	// from: the alternate screen, a scroll region, hidden cursor, mouse, paste mode, colours. It
+	// saves the cursor first: some terminals restore it even if there was no alternate screen.
 	resetScreenSequence = "\x1b7\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[0m\r\n"
 )
 
-// screen is our own terminal. The zero value is none: input and output are
-// files or pipes, or one of them is.
+// screen is the local terminal. The zero value means that input or output is a file or a pipe.
 type screen struct {
 	in, out *os.File
-	raw     func() // restores; nil: it is not raw
+	raw     func() // restores the terminal; nil if it is not raw
 }
 
 func newScreen(a *cli.App) screen {
@@ -64,7 +62,7 @@ func (s *screen) size() (cols, rows int) {
 	return cols, rows
 }
 
-// makeRaw hands every key on as it is, until restore.
+// makeRaw passes every key on unchanged, until restore.
 func (s *screen) makeRaw() error {
 	if !s.there() {
 		return nil
@@ -73,33 +71,32 @@ func (s *screen) makeRaw() error {
 	if err != nil {
 		return fmt.Errorf("make the terminal raw: %w", err)
 	}
-	s.raw = sync.OnceFunc(func() { _ = term.Restore(int(s.in.Fd()), was) }) // there is nothing else to try
+	s.raw = sync.OnceFunc(func() { _ = term.Restore(int(s.in.Fd()), was) }) // there is no other way
 	return nil
 }
 
-// restore undoes makeRaw. Idempotent, from any goroutine.
+// restore undoes makeRaw. It is idempotent and may be called from any goroutine.
 func (s *screen) restore() {
 	if s.raw != nil {
 		s.raw()
 	}
 }
 
-// terminalSession is somebody at a remote terminal.
+// terminalSession is a user attached to a remote terminal.
 type terminalSession struct {
 	app      *cli.App
 	screen   screen
-	keys     []byte // that detach
-	viewOnly bool   // only look
-	// sendsEOF: the end of our input, where it is no terminal, is the end of the
-	// command's.
+	keys     []byte // keys that detach
+	viewOnly bool   // send no input
+	// sendsEOF ends the command's input at the end of ours, if ours is not a terminal.
 	sendsEOF        bool
-	reattachCommand string // the command line that comes back
+	reattachCommand string // command line to attach again
 
 	mu   sync.Mutex
 	away *time.Timer
 }
 
-// options are those that tell of gaps and of a connection that is away.
+// options returns callbacks that report lost output and a lost connection.
 func (s *terminalSession) options() client.TerminalOptions {
 	return client.TerminalOptions{
 		ReadOnly: s.viewOnly,
@@ -121,7 +118,7 @@ func (s *terminalSession) options() client.TerminalOptions {
 	}
 }
 
-// note says something between the output.
+// note prints a message between the output.
 func (s *terminalSession) note(format string, args ...any) {
 	end := "\n"
 	if s.screen.raw != nil {
@@ -132,14 +129,14 @@ func (s *terminalSession) note(format string, args ...any) {
 
 var errDetach = errors.New("detached")
 
-// attach shows a terminal until its command ends, and returns how; errDetach if
-// the keys for that were pressed.
+// attach shows a terminal until its command ends, and returns the result. If the detach keys were
+// typed, it returns errDetach.
 func (s *terminalSession) attach(ctx context.Context, t *client.Terminal) (v1.ExecResult, error) {
 	defer t.Close()                            //nolint:errcheck // it never fails
-	if err := s.screen.makeRaw(); err != nil { // who only looks can detach, too
+	if err := s.screen.makeRaw(); err != nil { // a viewer can detach, too
 		return v1.ExecResult{}, err
 	}
-	defer s.screen.restore() // with a panic too
+	defer s.screen.restore() // after a panic, too
 	defer context.AfterFunc(ctx, s.screen.restore)()
 	defer s.restoreAtQuit()()
 	detached := make(chan struct{})
@@ -171,7 +168,7 @@ func (s *terminalSession) attach(ctx context.Context, t *client.Terminal) (v1.Ex
 	return r, err
 }
 
-// restoreAtQuit restores our terminal before SIGQUIT does what it always does.
+// restoreAtQuit restores the local terminal before SIGQUIT has its default effect.
 func (s *terminalSession) restoreAtQuit() (stop func()) {
 	quits, done := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(quits, syscall.SIGQUIT)
@@ -182,7 +179,7 @@ func (s *terminalSession) restoreAtQuit() (stop func()) {
 			s.screen.restore()
 			s.resetScreen()
 			signal.Reset(syscall.SIGQUIT)
-			_ = syscall.Kill(os.Getpid(), syscall.SIGQUIT) // it ends us
+			_ = syscall.Kill(os.Getpid(), syscall.SIGQUIT) // this ends the process
 		case <-done:
 		}
 	})
@@ -193,14 +190,14 @@ func (s *terminalSession) restoreAtQuit() (stop func()) {
 	}
 }
 
-// resetScreen undoes what the program at the remote terminal has not undone itself.
+// resetScreen undoes what the remote program left on the screen.
 func (s *terminalSession) resetScreen() {
 	if s.screen.there() {
 		fmt.Fprint(s.app.Stdout, resetScreenSequence) //nolint:errcheck // for the eye
 	}
 }
 
-// restoreOnPanic restores our terminal before a panic in a goroutine ends the process.
+// restoreOnPanic restores the local terminal before a panic in a goroutine ends the process.
 func (s *terminalSession) restoreOnPanic() {
 	if p := recover(); p != nil {
 		s.screen.restore()
@@ -208,7 +205,7 @@ func (s *terminalSession) restoreOnPanic() {
 	}
 }
 
-// copyInput types what our input has until it ends or detaches.
+// copyInput sends our input until it ends or the detach keys are typed.
 func (s *terminalSession) copyInput(t io.Writer, detached chan<- struct{}) {
 	defer s.restoreOnPanic()
 	if s.screen.there() {
@@ -238,7 +235,7 @@ func (s *terminalSession) copyInput(t io.Writer, detached chan<- struct{}) {
 	}
 }
 
-// copyKeys is that for our terminal.
+// copyKeys does the same for the keys of the local terminal.
 func (s *terminalSession) copyKeys(t io.Writer, detached chan<- struct{}) {
 	typist := newInputQueue(t)
 	go func() { // sendsEOF with the process
@@ -264,8 +261,7 @@ func (s *terminalSession) copyKeys(t io.Writer, detached chan<- struct{}) {
 	}
 }
 
-// followSize gives the remote terminal the size of ours, now and when it
-// changes.
+// followSize gives the remote terminal the size of the local one, now and at each change.
 func (s *terminalSession) followSize(t *client.Terminal) (stop func()) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, syscall.SIGWINCH)
@@ -293,7 +289,7 @@ func (s *terminalSession) followSize(t *client.Terminal) (stop func()) {
 	}
 }
 
-// leave tells how to come back, unless the command has ended.
+// leave says how to attach again, unless the command has ended.
 func (s *terminalSession) leave(err error) error {
 	s.screen.restore()
 	s.mu.Lock()
@@ -302,12 +298,12 @@ func (s *terminalSession) leave(err error) error {
 	}
 	s.mu.Unlock()
 	s.resetScreen()
-	s.screen.raw = nil // from here on lines end as usual
+	s.screen.raw = nil // from here on, line ends are normal
 	if errors.Is(err, errDetach) {
 		s.note("detached; the command runs on: come back with `%s`", s.reattachCommand)
 		return nil
 	}
-	if !errdefs.IsNotFound(err) { // which is of a sandbox that is gone, with all of it
+	if !errdefs.IsNotFound(err) { // else the sandbox is gone, and the command with it
 		s.note("the command may run on: come back with `%s`", s.reattachCommand)
 	}
 	return err

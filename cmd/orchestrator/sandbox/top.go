@@ -14,10 +14,9 @@ import (
 )
 
 const (
-	// firstInterval is the most between the first two looks: there is no share of
-	// the processors before the second.
+	// firstInterval is the longest time between the first two measurements. CPU shares need two.
 	firstInterval = time.Second
-	// Times between two looks that make sense.
+	// Limits of the interval.
 	minInterval = 100 * time.Millisecond
 	maxInterval = time.Hour
 )
@@ -67,8 +66,7 @@ again at each interval until Ctrl-C. Elsewhere it is printed once, or with
 	return c
 }
 
-// runTop looks until ctx ends, or twice for once: the first look is what the
-// second one's share of the processors is reckoned from.
+// runTop measures until ctx ends, or twice with --once: CPU shares need two measurements.
 func runTop(ctx context.Context, a *cli.App, cl *client.Client, o topOptions) error {
 	show := newTopView(a, o)
 	defer show.end()
@@ -93,10 +91,10 @@ func runTop(ctx context.Context, a *cli.App, cl *client.Client, o topOptions) er
 	}
 }
 
-// topView shows one look after the other.
+// topView shows one measurement after the other.
 type topView struct {
 	draw func([]topLine) error
-	end  func() // gives the terminal back
+	end  func() // restores the terminal
 }
 
 func newTopView(a *cli.App, o topOptions) topView {

@@ -11,14 +11,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// topLine is a sandbox's figures with its share of the processors since the
-// look before; nil where it was not seen then.
+// topLine holds a sandbox's figures and its CPU share since the last measurement, or nil if it had
+// none.
 type topLine struct {
 	v1.Figures
 	CPUPercent *float64 `json:"cpu_percent"`
 }
 
-// topLines reckons from two looks, and sorts.
+// topLines computes the lines from two measurements, and sorts them.
 func topLines(last, now []v1.Figures, by string) []topLine {
 	before := map[string]v1.Figures{}
 	for _, f := range last {
@@ -41,8 +41,8 @@ func topLines(last, now []v1.Figures, by string) []topLine {
 	return lines
 }
 
-// cpuShare is the time on the processors between two looks by the time between
-// them, in percent: 100 is one processor.
+// cpuShare returns the CPU time between two measurements in percent of the elapsed time: 100 is one
+// processor.
 func cpuShare(was, is v1.Figures) *float64 {
 	between := is.At.Sub(was.At)
 	if was.Missing != "" || is.Missing != "" || between <= 0 {
@@ -52,7 +52,7 @@ func cpuShare(was, is v1.Figures) *float64 {
 	return &p
 }
 
-// cpu puts those without a share last.
+// cpu returns the share, or a negative number without one, so that it sorts last.
 func (l topLine) cpu() float64 {
 	if l.CPUPercent == nil {
 		return -1
@@ -79,8 +79,8 @@ func topTable(lines []topLine) *cli.Table {
 	return t
 }
 
-// wideScreen has room for whole ids beside all figures, in columns. idEnd is
-// what is left of an id elsewhere: the end, which is not the time.
+// wideScreen is the number of columns that fit whole ids and all figures. On narrower screens ids
+// are cut to their last idEnd characters: the first ones are a time.
 const (
 	wideScreen = 120
 	idEnd      = 8
@@ -96,7 +96,7 @@ func shortIDs(lines []topLine) []topLine {
 	return lines
 }
 
-// withLimit is a figure with its limit, if there is one.
+// withLimit formats a figure with its limit, if it has one.
 func withLimit(figure, limit string, n int64) string {
 	if n == 0 {
 		return figure

@@ -33,7 +33,7 @@ const (
 	checkFail = "fail"
 )
 
-// check is one line of doctor.
+// check is one line of doctor's output.
 type check struct {
 	Name   string `json:"name"`
 	Status string `json:"status"`
@@ -97,7 +97,7 @@ func checkKernel() check {
 		return check{"kernel", checkWarn, err.Error(), ""}
 	}
 	release := unix.ByteSliceToString(u.Release[:])
-	// The call fails for its arguments where it is there.
+	// If the call exists, it fails because of its arguments.
 	if err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{}); errors.Is(err, unix.ENOSYS) {
 		return check{"kernel", checkFail, release + ", without mount_setattr", "use Linux 5.12 or later: workspaces are bound with it"}
 	}
@@ -155,8 +155,8 @@ func checkSeccomp() check {
 	return check{"seccomp", checkOK, "filters", ""}
 }
 
-// checkCores looks whether the kernel starts a program for a process that crashed: it does so outside of every container and whatever the
-// limit on core files is.
+// checkCores checks whether the kernel starts a program for a crashed process. That program runs
+// outside of the container, whatever the limit on core files.
 func checkCores(file string) check {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -169,10 +169,11 @@ func checkCores(file string) check {
 	return check{"core dumps", checkWarn, "a crash in a sandbox starts " + program + " as root on this host", "sysctl kernel.core_pattern=core"}
 }
 
-// manyFiles is more than the sandboxes of one host come to. Systemd sets no bound at all.
+// manyFiles exceeds what the sandboxes of one host can open. systemd sets no limit.
 const manyFiles = 100_000_000
 
-// checkFiles looks how many files may be open on the host, which is one number for all: three sandboxes can open two million.
+// checkFiles checks how many files can be open on the host. The limit is shared: three sandboxes
+// can open two million.
 func checkFiles(file string) check {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -196,22 +197,21 @@ func checkOverlay() check {
 	return check{"overlay", checkOK, "there", ""}
 }
 
-// checkRuntimes makes all drivers in a folder for the occasion. One that can
-// be used is enough.
+// checkRuntimes opens all drivers in a temporary directory. One that works is enough.
 func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 	parent := c.StateDir
 	if _, err := os.Stat(parent); err != nil {
-		parent = "" // where temporary files are
+		parent = "" // the directory of temporary files
 	}
 	if parent != "" {
-		_ = sweepDoctors(ctx, c, standalone.Logger(a.Stderr, c.Log)) // else the next doctor or server does
+		_ = sweepDoctors(ctx, c, standalone.Logger(a.Stderr, c.Log)) // else the next doctor or server does it
 	}
 	tried, err := scratch.Make(cmp.Or(parent, os.TempDir()), doctorPrefix)
 	if err != nil {
 		return []check{{"runtime", checkFail, err.Error(), "run as root, or name a --state-dir of your own"}}
 	}
 	dir := tried.Path
-	defer func() { _ = tried.Release() }()                      // what stays is swept at the next start
+	defer func() { _ = tried.Release() }()                      // the next start removes what is left
 	defer standalone.RemoveRun(context.WithoutCancel(ctx), dir) //nolint:errcheck // it holds nothing, and is looked at by nobody
 	guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
 	if err != nil {
@@ -238,7 +238,7 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 		forContainerd = try(standalone.RuntimeContainerd)
 	}
 	checks := []check{forOCI, forDocker, forContainerd}
-	// Which of them must work: the one that is configured, or one that auto takes.
+	// The configured one must work, or one that auto chooses.
 	switch fit := func(k check) bool { return k.Status == checkOK }; {
 	case c.Runtime != standalone.RuntimeAuto:
 		for i, k := range checks {
@@ -252,8 +252,8 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 	return checks
 }
 
-// classesOf says which isolation classes a driver makes here, and why not
-// gvisor where it could.
+// classesOf lists the isolation classes of a driver on this host, and why gvisor is missing if it
+// could be offered.
 func classesOf(d runtime.Driver) string {
 	classes := d.Classes()
 	names := make([]string, len(classes))
@@ -309,7 +309,7 @@ func checkServer(ctx context.Context, a *cli.App, c config.Config) check {
 	return check{"server", checkOK, fmt.Sprintf("%s on %s, runtime %s", v.Version, cl.Address(), v.Runtime), ""}
 }
 
-// checkImage looks for the images of all templates.
+// checkImage checks that the images of all templates are imported.
 func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
 	c, err := c.WithTemplatesDir(a.ConfigFile())
 	if err != nil {
@@ -341,7 +341,7 @@ func listImages(ctx context.Context, a *cli.App, c config.Config) (list []v1.Ima
 		return cl.Images.List(ctx)
 	}
 	if _, err := os.Stat(c.StateDir); err != nil {
-		return nil, nil // doctor makes nothing
+		return nil, nil // doctor does not create the state directory
 	}
 	err = standalone.WithImages(ctx, a, c, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
 		list, err = cl.Images.List(ctx)
@@ -350,8 +350,8 @@ func listImages(ctx context.Context, a *cli.App, c config.Config) (list []v1.Ima
 	return list, err
 }
 
-// hasImage reports whether one of the images is meant by ref: a name, a name with a digest, or the
-// beginning of an id.
+// hasImage reports whether the list has the image that ref names: a name, a name with a digest, or
+// the first digits of an id.
 func hasImage(list []v1.Image, ref string) bool {
 	name, err := images.ParseName(ref)
 	if err != nil {

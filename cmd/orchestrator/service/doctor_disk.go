@@ -20,7 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// checkQuota tries what bounds workspaces, where they are or would be.
+// checkQuota checks the quota mechanism in the directory of the workspaces, or where that would be.
 func checkQuota(c config.Config) check {
 	const name = "workspace quota"
 	dir := engine.DirsOf(c.StateDir).Workspaces
@@ -52,7 +52,7 @@ func checkQuota(c config.Config) check {
 	return check{name, checkOK, found, ""}
 }
 
-// hasSysResource says whether this process has CAP_SYS_RESOURCE.
+// hasSysResource reports whether this process has CAP_SYS_RESOURCE.
 func hasSysResource() bool {
 	const sysResource = 24
 	text, err := os.ReadFile("/proc/self/status")
@@ -65,7 +65,7 @@ func hasSysResource() bool {
 	return err == nil && have&(1<<sysResource) != 0
 }
 
-// checkRetained says what the state directory has collected, and who removes it.
+// checkRetained reports what the state directory has accumulated, and what removes it.
 func checkRetained(stateDir string) check {
 	var parts []string
 	if fi, err := os.Stat(filepath.Join(stateDir, "state.db")); err == nil {
@@ -102,7 +102,7 @@ func count(dir string) int {
 	return len(entries)
 }
 
-// sweepGuests removes what earlier versions of this program left.
+// sweepGuests removes the guests of earlier versions.
 func sweepGuests(dir, keep string, log *slog.Logger) {
 	removed, err := guestbin.Sweep(dir, keep)
 	if err != nil {
@@ -113,11 +113,10 @@ func sweepGuests(dir, keep string, log *slog.Logger) {
 	}
 }
 
-// doctorPrefix begins the names of directories that doctor tries drivers in.
+// doctorPrefix is the prefix of the directories in which doctor tries drivers.
 const doctorPrefix = ".doctor-"
 
-// sweepDoctors removes what doctors have left that were killed. Drivers remove
-// what they have tried when they are opened.
+// sweepDoctors removes what killed doctors left. Opening a driver removes what was created with it.
 func sweepDoctors(ctx context.Context, c config.Config, log *slog.Logger) error {
 	return scratch.Sweep(c.StateDir, doctorPrefix, func(dir string) error {
 		guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
@@ -130,7 +129,7 @@ func sweepDoctors(ctx context.Context, c config.Config, log *slog.Logger) error 
 			if err == nil {
 				err = got.Close()
 			} else if count(filepath.Join(dir, standalone.EntryDirs[name])) == 0 {
-				err = nil // it had tried nothing there
+				err = nil // nothing was created there
 			}
 			if err != nil {
 				return err

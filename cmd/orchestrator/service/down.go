@@ -50,7 +50,7 @@ func runDown(ctx context.Context, a *cli.App, name string, wait time.Duration) e
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, cli.Refuse(errdefs.ErrUnavailable, "not down after %s", wait))
 	defer cancel()
 	cl, err := a.FindServer(ctx, c)
-	if err != nil && !errors.Is(err, client.ErrLost) { // cut by its end: another down was quicker
+	if err != nil && !errors.Is(err, client.ErrLost) { // another down was faster
 		return err
 	}
 	if cl != nil {
@@ -59,21 +59,21 @@ func runDown(ctx context.Context, a *cli.App, name string, wait time.Duration) e
 			return err
 		}
 	}
-	// After a server too: what it could not destroy is tried again, or told.
+	// Do this after a server, too: retry or report what it could not destroy.
 	return downLocally(ctx, a, c)
 }
 
-// downServer asks a server and waits until it is gone, with its hold on the
-// state directory where that is ours to see; ours says whether it is.
+// downServer asks a server to take everything down and waits until it is gone. ours says whether it
+// has the local state directory, whose lock it then waits for.
 func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours bool, err error) {
 	pid := cli.ServerPID(c.StateDir)
-	// Not there any more: another down was quicker.
+	// If it is gone, another down was faster.
 	if err := cl.Down(ctx); err != nil && !errors.Is(err, client.ErrLost) && !errors.Is(err, client.ErrNoServer) {
 		return false, err
 	}
 	for {
 		_, err := cl.Version(ctx)
-		cl.Close() // a kept connection would hold its end up
+		cl.Close() // an idle connection would delay its end
 		if errors.Is(err, client.ErrNoServer) && (pid == "" || cli.ServerPID(c.StateDir) != pid) {
 			return pid != "", nil
 		}
@@ -85,8 +85,7 @@ func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours b
 	}
 }
 
-// lockState takes the lock of a state directory when a server that ends, or
-// another down, lets go of it.
+// lockState locks a state directory when a stopping server or another down releases it.
 func lockState(ctx context.Context, a *cli.App, dir string) (*store.Lock, error) {
 	for first := true; ; first = false {
 		lock, err := store.LockDir(dir)
@@ -104,7 +103,7 @@ func lockState(ctx context.Context, a *cli.App, dir string) (*store.Lock, error)
 	}
 }
 
-// downLocally destroys what a stopped server and killed runs have left.
+// downLocally destroys what a stopped server and killed runs left.
 func downLocally(ctx context.Context, a *cli.App, c config.Config) (err error) {
 	dir := c.StateDir
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
@@ -121,13 +120,13 @@ func downLocally(ctx context.Context, a *cli.App, c config.Config) (err error) {
 		return err
 	}
 	defer func() {
-		if err == nil { // else something may still write
+		if err == nil { // else a process may still write
 			err = standalone.DownWorkspaces(ctx, c, log)
 		}
 	}()
 	d := standalone.Drivers{Config: c, StateDir: dir, Log: log}
 	if !store.HasState(dir) && len(d.UsedRuntimes(standalone.RuntimeAuto)) == 0 {
-		return nil // no server was ever here
+		return nil // never used by a server
 	}
 	x, err := store.Examine(ctx, dir)
 	if err != nil {

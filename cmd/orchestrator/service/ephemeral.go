@@ -10,13 +10,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// ephemeralMarker is the file that makes a state directory one that may be
-// removed. Who starts an ephemeral service puts it there first.
+// ephemeralMarker is the file that allows a state directory to be removed. Whoever starts an
+// ephemeral service creates it first.
 const ephemeralMarker = "ephemeral"
 
-// checkEphemeral makes sure that the directory that is to be removed at the end
-// was meant for it: named on this command line, and marked before anything else
-// was put into it.
+// checkEphemeral checks that the directory is meant to be removed at the end: this command line
+// names it, and it has the marker.
 func checkEphemeral(a *cli.App, cmd *cobra.Command, dir string) error {
 	if a.Flags.StateDir == "" {
 		return cli.Usage(cmd, "--ephemeral removes the state directory at the end: name one for it with --state-dir")
@@ -27,8 +26,8 @@ func checkEphemeral(a *cli.App, cmd *cobra.Command, dir string) error {
 	return nil
 }
 
-// removeEphemeral removes the state directory after everything was taken down.
-// If that went wrong it stays: it tells what is left.
+// removeEphemeral removes the state directory after everything was taken down. After an error it
+// keeps the directory, which shows what is left.
 func removeEphemeral(dir string, failed error) error {
 	if failed != nil {
 		return fmt.Errorf("the state directory %s was not removed: what it tells of may be there still", dir)

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
-// checkListen refuses what would be open to others.
+// checkListen refuses addresses that would be open to others.
 func checkListen(c config.Config) error {
 	network, address := config.SplitListen(c.Listen)
 	if network == "unix" {
@@ -38,8 +38,8 @@ func checkListen(c config.Config) error {
 	return nil
 }
 
-// listen opens the server's socket. It is called before anything else runs in
-// the process: the umask is the whole process's.
+// listen opens the server's socket. Call it before other goroutines create files: the umask applies
+// to the whole process.
 func listen(ctx context.Context, c config.Config) (net.Listener, error) {
 	network, address := config.SplitListen(c.Listen)
 	if network != "unix" {
@@ -52,7 +52,7 @@ func listen(ctx context.Context, c config.Config) (net.Listener, error) {
 	if err := clearSocket(ctx, address); err != nil {
 		return nil, err
 	}
-	old := syscall.Umask(0o177) // so that it is there with mode 0600 or not at all
+	old := syscall.Umask(0o177) // so that it never exists with another mode than 0600
 	l, err := new(net.ListenConfig).Listen(ctx, network, address)
 	syscall.Umask(old)
 	if err != nil {
@@ -73,8 +73,7 @@ func listenError(where string, err error) error {
 	return cli.Refuse(errdefs.ErrFailedPrecondition, "listen on %s: %w", where, err)
 }
 
-// clearSocket removes the socket of a server that is no more: nobody answers
-// on it.
+// clearSocket removes the socket of a server that has ended: nothing answers on it.
 func clearSocket(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {

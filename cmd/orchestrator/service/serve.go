@@ -32,7 +32,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// handoverTime is how long calls under way have at SIGTERM; then they are cut.
+// handoverTime is how long running calls may take after SIGTERM. Then they are cut.
 const handoverTime = 10 * time.Second
 
 type serveOptions struct {
@@ -115,7 +115,7 @@ func runServe(ctx context.Context, a *cli.App, cmd *cobra.Command, o serveOption
 	return s.run(ctx)
 }
 
-// startError is nil for a start that a signal ended: that was asked for.
+// startError returns nil for a start that a signal interrupted.
 func startError(ctx context.Context, err error) error {
 	if _, asked := errors.AsType[*cli.Interrupted](context.Cause(ctx)); asked {
 		return nil
@@ -123,15 +123,15 @@ func startError(ctx context.Context, err error) error {
 	return err
 }
 
-// service is an open server: what it holds, in the order it was opened.
+// service is an open server. Its fields are in the order of opening.
 type service struct {
 	app    *cli.App
 	config config.Config
 	token  string
 	log    *slog.Logger
-	// ephemeral: nothing is handed over.
+	// ephemeral services hand nothing over.
 	ephemeral             bool
-	adoptNone, adoptOlder bool // what to do about a state.db that was lost
+	adoptNone, adoptOlder bool // what to do about a lost state.db
 
 	undo     []func() error // in the order of opening
 	listener net.Listener
@@ -146,7 +146,7 @@ type service struct {
 
 func (s *service) onClose(undo func() error) { s.undo = append(s.undo, undo) }
 
-// close lets go of everything, last first. Sandboxes live on.
+// close releases everything in reverse order. Sandboxes keep running.
 func (s *service) close() error {
 	var errs []error
 	for i := len(s.undo) - 1; i >= 0; i-- {
@@ -156,9 +156,8 @@ func (s *service) close() error {
 	return errors.Join(errs...)
 }
 
-// open takes the locks first: from there on nobody else touches the state.
-// The socket is next, while nothing else runs that makes files; who connects
-// waits until the service is ready.
+// open takes the locks first, so that no other process changes the state. The socket is next,
+// before anything else creates files. Clients that connect wait until the service is ready.
 func (s *service) open(ctx context.Context) error {
 	dir := s.config.StateDir
 	if err := standalone.MakeStateDir(dir); err != nil {
@@ -188,7 +187,7 @@ func (s *service) open(ctx context.Context) error {
 	return s.openEngine(ctx, dir)
 }
 
-// lostError refuses a state directory whose database is gone.
+// lostError refuses a state directory whose database is missing.
 func lostError(x *store.Examined, dir string, found remains.Found) error {
 	what := "state.db and owner.json are missing"
 	e, ok := errors.AsType[*store.StateError](x.Problem())
@@ -200,8 +199,8 @@ func lostError(x *store.Examined, dir string, found remains.Found) error {
 	return cli.Refuse(errdefs.ErrFailedPrecondition, "state directory %s: %s, and it still has %s: %s", dir, what, found, e.WayOut())
 }
 
-// openState opens the database of the state directory. Where that was lost, it
-// refuses unless nothing else is left, or --adopt-none has the rest destroyed.
+// openState opens the database of the state directory. If it was lost, openState refuses unless
+// nothing else is left, or --adopt-none has the rest destroyed.
 func (s *service) openState(ctx context.Context, dir string) (*store.Store, error) {
 	x, err := store.Examine(ctx, dir)
 	if err != nil {
@@ -233,7 +232,7 @@ func (s *service) openState(ctx context.Context, dir string) (*store.Store, erro
 	return st, nil
 }
 
-// acceptLost decides whether a new database may be made.
+// acceptLost decides whether a new database may be created.
 func (s *service) acceptLost(ctx context.Context, x *store.Examined, dir string) error {
 	d := standalone.Drivers{Config: s.config, StateDir: dir, Log: s.log}
 	if len(d.UsedRuntimes(standalone.RuntimeAuto)) > 0 {
@@ -347,7 +346,7 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	return nil
 }
 
-// noteNotReady says on the terminal what keeps templates from being used.
+// noteNotReady prints why templates cannot be used.
 func (s *service) noteNotReady(ctx context.Context) {
 	for _, t := range s.engine.Templates(ctx, engine.Local("")) {
 		if t.Error == "" {
@@ -361,7 +360,7 @@ func listenAddress(l net.Listener, c config.Config) string {
 	if network, _ := config.SplitListen(c.Listen); network == "unix" {
 		return c.Listen
 	}
-	return l.Addr().String() // the port may have been left to the system
+	return l.Addr().String() // the system may have chosen the port
 }
 
 func ignoreClosed(err error) error {
@@ -371,13 +370,13 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// run serves until ctx ends or somebody asks for an end of everything.
+// run serves until ctx ends or a client asks to take everything down.
 func (s *service) run(ctx context.Context) error {
 	var once sync.Once
 	down := make(chan struct{})
 	front, endFront := context.WithCancel(ctx)
 	defer endFront()
-	// The engine outlives the front: calls under way need it.
+	// The engine outlives the listener: running calls need it.
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
 	defer endBack()
 	defer context.AfterFunc(front, s.engine.HandOver)()
@@ -405,13 +404,13 @@ func (s *service) run(ctx context.Context) error {
 		engineErr = s.engine.Serve(back)
 		endFront()
 	})
-	work.Go(func() { // likewise; it ends with back
+	work.Go(func() { // waited for below; ends with back
 		if err := errors.Join(standalone.SweepRuns(back, s.config.StateDir, s.log), standalone.SweepBuilds(s.config.StateDir), sweepDoctors(back, s.config, s.log), s.volumes.Sweep(back)); err != nil && back.Err() == nil {
 			s.log.Warn("leftovers of earlier commands not all removed", "error", err)
 		}
 	})
-	work.Go(func() { _ = s.marker.Run(back, s.log) })         // likewise
-	work.Go(func() { s.watchTemplates(back, s.app.Hangups) }) // likewise
+	work.Go(func() { _ = s.marker.Run(back, s.log) })         // waited for below
+	work.Go(func() { s.watchTemplates(back, s.app.Hangups) }) // waited for below
 	serveErr := server.Serve(front, s.listener, handoverTime)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), handoverTime)
 	if err := talk.Close(ending); err != nil {
@@ -428,7 +427,7 @@ func (s *service) run(ctx context.Context) error {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 		defer cancel()
 		err := standalone.TakeDown(end, s.driver, s.store, s.log)
-		if err == nil { // else something may still write
+		if err == nil { // else a process may still write
 			err = s.volumes.Down(end)
 		}
 		return errors.Join(serveErr, engineErr, err)

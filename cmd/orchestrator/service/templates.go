@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// loadTemplates reads the configuration and its folder again, for what they say
-// of templates. Everything else stays as it was at the start.
+// loadTemplates reads the templates of the configuration and its directory again. All else stays as
+// it was at the start.
 func (s *service) loadTemplates() ([]engine.TemplateSource, error) {
 	file := s.app.ConfigFile()
 	c, err := config.Load(file)
@@ -26,18 +26,16 @@ func (s *service) loadTemplates() ([]engine.TemplateSource, error) {
 	return standalone.TemplateSources(file, c)
 }
 
-// watchInterval is how often the files of templates are looked at. What changes has
-// to stay as it is for so long until it is read: an editor, or who copies
-// several files, is let finish.
+// watchInterval is how often the files of templates are checked. Changed files must stay the same
+// for one interval before they are read: an editor may still be writing.
 const watchInterval = time.Second
 
-// watchTemplates reads templates again when their files change or somebody
-// hangs up, until ctx ends. What is wrong with them is logged, and shown by
-// `template ls`.
+// watchTemplates reloads templates when their files change or SIGHUP arrives, until ctx ends.
+// Problems are logged, and shown by "template ls".
 func (s *service) watchTemplates(ctx context.Context, hung <-chan struct{}) {
 	t := time.NewTicker(watchInterval)
 	defer t.Stop()
-	read := s.templateFingerprint() // what was read last
+	read := s.templateFingerprint() // as of the last reload
 	seen := read
 	for {
 		select {
@@ -52,12 +50,12 @@ func (s *service) watchTemplates(ctx context.Context, hung <-chan struct{}) {
 			}
 		}
 		read = s.templateFingerprint()
-		_, _ = s.engine.Reload(ctx) // it has logged what there is to say
+		_, _ = s.engine.Reload(ctx) // it has logged its errors
 	}
 }
 
-// templateFingerprint changes when a file of templates does, comes, or goes. The
-// folder is the one that the configuration names now.
+// templateFingerprint changes when a file of a template is changed, added or removed. It uses the
+// directory that the configuration names now.
 func (s *service) templateFingerprint() string {
 	var b strings.Builder
 	stamp := func(path string) {

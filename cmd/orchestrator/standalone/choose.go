@@ -28,7 +28,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/oci"
 )
 
-// The runtimes by name.
+// Names of the runtimes.
 const (
 	RuntimeAuto       = "auto"
 	RuntimeDocker     = "docker"
@@ -36,13 +36,13 @@ const (
 	RuntimeOCI        = "oci"
 )
 
-// runtimeNames is for those who have to name one.
+// runtimeNames lists the names for error messages.
 const runtimeNames = "auto, docker, containerd or oci"
 
-// pingTime bounds the question whether Docker answers.
+// pingTime bounds the wait for Docker's answer.
 const pingTime = 2 * time.Second
 
-// Drivers makes drivers for one state directory.
+// Drivers opens drivers for one state directory.
 type Drivers struct {
 	Config   config.Config
 	StateDir string
@@ -50,13 +50,13 @@ type Drivers struct {
 	Log      *slog.Logger
 }
 
-// EntryDirs is where each runtime keeps an entry for every sandbox.
+// EntryDirs holds the directory in which each runtime keeps an entry for every sandbox.
 var EntryDirs = map[string]string{
 	RuntimeOCI: RuntimeOCI, RuntimeDocker: filepath.Join(RuntimeDocker, "sandboxes"), RuntimeContainerd: filepath.Join(RuntimeContainerd, "cells"),
 }
 
-// UsedRuntimes are the runtimes that have left a folder in the state directory; if only
-// is not auto, that one alone.
+// UsedRuntimes returns the runtimes that have a directory in the state directory. If only is not
+// "auto", it returns at most that one.
 func (d Drivers) UsedRuntimes(only string) []string {
 	var names []string
 	for _, name := range []string{RuntimeOCI, RuntimeContainerd, RuntimeDocker} {
@@ -67,7 +67,8 @@ func (d Drivers) UsedRuntimes(only string) []string {
 	return names
 }
 
-// Finder finds what is left where the database was lost, in the used runtimes.
+// Finder returns a finder of what the used runtimes left, for a state directory whose database was
+// lost.
 func (d Drivers) Finder(only string) remains.Finder {
 	f := remains.Finder{
 		Runtimes: map[string]string{}, Workspaces: engine.DirsOf(d.StateDir).Workspaces, Log: d.Log,
@@ -83,7 +84,7 @@ func (d Drivers) Finder(only string) remains.Finder {
 	return f
 }
 
-// Open makes the driver of that name and says what it is.
+// Open opens the named driver and describes it.
 func (d Drivers) Open(ctx context.Context, name string) (runtime.Driver, string, error) {
 	switch name {
 	case RuntimeDocker:
@@ -120,9 +121,9 @@ func (d Drivers) containerdOptions() containerd.Options {
 	}
 }
 
-// Choose makes the driver that is configured. auto takes the runtime of what
-// is there already, then Docker where it answers and is fit, then oci, and
-// containerd only if told to; why says what decided.
+// Choose opens the configured driver. "auto" takes the runtime of the live sandboxes, then Docker
+// if it answers and can be used, then oci. It takes containerd for live sandboxes only. why says
+// what decided.
 func (d Drivers) Choose(ctx context.Context, live []store.Sandbox) (got runtime.Driver, why string, err error) {
 	had, err := runtimeOf(live)
 	if err != nil {
@@ -164,7 +165,8 @@ func (d Drivers) Choose(ctx context.Context, live []store.Sandbox) (got runtime.
 	return got, no + ", " + what, nil
 }
 
-// runtimeOf is the one runtime of all live sandboxes, or "".
+// runtimeOf returns the runtime of all live sandboxes, or "" if there are none. Several runtimes
+// are an error.
 func runtimeOf(live []store.Sandbox) (string, error) {
 	var names []string
 	for _, s := range live {
@@ -183,7 +185,7 @@ func runtimeOf(live []store.Sandbox) (string, error) {
 		strings.Join(names, " and "), names[0])
 }
 
-// DockerHost is where the docker driver would look.
+// DockerHost returns the address that the docker driver uses.
 func DockerHost(configured string) string {
 	if configured != "" {
 		return configured
@@ -194,9 +196,8 @@ func DockerHost(configured string) string {
 	return "unix:///var/run/docker.sock"
 }
 
-// DockerAnswers says whether something answers as an engine does, within
-// pingTime; a dead engine may accept connections and say nothing. Where TLS or
-// another transport is between, connecting has to do.
+// DockerAnswers returns an error unless a Docker Engine answers within pingTime. A dead engine may
+// accept connections and never answer. With TLS or another transport it only connects.
 func DockerAnswers(ctx context.Context, host string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, pingTime, cli.Refuse(errdefs.ErrUnavailable, "no answer within %s", pingTime))
 	defer cancel()
@@ -210,7 +211,7 @@ func DockerAnswers(ctx context.Context, host string) error {
 		network, address = "unix", u.Path
 	case "tcp", "http", "https":
 	default:
-		return nil // the driver knows
+		return nil // the driver checks it
 	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, address)

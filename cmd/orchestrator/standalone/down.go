@@ -10,8 +10,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// TakeDown destroys everything that a driver has of a state directory, and
-// what it keeps in an engine beside sandboxes.
+// TakeDown destroys all sandboxes of a state directory, and whatever else the driver keeps in an
+// engine.
 func TakeDown(ctx context.Context, d runtime.Driver, st *store.Store, log *slog.Logger) error {
 	err := engine.Down(ctx, d, st, log)
 	if p, ok := d.(interface{ Purge(context.Context) error }); ok && err == nil {
@@ -20,7 +20,7 @@ func TakeDown(ctx context.Context, d runtime.Driver, st *store.Store, log *slog.
 	return err
 }
 
-// DownRecorded takes down what the database and the driver know of.
+// DownRecorded takes down what the database and the driver know.
 func (d Drivers) DownRecorded(ctx context.Context, x *store.Examined) (err error) {
 	st, err := x.Open(ctx)
 	if err != nil {
@@ -38,8 +38,7 @@ func (d Drivers) DownRecorded(ctx context.Context, x *store.Examined) (err error
 	return errors.Join(TakeDown(ctx, driver, st, d.Log), driver.Close())
 }
 
-// DownRemains takes down what belongs to a state directory whose database cannot
-// be used.
+// DownRemains takes down what belongs to a state directory whose database cannot be used.
 func (d Drivers) DownRemains(ctx context.Context, x *store.Examined) error {
 	finder := d.Finder(d.Config.Runtime)
 	found, err := finder.Find(ctx, x.Owner())
@@ -55,9 +54,9 @@ func (d Drivers) DownRemains(ctx context.Context, x *store.Examined) error {
 	return finder.Purge(ctx, found)
 }
 
-// recordedDriver is the driver of what is recorded; with --runtime that one even
-// if others are recorded too. Where nothing is recorded, it is the one that
-// has left a folder, since it may know of more than the records do.
+// recordedDriver opens the driver of the recorded sandboxes, or the configured one. If there are no
+// records, it is a driver that left a directory: it may know of more. It returns nil if there is
+// none.
 func (d Drivers) recordedDriver(ctx context.Context, live []store.Sandbox) (runtime.Driver, error) {
 	name := d.Config.Runtime
 	if name == RuntimeAuto {

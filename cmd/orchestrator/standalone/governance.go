@@ -27,7 +27,7 @@ import (
 // outputsDir is a directory in the state directory.
 const outputsDir = "outputs"
 
-// Governance is what tool calls need, open.
+// Governance holds the open parts that tool calls need.
 type Governance struct {
 	*engine.Governance
 	undo []func() error
@@ -35,7 +35,7 @@ type Governance struct {
 
 func (g *Governance) later(undo func() error) { g.undo = append(g.undo, undo) }
 
-// ShellCaller is whose commands POST /shell runs; "" where it is off.
+// ShellCaller returns the caller that POST /shell runs commands for, or "" if it is disabled.
 func (g *Governance) ShellCaller() string {
 	if g.Compat == nil {
 		return ""
@@ -43,7 +43,7 @@ func (g *Governance) ShellCaller() string {
 	return g.Compat.Caller
 }
 
-// Close lets go of everything, last first.
+// Close closes the parts in reverse order.
 func (g *Governance) Close() error {
 	var errs []error
 	for i := len(g.undo) - 1; i >= 0; i-- {
@@ -53,8 +53,8 @@ func (g *Governance) Close() error {
 	return errors.Join(errs...)
 }
 
-// OpenGovernance opens what tool calls need in a state directory whose lock is
-// held. The caller closes it, after the engine has ended.
+// OpenGovernance opens the parts that tool calls need, in a state directory whose lock the caller
+// holds. Close it after the engine has ended.
 func OpenGovernance(ctx context.Context, c config.Config, dir string, st *store.Store, log *slog.Logger) (g *Governance, err error) {
 	g = &Governance{Governance: &engine.Governance{Default: c.Profiles.Default, Outputs: filepath.Join(dir, outputsDir)}}
 	defer func() {
@@ -101,8 +101,7 @@ func OpenGovernance(ctx context.Context, c config.Config, dir string, st *store.
 	return g, nil
 }
 
-// openProfiles compiles the built-in profiles and those of the configured
-// folder.
+// openProfiles compiles the built-in profiles and those of the configured directory.
 func openProfiles(c config.Config) (*profile.Set, error) {
 	set, err := LoadProfiles(c.Profiles.Dir)
 	if err != nil {
@@ -114,7 +113,7 @@ func openProfiles(c config.Config) (*profile.Set, error) {
 	return set, nil
 }
 
-// redactor knows the values and patterns of the configuration.
+// redactor returns a redactor of the configured values and patterns.
 func redactor(c config.Redact) (*audit.Redactor, error) {
 	var patterns []*regexp.Regexp
 	for _, p := range c.Patterns {
@@ -160,7 +159,7 @@ func webhook(c config.Approvals) (w approval.Webhook, err error) {
 	return w, nil
 }
 
-// Quotas are what a caller's token does not say.
+// Quotas returns the quotas of callers whose tokens set none.
 func Quotas(c config.Callers) engine.Quotas {
 	return engine.Quotas{Sandboxes: c.Sandboxes, MemoryBytes: int64(c.Memory), DiskBytes: int64(c.Disk), Calls: c.Calls, Waiting: c.MaxWaiting}
 }

@@ -21,19 +21,19 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
-// ImageBounds are what images may take of the disk.
+// ImageBounds returns the configured limits of images.
 func ImageBounds(c config.Images) engine.ImageBounds {
 	return engine.ImageBounds{Budget: int64(c.Budget), MaxAge: c.MaxAge.Std()}
 }
 
-// BuildPrefix begins the names of folders that roots are made in.
+// BuildPrefix is the prefix of directories in which root filesystems are built.
 const BuildPrefix = ".build-"
 
-// SweepBuilds removes the folders of builds that were killed: each is a whole
-// root filesystem.
+// SweepBuilds removes the directories of builds that were killed. Each holds a whole root
+// filesystem.
 func SweepBuilds(stateDir string) error { return scratch.Sweep(stateDir, BuildPrefix, nil) }
 
-// NewPuller is what pulls images as configured.
+// NewPuller returns a puller with the configured rules, credentials and signatures.
 func NewPuller(c config.Images, store *images.Store, log *slog.Logger) (*pull.Puller, error) {
 	o := pull.Options{Store: store, RequireDigest: c.RequireDigest, Log: log}
 	var err error
@@ -68,14 +68,15 @@ func readKey(path string) (signature.Key, error) {
 	return signature.ParseKey(path, raw)
 }
 
-// ImageFetcher gets templates' images for an engine; nil if it shall not.
+// ImageFetcher returns a function that pulls the images that templates lack, or nil if that is
+// disabled.
 func ImageFetcher(c config.Images, p *pull.Puller, log *slog.Logger) func(context.Context, string) error {
 	if !c.Prepull {
 		return nil
 	}
 	return func(ctx context.Context, name string) error {
-		// A name that says no registry is a local one: whoever has it at a public
-		// registry is not meant.
+		// A name without a registry is local: an image of that name at a public registry is another
+		// one.
 		if !ref.HasRegistry(name) {
 			return explainMissingImage(cli.Refuse(errdefs.ErrNotFound, "image %q is not here, and its name says no registry to pull it from at the start", name))
 		}
@@ -97,7 +98,7 @@ func ImageFetcher(c config.Images, p *pull.Puller, log *slog.Logger) func(contex
 	}
 }
 
-// explainMissingImage says how to get an image that is not there.
+// explainMissingImage adds how to get an image that is not found.
 func explainMissingImage(err error) error {
 	if errdefs.IsNotFound(err) {
 		return cli.Refuse(errdefs.ErrNotFound, "%s: make it with `make image` and give its path to `orchestrator image import`", cli.WithoutClass(err.Error()))

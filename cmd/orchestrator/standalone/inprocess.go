@@ -23,7 +23,7 @@ import (
 func withClient(e *engine.Engine, do func(*client.Client) error) error {
 	l := &pipeListener{accept: make(chan net.Conn), closed: make(chan struct{})}
 	transport := &http.Transport{DialContext: l.dial, DisableCompression: true}
-	cl, err := client.New(client.Options{Address: "unix:this process", Transport: transport}) // is not dialled
+	cl, err := client.New(client.Options{Address: "unix:this process", Transport: transport}) // the address is not dialled
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func withClient(e *engine.Engine, do func(*client.Client) error) error {
 	return errors.Join(err, <-served)
 }
 
-// pipeListener accepts the connections that dial makes, which are pipes.
+// pipeListener accepts the connections of dial, which are pipes.
 type pipeListener struct {
 	accept chan net.Conn
 	once   sync.Once
@@ -85,7 +85,7 @@ func (pipeAddr) Network() string { return "pipe" }
 // String implements net.Addr.
 func (pipeAddr) String() string { return "pipe" }
 
-// patientConn has no deadlines in the future. A server uses them against clients that stall. This
+// patientConn ignores deadlines in the future. A server sets them against clients that stall. This
 // client stalls only while the user's terminal, pipe or file does, and the command waits for those.
 type patientConn struct{ net.Conn }
 
@@ -98,8 +98,8 @@ func (c patientConn) SetReadDeadline(t time.Time) error { return c.Conn.SetReadD
 // SetWriteDeadline implements net.Conn.
 func (c patientConn) SetWriteDeadline(t time.Time) error { return c.Conn.SetWriteDeadline(pastOnly(t)) }
 
-// pastOnly returns t if it has passed: net/http interrupts reads in that way. Otherwise it returns
-// no deadline.
+// pastOnly returns t if it has passed: net/http interrupts reads with such a deadline. Otherwise it
+// returns no deadline.
 func pastOnly(t time.Time) time.Time {
 	if t.After(time.Now()) {
 		return time.Time{}

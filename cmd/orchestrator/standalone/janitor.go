@@ -27,33 +27,32 @@ import (
 )
 
 const (
-	// newRunPrefix begins the name of a run's folder that has no lock yet.
+	// newRunPrefix is the prefix of a run's directory that has no lock yet.
 	newRunPrefix = ".new-"
-	// janitorTime is how long a janitor tries, in pauses of janitorPause: an
-	// engine that is restarted is back by then. Later runs and servers try
-	// again what it gave up.
+	// janitorTime bounds how long a janitor retries, with pauses of janitorPause. An engine that
+	// restarts is back by then. Later runs and servers retry what it could not remove.
 	janitorTime  = 10 * time.Minute
 	janitorPause = time.Second
 	// firstFile is the number of the first file that a child inherits.
 	firstFile = 3
 )
 
-// janitor is the child that cleans up after a run: it waits for the end of a
-// pipe that only the run writes to, so that it learns of every end, SIGKILL
-// too. It has a session of its own and ignores the signals that end the run.
+// janitor is a child process that cleans up after a run. It waits for the end of a pipe that only
+// the run holds, so it notices every end, SIGKILL included. It has its own session and ignores the
+// signals that end the run.
 type janitor struct {
 	cmd  *exec.Cmd
 	pipe io.Closer
 }
 
-// startJanitor starts one for a run's folder. It inherits the run's locks, so
-// that nobody gets what the run had before it is cleaned up.
+// startJanitor starts a janitor for the directory of a run. It inherits the locks of the run, so
+// that nothing is reused before it is cleaned up.
 func startJanitor(dir string, locks []*os.File) (*janitor, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start janitor: %w", err)
 	}
-	// Not by its path, where another version may stand by now.
+	// Do not use the path of the program: another version may be there by now.
 	cmd := exec.Command("/proc/self/exe", "janitor", dir)
 	cmd.Args[0] = "orchestrator"
 	cmd.Dir = "/"
@@ -68,11 +67,11 @@ func startJanitor(dir string, locks []*os.File) (*janitor, error) {
 	return &janitor{cmd: cmd, pipe: w}, nil
 }
 
-// wait ends the pipe and waits for the janitor's end, at most until ctx's.
+// wait closes the pipe and waits for the end of the janitor, at most until ctx ends.
 func (j *janitor) wait(ctx context.Context) error {
 	err := j.pipe.Close()
 	done := make(chan error, 1)
-	go func() { done <- j.cmd.Wait() }() // ends with the janitor, or with us
+	go func() { done <- j.cmd.Wait() }() // ends with the janitor or this process
 	select {
 	case werr := <-done:
 		if werr != nil {
@@ -98,23 +97,23 @@ func NewJanitorCommand(a *cli.App) *cobra.Command {
 
 func runJanitor(ctx context.Context, a *cli.App, dir string) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
-	ctx = context.WithoutCancel(ctx) // a signal that came before changes nothing
+	ctx = context.WithoutCancel(ctx) // ignore signals that came before
 	for fd := firstFile; fd < firstFile+4; fd++ {
-		unix.CloseOnExec(fd) // the locks are for us, not for what we start
+		unix.CloseOnExec(fd) // programs that it starts must not inherit the locks
 	}
 	if _, err := io.Copy(io.Discard, a.Stdin); err != nil {
 		return fmt.Errorf("wait for the run: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, janitorTime)
 	defer cancel()
-	record, _, err := readRecord(dir) // of what cannot be read nothing is cleaned up, and that is told below
+	record, _, err := readRecord(dir) // without a record, nothing is cleaned up; the error is reported below
 	if err != nil {
 		record = runRecord{}
 	}
 	for {
 		log, closeLog := janitorLog(dir)
 		err := cleanRun(ctx, dir, log)
-		if err == nil && record.Workspaces { // we have them since the run ended
+		if err == nil && record.Workspaces { // the janitor holds the lock of the workspaces since the run ended
 			err = cleanWorkspaces(ctx, filepath.Dir(filepath.Dir(dir)), log)
 		}
 		if err != nil {
@@ -132,24 +131,24 @@ func runJanitor(ctx context.Context, a *cli.App, dir string) error {
 	}
 }
 
-// janitorLog is a file in the run's folder, which goes with it when all went
-// well. The streams are the user's and may be waited on.
+// janitorLog opens a file in the run's directory, which is removed with it after success. The
+// standard streams belong to the user, and others may wait for their end.
 func janitorLog(dir string) (log *slog.Logger, done func()) {
 	f, err := os.OpenFile(filepath.Join(dir, "janitor.log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-	if err != nil { // the folder is gone: nothing is left to be told
+	if err != nil { // the directory is gone, so there is nothing to log
 		return slog.New(slog.DiscardHandler), func() {}
 	}
 	return slog.New(slog.NewTextHandler(f, nil)), func() { f.Close() }
 }
 
-// cleanRun removes everything that a run made, and then its folder. Whoever
-// calls it has the run's lock. A folder that is gone is success.
+// cleanRun removes everything that a run created, and then its directory. The caller holds the
+// run's lock. It succeeds if the directory is gone.
 func cleanRun(ctx context.Context, dir string, log *slog.Logger) error {
 	record, found, err := readRecord(dir)
 	if err != nil {
 		return err
 	}
-	if found { // else it had not begun to make anything
+	if found { // else nothing was created yet
 		if err := downRun(ctx, dir, record, log); err != nil {
 			return err
 		}
@@ -157,8 +156,7 @@ func cleanRun(ctx context.Context, dir string, log *slog.Logger) error {
 	return RemoveRun(ctx, dir)
 }
 
-// downRun destroys the sandboxes of a run, with every driver that has begun to
-// keep something in its folder.
+// downRun destroys the sandboxes of a run with every driver that has a directory in it.
 func downRun(ctx context.Context, dir string, r runRecord, log *slog.Logger) error {
 	st, err := store.Open(ctx, dir)
 	if err != nil {
@@ -182,8 +180,8 @@ func downRun(ctx context.Context, dir string, r runRecord, log *slog.Logger) err
 	return errors.Join(append(errs, st.Close())...)
 }
 
-// RemoveRun removes a run's folder. Where something is still mounted in it,
-// which could be a workspace, nothing is removed.
+// RemoveRun removes the directory of a run. It refuses if something is still mounted there, because
+// that could be a workspace.
 func RemoveRun(ctx context.Context, dir string) error {
 	mounts, err := MountsBelow(dir)
 	if err != nil {
@@ -209,7 +207,7 @@ func RemoveRun(ctx context.Context, dir string) error {
 // MountsBelow returns the mount points below a directory.
 func MountsBelow(dir string) ([]string, error) {
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		dir = real // as the kernel shows it
+		dir = real // mountinfo has the resolved path
 	}
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
@@ -224,8 +222,8 @@ func MountsBelow(dir string) ([]string, error) {
 	return found, nil
 }
 
-// SweepRuns cleans up after runs whose process and janitor both were killed.
-// A run that lives, or is being cleaned up, holds its lock and is left alone.
+// SweepRuns cleans up after runs whose process and janitor were both killed. It skips runs that are
+// locked: they are alive, or being cleaned up.
 func SweepRuns(ctx context.Context, stateDir string, log *slog.Logger) error {
 	parent := filepath.Join(stateDir, RunsDir)
 	entries, err := os.ReadDir(parent)

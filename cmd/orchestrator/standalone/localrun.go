@@ -35,12 +35,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// localOrphanTimeout is how long a guest of a run without a server lives without its
-// host: the janitor is quicker, and this is for the case that it was killed as
-// well.
+// localOrphanTimeout is how long the guest of a local run lives without its host. The janitor is
+// faster; this applies if it was killed as well.
 const localOrphanTimeout = 15 * time.Second
 
-// sweepTime bounds what a run does for earlier ones.
+// sweepTime bounds the cleaning up after earlier runs.
 const sweepTime = 10 * time.Second
 
 // RunLocally calls do with a client of an engine in this process, which can run one command, and
@@ -92,17 +91,18 @@ func SortedKeys[T any](m map[string]T) []string {
 	return out
 }
 
-// LocalRun is a run in this process: what it holds.
+// LocalRun is an engine in this process with its own sandboxes. Set the exported fields but Engine,
+// then call Open.
 type LocalRun struct {
 	App       *cli.App
 	Config    config.Config
 	Log       *slog.Logger
 	Template  string
-	Governed  bool // tools are called, not only commands run
-	hasEgress bool // it has egress rules
+	Governed  bool // tools are called too
+	hasEgress bool // the run has egress rules
 
 	dir     string     // S/runs/<id>
-	locks   []*os.File // the janitor has them too: they are held until both have ended
+	locks   []*os.File // also held by the janitor: they are released when both have ended
 	janitor *janitor
 	store   *store.Store
 	driver  runtime.Driver
@@ -111,13 +111,13 @@ type LocalRun struct {
 	Engine  *engine.Engine
 }
 
-// runRecord is what a janitor has to know of a run.
+// runRecord tells the janitor how to clean up.
 type runRecord struct {
 	Docker     config.Docker     `json:"docker"`
 	Containerd config.Containerd `json:"containerd"`
 	OCI        config.OCI        `json:"oci"`
 	Guest      string            `json:"guest"`
-	// Workspaces: the run has them, and its janitor after it.
+	// Workspaces says that the run, and then its janitor, holds the lock of the workspaces.
 	Workspaces bool `json:"workspaces"`
 }
 
@@ -160,8 +160,8 @@ func (h *LocalRun) Open(ctx context.Context, workspace string) error {
 	return h.openEngine(ctx, guest, hash, workspace != "")
 }
 
-// ExplainHeld says who holds the workspaces, if err is that their lock is held. Other errors are
-// returned as they are.
+// ExplainHeld says which process holds the workspaces if err is that their lock is taken. It
+// returns other errors unchanged.
 func ExplainHeld(dir string, err error) error {
 	if !errdefs.IsUnavailable(err) {
 		return err
@@ -183,8 +183,8 @@ func (h *LocalRun) makeDir(stateDir string) error {
 	return nil
 }
 
-// makeRunDir makes S/runs/<id>. It takes the lock of the directory before that has the name that
-// SweepRuns looks for.
+// makeRunDir makes S/runs/<id> and takes its lock. SweepRuns must not see the directory unlocked,
+// so it gets its name last.
 func makeRunDir(stateDir string) (dir string, lock *os.File, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -209,8 +209,8 @@ func makeRunDir(stateDir string) (dir string, lock *os.File, err error) {
 	return dir, lock, nil
 }
 
-// openEngine has the images only until theirs is unpacked and known to the
-// driver.
+// openEngine opens the parts and the engine. It holds the images' lock only until the image is
+// unpacked and the driver knows it.
 func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace bool) error {
 	dirs := engine.DirsOf(h.Config.StateDir)
 	d := Drivers{Config: h.Config, StateDir: h.dir, Guest: guest, Log: h.Log}
@@ -218,7 +218,7 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 	if h.store, err = store.Open(ctx, h.dir); err != nil {
 		return err
 	}
-	// Before there is a driver: making one may leave something already.
+	// Write it before opening a driver, which may create something already.
 	if err := writeRecord(h.dir, runRecord{Docker: h.Config.Docker, Containerd: h.Config.Containerd, OCI: h.Config.OCI, Guest: guest, Workspaces: workspace}); err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 		return err
 	}
 	if !workspace {
-		dirs.Workspaces = filepath.Join(h.dir, "workspaces") // none is asked for, and S's may be held
+		dirs.Workspaces = filepath.Join(h.dir, "workspaces") // not used by this run; the lock of the shared one may be taken
 	}
 	if h.volumes, err = volumes.Open(dirs.Workspaces, VolumeOptions(h.Config, h.Log)); err != nil {
 		return err
@@ -242,7 +242,7 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 		opts.Templates[i].Pool.Min = 0
 	}
 	opts.Driver, opts.Store, opts.Volumes, opts.Why, opts.Log = h.driver, h.store, h.volumes, why, h.Log
-	if h.hasEgress || h.Governed { // else nobody needs the files with secrets
+	if h.hasEgress || h.Governed { // else the files with secrets are not needed
 		if opts.Egress, err = EgressOptions(h.Config.Egress, h.Log); err != nil {
 			return err
 		}
@@ -290,8 +290,8 @@ func readRecord(dir string) (r runRecord, found bool, err error) {
 	return r, true, nil
 }
 
-// Close removes what the run made, and waits for the janitor, which finds
-// nothing left to do. What cannot be removed here is left to it.
+// Close removes what the run created and waits for the janitor, which then has nothing to do. The
+// janitor removes what Close cannot remove.
 func (h *LocalRun) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTime)
 	defer cancel()
@@ -299,7 +299,7 @@ func (h *LocalRun) Close(ctx context.Context) error {
 	if h.driver != nil {
 		err = errors.Join(TakeDown(ctx, h.driver, h.store, h.Log), h.driver.Close())
 	}
-	if h.volumes != nil && err == nil { // else something may still write
+	if h.volumes != nil && err == nil { // else a process may still write
 		h.volumes.ReleaseAll()
 		err = h.volumes.Close()
 	}

@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 // patience is how long something may take on a loaded machine.
 const patience = 2 * time.Minute
 
-// eventually waits until ok says so.
+// eventually waits until ok returns true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -52,7 +52,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// newTestRun makes the folder of a run that has not begun to make anything.
+// newTestRun makes the directory of a run that has created nothing yet.
 func newTestRun(t *testing.T, state string) *LocalRun {
 	t.Helper()
 	h := &LocalRun{Log: slog.New(slog.DiscardHandler)}
@@ -75,7 +75,7 @@ func (h *LocalRun) releaseLocks(t *testing.T) {
 	h.locks = nil
 }
 
-// ignores reads from /proc whether a process ignores a signal.
+// ignores reports whether a process ignores a signal.
 func ignores(pid int, sig syscall.Signal) bool {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -91,8 +91,7 @@ func ignores(pid int, sig syscall.Signal) bool {
 	return false
 }
 
-// The janitor outlives signals and the run, keeps what the run had locked, and
-// removes its folder when the run has ended, however that was.
+// The janitor outlives signals and the run, keeps the run's lock, and removes its directory.
 func TestJanitorCleansUpWhenThePipeEnds(t *testing.T) {
 	state := t.TempDir()
 	h := newTestRun(t, state)
@@ -111,7 +110,7 @@ func TestJanitorCleansUpWhenThePipeEnds(t *testing.T) {
 	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
 		t.Errorf("janitor %d is in session %d, %v", pid, sid, err)
 	}
-	h.releaseLocks(t) // as the end of the run's process does
+	h.releaseLocks(t) // as the end of the process does
 	if _, err := LockFile(filepath.Join(h.dir, "lock"), unix.LOCK_EX); !errdefs.IsUnavailable(err) {
 		t.Errorf("the run's lock is free while its janitor lives: %v", err)
 	}
@@ -145,7 +144,7 @@ func TestSweepRemovesRunsThatNobodyHolds(t *testing.T) {
 	if err := os.Mkdir(old, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // twice is as good as once
+	for range 2 { // it is idempotent
 		if err := SweepRuns(t.Context(), state, dead.Log); err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +156,7 @@ func TestSweepRemovesRunsThatNobodyHolds(t *testing.T) {
 	}
 }
 
-// What is mounted in a run's folder may be somebody's files.
+// A mount in the run's directory may hold a user's files.
 func TestNothingIsRemovedBelowAMount(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
@@ -176,7 +175,7 @@ func TestNothingIsRemovedBelowAMount(t *testing.T) {
 	if err := unix.Mount(precious, at, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) }) // fails where the test has done it
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) }) // fails if the test has unmounted it
 	if err := RemoveRun(t.Context(), h.dir); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), at) {
 		t.Errorf("got %v", err)
 	}
@@ -205,7 +204,7 @@ func TestLocksSayWhoHoldsTheStateDirectory(t *testing.T) {
 	if pid := cli.ServerPID(dir); pid != "" {
 		t.Errorf("nobody serves, but %s does", pid)
 	}
-	// No server: the command waits, here until its context ends.
+	// Without a server the command waits, here until its context ends.
 	enough := errors.New("enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, enough)
 	defer cancel()
@@ -256,7 +255,7 @@ func TestRuntimeOfWhatIsThere(t *testing.T) {
 	}
 }
 
-// An engine that accepts connections and says nothing does not answer.
+// A dead engine accepts connections and never answers.
 func TestADeadDockerDoesNotAnswer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "docker.sock")
 	l, err := net.Listen("unix", path)

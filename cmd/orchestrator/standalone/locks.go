@@ -15,13 +15,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// The parts of a state directory S that are used by more than one process.
-// S/lock is held by the server for its life (package store). Beside it:
+// Parts of a state directory S that several processes use. A server holds S/lock for its life (see
+// package store). Beside it are:
 //
-//	S/images.lock      whoever has the image store open, the server for its life
-//	S/images.use       shared by runs without a server, so that no image is removed under them
-//	S/workspaces.lock  whoever has the workspaces open: the server, or a run with one for its life
-//	S/runs/<id>        one run without a server; its lock is held by it and its janitor
+//	S/images.lock      held while the image store is open; by a server for its life
+//	S/images.use       shared by local runs, so that no image is removed while they use it
+//	S/workspaces.lock  held while the workspaces are open; by a server or a local run for its life
+//	S/runs/<id>        a local run; its lock is held by the run and its janitor
 const (
 	ImagesLock     = "images.lock"
 	ImagesUse      = "images.use"
@@ -29,13 +29,13 @@ const (
 	RunsDir        = "runs"
 )
 
-// lockWait is how long a command waits for another one that has the same part
-// of the state directory for a short time: unpacking an image takes seconds.
+// lockWait bounds the wait for another command that uses the same part. Unpacking an image takes
+// seconds.
 const lockWait = 2 * time.Minute
 
-// LockFile takes the lock of a file, shared or exclusive, without waiting. Held by
-// somebody else, it is ErrUnavailable. Closing the file lets go, and so does
-// the end of the last process that has it.
+// LockFile locks a file, shared or exclusive. It does not wait: if another process holds the lock,
+// the error is of class Unavailable. The lock is released when the file is closed in every process
+// that inherited it.
 func LockFile(path string, how int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -51,8 +51,8 @@ func LockFile(path string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// waitForLock is flock that waits, but not for a server: that holds its locks for
-// as long as it lives.
+// waitForLock is LockFile that waits. It does not wait for a server, which holds its locks for its
+// life: that is a HeldByServerError.
 func waitForLock(ctx context.Context, dir, name string, how int) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockWait, cli.Refuse(errdefs.ErrUnavailable, "%s was held by another process for %s", filepath.Join(dir, name), lockWait))
 	defer cancel()
@@ -73,13 +73,13 @@ func waitForLock(ctx context.Context, dir, name string, how int) (*os.File, erro
 	}
 }
 
-// HeldByServerError says that a server holds what a command without one needs.
+// HeldByServerError says that a server holds what a command without a server needs.
 type HeldByServerError struct{ error }
 
-// Unwrap gives its class.
+// Unwrap returns the error with its class.
 func (e *HeldByServerError) Unwrap() error { return e.error }
 
-// MakeStateDir makes a state directory for its owner alone.
+// MakeStateDir creates a state directory that only its owner can access.
 func MakeStateDir(dir string) error {
 	err := os.MkdirAll(dir, 0o700)
 	if errors.Is(err, os.ErrPermission) {
@@ -91,11 +91,10 @@ func MakeStateDir(dir string) error {
 	return nil
 }
 
-// StoppedServerSandboxes are the sandboxes that a server which was stopped has left to the
-// next one.
+// StoppedServerSandboxes returns the sandboxes that a stopped server left for the next one.
 func StoppedServerSandboxes(ctx context.Context, dir string) (live []store.Sandbox, err error) {
 	if !store.HasState(dir) {
-		return nil, nil // no server was ever here
+		return nil, nil // never used by a server
 	}
 	lock, err := store.LockDir(dir)
 	if err != nil {
@@ -110,7 +109,7 @@ func StoppedServerSandboxes(ctx context.Context, dir string) (live []store.Sandb
 	return st.Live(ctx)
 }
 
-// CheckUnheld is an error where such a sandbox has the workspace.
+// CheckUnheld returns an error if a sandbox of a stopped server has the workspace.
 func CheckUnheld(ctx context.Context, dir, workspace string) error {
 	live, err := StoppedServerSandboxes(ctx, dir)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// noDriver is the driver of an engine that makes no sandboxes: commands about images and workspaces
-// need no container engine.
+// noDriver is the driver of an engine that creates no sandboxes. Commands about images and
+// workspaces need no container engine.
 type noDriver struct{}
 
 var errNoDriver = fmt.Errorf("this command has no runtime: %w", errdefs.ErrNotImplemented)

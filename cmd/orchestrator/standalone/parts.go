@@ -22,15 +22,16 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// ImageNeeds is what a command about images needs beside the image store.
+// ImageNeeds says what a command about images needs besides the image store.
 type ImageNeeds struct {
-	Registry  bool // it pulls
-	Removal   bool // it removes images: refuse if sandboxes use some
-	Templates bool // it removes only images that no template names
+	Registry  bool // for pulls
+	Removal   bool // for removals: refuse while sandboxes use images
+	Templates bool // for collections: keep the images of templates
 }
 
 // WithImages calls do with a client of an engine in this process that has the images of the state
-// directory. It waits for other commands that use them; a ServedError says that a server does.
+// directory. It waits for other commands that use them. If a server holds them, it returns a
+// HeldByServerError.
 func WithImages(ctx context.Context, a *cli.App, c config.Config, need ImageNeeds, do func(*client.Client) error) (err error) {
 	p, library, err := openImages(ctx, a, c)
 	if err != nil {
@@ -62,9 +63,8 @@ func WithImages(ctx context.Context, a *cli.App, c config.Config, need ImageNeed
 }
 
 // ImportImage imports the archive or OCI layout at path into the image store of the state
-// directory. It does not go through the HTTP interface, which would copy the file: the store reads it in
-// place
-// and recognises a file that it has imported before.
+// directory. It does not go through the HTTP interface, which would copy the file: the store reads
+// the file in place, and recognises one that it has imported before.
 func ImportImage(ctx context.Context, a *cli.App, c config.Config, path, ref string) (list []v1.Image, err error) {
 	p, library, err := openImages(ctx, a, c)
 	if err != nil {
@@ -78,7 +78,7 @@ func ImportImage(ctx context.Context, a *cli.App, c config.Config, path, ref str
 	return engine.PresentImage(img), nil
 }
 
-// openImages opens the image store of the state directory. Call close when done with it.
+// openImages opens the image store of the state directory. Close the result.
 func openImages(ctx context.Context, a *cli.App, c config.Config) (*parts, *images.Store, error) {
 	if err := MakeStateDir(c.StateDir); err != nil {
 		return nil, nil, err
@@ -105,7 +105,7 @@ func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
 		return nil, err
 	}
 	live, err := StoppedServerSandboxes(ctx, c.StateDir)
-	if err == nil && len(live) > 0 { // their roots are the images'
+	if err == nil && len(live) > 0 { // the images are their root filesystems
 		err = cli.Refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`", len(live))
 	}
 	if err != nil {
@@ -130,10 +130,10 @@ func validTemplates(a *cli.App, c config.Config) ([]engine.TemplateSource, error
 }
 
 // WithWorkspaces calls do with a client of an engine in this process that has the workspaces of the
-// state directory. It ends overlays of runs that were killed. Workspaces that another process has
-// are an error; a ServedError says that it is a server.
+// state directory. It first ends overlays of runs that were killed. If a server holds the
+// workspaces, it returns a HeldByServerError.
 //
-// Sandboxes of a stopped server may live on with a workspace: see LeftHolding.
+// Sandboxes of a stopped server may still have a workspace: see CheckUnheld.
 func WithWorkspaces(ctx context.Context, a *cli.App, c config.Config, do func(*client.Client) error) (err error) {
 	if err := MakeStateDir(c.StateDir); err != nil {
 		return err
@@ -155,13 +155,13 @@ func WithWorkspaces(ctx context.Context, a *cli.App, c config.Config, do func(*c
 	return p.serve(ctx, engine.Options{Volumes: m}, do)
 }
 
-// parts is an engine without a driver, for a command about images or workspaces. The parts of the
-// state directory that the command is not about stay untouched: the engine has empty ones of its
-// own in S/runs/<id>, with its database.
+// parts is an engine without a driver, for a command about images or workspaces. It does not touch
+// the other parts of the state directory: the engine has its own empty ones in S/runs/<id>, with
+// its database.
 type parts struct {
 	app    *cli.App
 	config config.Config
-	log    *slog.Logger // of the part that the command is about
+	log    *slog.Logger // for the part that the command uses
 	undo   []func() error
 }
 
@@ -172,7 +172,7 @@ func newParts(a *cli.App, c config.Config, lock io.Closer) *parts {
 	return &parts{app: a, config: c, log: Logger(a.Stderr, level), undo: []func() error{lock.Close}}
 }
 
-// onClose has close call undo before what was given earlier.
+// onClose adds a function that close calls before those added earlier.
 func (p *parts) onClose(undo func() error) { p.undo = append(p.undo, undo) }
 
 func (p *parts) close() error {

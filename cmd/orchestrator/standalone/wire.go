@@ -24,7 +24,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// configuredTemplates are the configured ones; those not asked for are left out.
+// configuredTemplates returns the configured templates, or only the wanted ones.
 func configuredTemplates(c config.Config, wanted ...string) []scheduler.Template {
 	var out []scheduler.Template
 	for name, t := range c.Templates {
@@ -36,7 +36,7 @@ func configuredTemplates(c config.Config, wanted ...string) []scheduler.Template
 	return out
 }
 
-// templateOf is a configured template in the scheduler's terms.
+// templateOf converts a configured template.
 func templateOf(name string, t config.Template, alone time.Duration) scheduler.Template {
 	out := scheduler.Template{
 		Name: name,
@@ -53,7 +53,8 @@ func templateOf(name string, t config.Template, alone time.Duration) scheduler.T
 	return out
 }
 
-// byteSizes are sizes as numbers; nil for none, so that nothing looks as a change.
+// byteSizes converts sizes to bytes. It returns nil for none, so that templates without any compare
+// equal.
 func byteSizes(sizes map[string]config.Size) map[string]int64 {
 	if len(sizes) == 0 {
 		return nil
@@ -65,8 +66,7 @@ func byteSizes(sizes map[string]config.Size) map[string]int64 {
 	return out
 }
 
-// SelectTemplate is a configuration with the folder's templates among its own.
-// Only the one that is wanted has to be good.
+// SelectTemplate returns c with the templates of its directory. Only the wanted one must be valid.
 func SelectTemplate(a *cli.App, c config.Config, wanted string) (config.Config, error) {
 	list, err := c.Sources(a.ConfigFile())
 	if err != nil {
@@ -102,7 +102,7 @@ func TemplateSources(file string, c config.Config) ([]engine.TemplateSource, err
 	return out, err
 }
 
-// EngineOptions are those that the configuration and the program say.
+// EngineOptions returns the options that follow from the configuration and the program.
 func EngineOptions(a *cli.App, c config.Config, guestHash string) (engine.Options, error) {
 	memory := int64(c.Admission.MaxMemory)
 	if memory == 0 {
@@ -124,12 +124,12 @@ func EngineOptions(a *cli.App, c config.Config, guestHash string) (engine.Option
 		MaxOutput: int64(c.Exec.MaxOutput), OutputCap: int64(c.Exec.OutputCap),
 		Wait: c.Admission.Wait.Std(), MaxSandboxes: c.Admission.MaxSandboxes, Queue: c.Admission.Queue, MaxMemory: memory,
 		Keys: store.KeyBounds{Answers: c.Idempotency.Answers, Bytes: int64(c.Idempotency.Bytes)},
-		// A warm sandbox can be kept over a restart as long as its guest is the same.
+		// A warm sandbox survives a restart only if its guest is the same.
 		Version: a.Version, Build: a.Version + "+" + guestHash[:12], Cgroup: mode,
 	}, nil
 }
 
-// totalMemory is the host's, in bytes.
+// totalMemory returns the memory of this host in bytes.
 func totalMemory() (int64, error) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -147,11 +147,11 @@ func totalMemory() (int64, error) {
 	return 0, fmt.Errorf("memory of this host: /proc/meminfo does not tell")
 }
 
-// Logger writes the log as configured.
+// Logger returns a logger with the configured format and level.
 func Logger(w io.Writer, c config.Log) *slog.Logger {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
-		level = slog.LevelInfo // Validate has refused it before
+		level = slog.LevelInfo // Validate refused it before
 	}
 	options := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
@@ -160,12 +160,12 @@ func Logger(w io.Writer, c config.Log) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, options))
 }
 
-// teardownTime bounds what is done after the context of a command has ended.
+// teardownTime bounds the work after the context of a command has ended.
 const teardownTime = 30 * time.Second
 
-// templateOfClass is the template of a run without a server that names none: the
-// default one, or the first that is as strong as asked. Where none is, the
-// engine says so of the default one.
+// templateOfClass returns the template of a local run that names none: the default one, or the
+// first whose class is strong enough. If there is none, it is the default one, which the engine
+// refuses.
 func templateOfClass(a *cli.App, c config.Config, class string) (string, error) {
 	list, err := c.Sources(a.ConfigFile())
 	if err != nil {
@@ -189,7 +189,7 @@ func templateOfClass(a *cli.App, c config.Config, class string) (string, error) 
 	return best, nil
 }
 
-// VolumeOptions are what the configuration says about workspaces.
+// VolumeOptions returns the configured options of workspaces.
 func VolumeOptions(c config.Config, log *slog.Logger) volumes.Options {
 	w := c.Workspaces
 	return volumes.Options{

@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-// BrowserOptions is what browser.open needs. Its browser has authorities of its own,
-// so it is told of the operator's alone.
+// BrowserOptions returns the configuration of browser.open. The browser has its own certificate
+// authorities, so it gets only the operator's.
 func BrowserOptions(c config.Config) (*engine.BrowserOptions, error) {
 	open, err := tool.Reach(c.Browser.Open).Compile()
 	if err != nil {

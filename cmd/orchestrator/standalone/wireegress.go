@@ -17,10 +17,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// maxCredential bounds a file with one, in bytes.
+// maxCredential bounds a credential file, in bytes.
 const maxCredential = 64 << 10
 
-// EgressOptions is what sandboxes may reach, as configured; nil: nothing.
+// EgressOptions returns what sandboxes may reach, or nil if that is nothing.
 func EgressOptions(c config.Egress, log *slog.Logger) (*engine.EgressOptions, error) {
 	if !c.Enabled {
 		return nil, nil
@@ -55,7 +55,8 @@ func EgressOptions(c config.Egress, log *slog.Logger) (*engine.EgressOptions, er
 	return o, nil
 }
 
-// rootCAs are the host's and those of a file; nil: the host's alone.
+// rootCAs returns the certificate authorities of the host and of a file. It returns nil, the host's
+// alone, without a file.
 func rootCAs(path string) (*x509.CertPool, error) {
 	if path == "" {
 		return nil, nil
@@ -74,9 +75,9 @@ func rootCAs(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// readCredential reads a file that nobody else may read.
+// readCredential reads a file that only its owner may be able to read.
 func readCredential(path string) (string, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO would be waited for
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not wait for a writer
 	if err != nil {
 		return "", err
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
-// WebOptions is what tools of the web need; redact is told of the keys.
+// WebOptions returns the configuration of the web tools. It passes the keys to redact.
 func WebOptions(c config.Config, redact func(string)) (*engine.WebOptions, error) {
 	w := c.Web
 	o := &engine.WebOptions{Template: w.Template, Host: tool.WebHost{Cache: cache.New(w.Cache.Entries, int64(w.Cache.Bytes))}}
@@ -77,8 +77,8 @@ func webKey(file string, redact func(string)) (string, error) {
 	return key, err
 }
 
-// modelTransport connects to the model's endpoint, which may have a certificate
-// of the operator's.
+// modelTransport returns a transport for the model's endpoint, which may have a certificate of the
+// operator's authority.
 func modelTransport(caFile string) (*http.Transport, error) {
 	pool, err := rootCAs(caFile)
 	t := http.DefaultTransport.(*http.Transport).Clone()
@@ -86,18 +86,18 @@ func modelTransport(caFile string) (*http.Transport, error) {
 	return t, err
 }
 
-// rootBundles are where systems keep the authorities that they trust, as
-// crypto/x509 knows them.
+// rootBundles are the paths where systems keep their trusted certificate authorities, as in
+// crypto/x509.
 var rootBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
-// maxRoots bounds what goes to the web program with each request.
+// maxRoots bounds the certificates that each request carries to the web program, in bytes.
 const maxRoots = 2 << 20
 
-// webRoots are the authorities of this host and of a file, in PEM: images need
-// not have any. "" leaves it to the image.
+// webRoots returns the certificate authorities of this host and of a file as PEM, because images
+// may have none. "" means those of the image.
 func webRoots(caFile string) (string, error) {
 	var all bytes.Buffer
 	if caFile != "" {
@@ -124,8 +124,8 @@ func webRoots(caFile string) (string, error) {
 	return all.String(), nil
 }
 
-// addCertificates takes the certificates of a file, and nothing else that it may
-// hold.
+// addCertificates appends the certificates of a file, and nothing else in it. It reports whether
+// there were any.
 func addCertificates(to *bytes.Buffer, text []byte) (some bool) {
 	for {
 		var block *pem.Block

@@ -16,8 +16,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// EndOrphanedOverlays ends overlays of runs without a server that were killed: those of
-// a stopped server's sandboxes live on.
+// EndOrphanedOverlays ends the overlays of local runs that were killed. It leaves those of a
+// stopped server's sandboxes.
 func EndOrphanedOverlays(ctx context.Context, stateDir string, m *volumes.Manager) error {
 	left := m.OrphanedOverlays()
 	if len(left) == 0 {
@@ -25,10 +25,10 @@ func EndOrphanedOverlays(ctx context.Context, stateDir string, m *volumes.Manage
 	}
 	live, err := StoppedServerSandboxes(ctx, stateDir)
 	if errdefs.IsUnavailable(err) {
-		return nil // a server starts, and does this
+		return nil // a server is starting and will do it
 	}
 	if _, lost := errors.AsType[*store.StateError](err); lost {
-		return nil // a sandbox may live: the next server decides
+		return nil // a sandbox may be alive, so the next server decides
 	}
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func EndOrphanedOverlays(ctx context.Context, stateDir string, m *volumes.Manage
 	})...)
 }
 
-// cleanWorkspaces does the same for a janitor, with mounts.
+// cleanWorkspaces ends orphaned overlays and unmounts unused workspaces, for a janitor.
 func cleanWorkspaces(ctx context.Context, stateDir string, log *slog.Logger) error {
 	m, err := volumes.Open(engine.DirsOf(stateDir).Workspaces, volumes.Options{Log: log})
 	if err != nil {
@@ -47,13 +47,12 @@ func cleanWorkspaces(ctx context.Context, stateDir string, log *slog.Logger) err
 	return errors.Join(EndOrphanedOverlays(ctx, stateDir, m), m.UnmountUnused(ctx), m.Close())
 }
 
-// DownWorkspaces ends all overlays and unmounts all workspaces when no sandbox
-// is left.
+// DownWorkspaces ends all overlays and unmounts all workspaces. No sandbox may be left.
 func DownWorkspaces(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	dir := engine.DirsOf(c.StateDir).Workspaces
 	lock, err := LockFile(filepath.Join(c.StateDir, WorkspacesLock), unix.LOCK_EX)
 	if errdefs.IsUnavailable(err) {
-		return nil // of a run that lives, which takes its own down
+		return nil // a live run takes its own down
 	}
 	if err != nil {
 		return err

@@ -53,7 +53,7 @@ that is ready says why its latest version is not in use: the last good one is.`,
 	}
 }
 
-// poolOf is how many are kept warm: "2 of 50", or "2 to 50" where demand tells.
+// poolOf formats the number of warm sandboxes: "2 of 50", or "2 to 50" for an adaptive pool.
 func poolOf(p v1.PoolSettings) string {
 	if p.Adaptive {
 		return fmt.Sprintf("%d to %d", p.Min, p.Max)

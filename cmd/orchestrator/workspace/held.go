@@ -11,9 +11,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 )
 
-// workspaces are those of a server, or of the state directory of a server that was stopped. Its
-// sandboxes may live on, and only a server knows them. So without a server, the methods below
-// refuse to change a workspace that such a sandbox has.
+// workspaces is a server's workspaces, or those of the state directory if no server runs. Then
+// sandboxes of a stopped server may still run, which only the next server knows. So without a
+// server, the methods below refuse to change a workspace that such a sandbox has.
 type workspaces struct {
 	*client.Client
 	stateDir string // "" with a server
@@ -28,7 +28,7 @@ func (w workspaces) checkUnheld(ctx context.Context, name string) error {
 }
 
 // checkOverlayUnheld does the same for the workspace of an overlay. end says that the overlay's
-// sandbox shall be ended.
+// sandbox is to be ended.
 func (w workspaces) checkOverlayUnheld(ctx context.Context, id string, end bool) error {
 	if w.stateDir == "" {
 		return nil

@@ -44,12 +44,12 @@ changed is shown.`,
 	return c
 }
 
-// diffAll shows what each overlay of a workspace changed.
+// diffAll shows the changes of each overlay of a workspace.
 func diffAll(ctx context.Context, a *cli.App, w workspaces, list []v1.Overlay, text bool, paths []string) error {
 	diffs := make([]v1.Diff, 0, len(list))
 	for _, o := range list {
 		d, err := w.Overlays.Diff(ctx, o.ID, text, paths...)
-		if errdefs.IsNotFound(err) { // gone meanwhile
+		if errdefs.IsNotFound(err) { // removed after it was listed
 			continue
 		}
 		if err != nil {
@@ -68,7 +68,7 @@ func diffAll(ctx context.Context, a *cli.App, w workspaces, list []v1.Overlay, t
 	return nil
 }
 
-// printDiff prints changes as a table, and then as text.
+// printDiff prints the changes as a table and then as text.
 func printDiff(a *cli.App, d v1.Diff, text bool) error {
 	t := &cli.Table{Head: []string{"", "PATH", "TYPE", "SIZE", "NOTE"}}
 	for _, c := range d.Changes {
@@ -231,7 +231,7 @@ func newWorkspaceOverlays(a *cli.App) *cobra.Command {
 	}
 }
 
-// atLeastOne takes one argument or more, none of them empty.
+// atLeastOne requires one argument or more, none of them empty.
 func atLeastOne(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {

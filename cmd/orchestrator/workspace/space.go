@@ -8,7 +8,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// quotaSize reads a size that was given; "" is 0.
+// quotaSize parses a size. "" is 0.
 func quotaSize(cmd *cobra.Command, what, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
@@ -20,7 +20,7 @@ func quotaSize(cmd *cobra.Command, what, text string) (int64, error) {
 	return n, nil
 }
 
-// spaceCells are what a workspace holds at most, and what is in it.
+// spaceCells returns the cells for the quota and the usage of a workspace.
 func spaceCells(w v1.Workspace) []string {
 	if w.QuotaBytes == 0 {
 		return []string{"no bound", ""}

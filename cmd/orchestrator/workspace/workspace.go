@@ -214,7 +214,7 @@ func newWorkspaceGet(a *cli.App) *cobra.Command {
 	}
 }
 
-// saveAs writes a file whole, or leaves what was there.
+// saveAs writes a complete file, or leaves the old one.
 func saveAs(target string, in io.Reader) (err error) {
 	if err := cli.CheckReplaceable(target); err != nil {
 		return err
