@@ -30,10 +30,10 @@ func newRootCommand(a *cli.App) *cobra.Command {
 		Short: "Run commands in warm, disposable sandboxes without a network",
 		Long: `Run commands in warm, disposable sandboxes without a network.
 
-"serve" is the service; the other commands use it, and "run", "image" and
-"workspace" work without one as well. What commands exit with is in
-docs/exit-codes.md: 64 to 78 say that orchestrator did not do it, 120 to 125
-how a command ended that did not end by itself.`,
+"serve" is the service, and the other commands use it. "run", "image" and
+"workspace" also work without a server. docs/exit-codes.md lists the exit codes:
+from 64 to 78 orchestrator did not do what was asked, and from 120 to 125 the
+command was ended, for example by a limit.`,
 		Example: `  orchestrator serve
   orchestrator run -- python3 -c 'print(6*7)'
   orchestrator run -c 'echo $HOSTNAME | tr a-z A-Z'`,
@@ -71,8 +71,8 @@ how a command ended that did not end by itself.`,
 // addGlobalFlags adds the flags of every command.
 func addGlobalFlags(a *cli.App, f *pflag.FlagSet) {
 	f.StringVar(&a.Flags.Config, "config", "", "configuration `FILE` (ORCHESTRATOR_CONFIG)")
-	f.StringVar(&a.Flags.StateDir, "state-dir", "", "`DIR` of everything that is kept (ORCHESTRATOR_STATE_DIR)")
-	f.StringVar(&a.Flags.Address, "address", "", "where the server is: unix:`PATH` or HOST:PORT (ORCHESTRATOR_ADDRESS)")
+	f.StringVar(&a.Flags.StateDir, "state-dir", "", "state `DIR` (ORCHESTRATOR_STATE_DIR)")
+	f.StringVar(&a.Flags.Address, "address", "", "server address: unix:`PATH` or HOST:PORT (ORCHESTRATOR_ADDRESS)")
 	f.StringVar(&a.Flags.TokenFile, "token-file", "", "`FILE` with the token for TCP (ORCHESTRATOR_TOKEN, ORCHESTRATOR_TOKEN_FILE)")
-	f.StringVarP(&a.Flags.Output, "output", "o", "table", "`FORM` of what is printed: table or json")
+	f.StringVarP(&a.Flags.Output, "output", "o", "table", "output `FORMAT`: table or json")
 }

@@ -14,7 +14,7 @@ import (
 func newVersionCommand(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Tell the version, and that of the server if one answers",
+		Short: "Print the versions of this program and the server",
 		Example: `  orchestrator version
   orchestrator version -o json`,
 		Args: cli.ExactArgs(),

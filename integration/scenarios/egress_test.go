@@ -287,7 +287,7 @@ func testEgressBadInput(t *testing.T, s *harness.Server, _ *egressSite) {
 
 // testEgressCommand sets and shows rules on the command line.
 func testEgressCommand(t *testing.T, s *harness.Server, o *egressSite) {
-	for rule, want := range map[string]string{"tls://": "names no host", "tcp://a.test:x": "has a port"} {
+	for rule, want := range map[string]string{"tls://": "has no host", "tcp://a.test:x": "has an invalid port"} {
 		s.CLI(t, "sandbox", "create", "--egress", rule).Is(t, 64, want)
 	}
 	inAndOut := fmt.Sprintf("curl -sS http://a.site.test:%d/in/x; "+

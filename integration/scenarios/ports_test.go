@@ -277,7 +277,7 @@ func testPortRefusals(t *testing.T, s *harness.Server, at, id string) {
 // testPortForward forwards local ports on the command line.
 func testPortForward(t *testing.T, s *harness.Server, id string) {
 	for _, bad := range []string{"0", "x", "1:0", "70000", "1:2:3", ":9"} {
-		s.CLI(t, "forward", id, bad).Is(t, 64, "is no port")
+		s.CLI(t, "forward", id, bad).Is(t, 64, "invalid port")
 	}
 	r := s.Launch(t, nil, "forward", id, "0:9000", "0:7")
 	harness.Eventually(t, harness.Short, "the command prints its two addresses", func() bool {

@@ -333,7 +333,7 @@ func testSessionCLI(t *testing.T, s *harness.Server, sandbox string) {
 	if c := s.CLI(t, "session", "exec", sandbox, id, "-c", "pwd; echo $x; exit 3"); c.Stdout != "/tmp\n5\n" {
 		t.Errorf("session exec = %+v, want stdout %q", c, "/tmp\n5\n")
 	} else {
-		c.Is(t, 3, "the session has ended")
+		c.Is(t, 3, "the session ended with the command")
 	}
 	s.CLI(t, "session", "exec", sandbox, id, "-c", "true").Is(t, 78, "has ended")
 	if c := s.CLI(t, "session", "ls", sandbox); !strings.Contains(c.Stdout, "exited 3") {

@@ -178,7 +178,7 @@ func testDetachAndAttach(t *testing.T, s *harness.Server, id string) {
 	m.sees(prompt)
 	m.line("KEPT=value")
 	m.keys("C-p", "C-q")
-	shell := m.sees("come back with `orchestrator shell attach ([0-9a-f-]+)`")
+	shell := m.sees("attach again with `orchestrator shell attach ([0-9a-f-]+)`")
 	m.sees(`^exit code 0\.\nicanon$`)
 	if got := s.CLI(t, "shell", "ls", id); !regexp.MustCompile(shell + ` +running +- +tty `).MatchString(got.Stdout) {
 		t.Errorf("shell ls printed %s, want the terminal running", got.Stdout)
@@ -232,7 +232,7 @@ func testKilledClient(t *testing.T, s *harness.Server, id string) {
 	m.sees(`^before again$`)
 	// After a signal to the program, the user's terminal is restored and the command continues.
 	signal("attach", syscall.SIGTERM)
-	m.sees("come back with `orchestrator shell attach")
+	m.sees("attach again with `orchestrator shell attach")
 	m.sees(`^exit code 143\.\nicanon$`)
 	if sh, err := s.Client.KillShell(within(t), list[0].ID, 0, true); err != nil || sh.Result == nil ||
 		sh.Result.Ending != "cancelled" {
@@ -297,8 +297,8 @@ func testKilledFullScreen(t *testing.T, s *harness.Server, _ string) {
 			c.end(t, sandbox)
 			m.sees(c.shows)
 			m.sees(`^ *icanon$`)
-			if strings.Contains(m.shown(), "may run on") {
-				t.Error("the program says that the command may still run")
+			if strings.Contains(m.shown(), "may still be running") {
+				t.Error("the program says that the command may still be running")
 			}
 			const restored = "0 1 0 0\n"
 			flags := "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_flag}"

@@ -24,12 +24,12 @@ type CommandOptions struct {
 // Register adds the flags to f. interactive is the help text of --interactive.
 func (o *CommandOptions) Register(f *pflag.FlagSet, interactive string) {
 	f.StringVarP(&o.Shell, "command", "c", "", "`TEXT` for the sandbox's shell, instead of CMD")
-	f.StringArrayVarP(&o.Env, "env", "e", nil, "`KEY=VALUE`, or KEY to hand on your own; can be repeated")
-	f.StringVar(&o.Cwd, "cwd", "", "`DIR` to run in; empty is /workspace")
-	f.StringVarP(&o.User, "user", "u", "", "`USER` by name or number, never 0; empty is the sandbox's own")
-	f.DurationVar(&o.Timeout, "timeout", 0, "kill it and all it started after this time; 0 is the server's default")
+	f.StringArrayVarP(&o.Env, "env", "e", nil, "`KEY=VALUE`, or KEY to pass on your own; can be repeated")
+	f.StringVar(&o.Cwd, "cwd", "", "working `DIR` (default: /workspace)")
+	f.StringVarP(&o.User, "user", "u", "", "`USER` by name or number, except 0 (default: the sandbox's user)")
+	f.DurationVar(&o.Timeout, "timeout", 0, "kill it and all it started after this time (0: the server's default)")
 	f.BoolVarP(&o.Interactive, "interactive", "i", false, interactive)
-	f.StringVar(&o.Key, "idempotency-key", "", "do it at most once for this `KEY`")
+	f.StringVar(&o.Key, "idempotency-key", "", "run at most once for this `KEY`")
 }
 
 // AfterName accepts -c TEXT after SANDBOX, where flags are not parsed any more.
@@ -107,6 +107,6 @@ const ModeHelp = "`MODE` of having the workspace: rw (default), ro, or overlay, 
 // NoteOverlay says how to see the changes of a run with an overlay.
 func (a *App) NoteOverlay(r v1.ExecResult) {
 	if r.Overlay != "" {
-		fmt.Fprintf(a.Stderr, "orchestrator: changes are kept apart: see `orchestrator workspace diff %s`\n", r.Overlay) //nolint:errcheck // a note
+		fmt.Fprintf(a.Stderr, "orchestrator: changes are kept in an overlay: see `orchestrator workspace diff %s`\n", r.Overlay) //nolint:errcheck // a note
 	}
 }

@@ -50,7 +50,7 @@ func newApprovalsList(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
-		Short:   "List questions, those that wait for an answer unless told otherwise",
+		Short:   "List approval requests, by default the pending ones",
 		Example: `  orchestrator approvals ls
   orchestrator approvals ls --state denied -o json
   orchestrator approvals ls --all`,
@@ -74,14 +74,14 @@ func newApprovalsList(a *cli.App) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&state, "state", "pending", "`STATE`: pending, approved, denied, expired or cancelled")
-	c.Flags().BoolVar(&all, "all", false, "in every state")
+	c.Flags().BoolVar(&all, "all", false, "list requests in every state")
 	return c
 }
 
 func newApprovalsShow(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "show ID",
-		Short:   "Describe a question with its whole input",
+		Short:   "Describe an approval request with its input",
 		Example: "  orchestrator approvals show $id",
 		Args:    cli.ExactArgs("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -139,10 +139,10 @@ func printApproval(a *cli.App, q v1.Approval) error {
 func newApprovalsWatch(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch",
-		Short: "Print a line for every question and answer, as they come",
-		Long: `Print a line for every question that waits and then for what happens, until
-Ctrl-C. A server that is restarted is asked again. With -o json, an event as
-JSON on each line.`,
+		Short: "Follow approval requests and answers",
+		Long: `Print a line for each pending approval request, and then for each request and answer,
+until Ctrl-C. It reconnects to a server that restarts. With -o json, it prints one
+JSON object on each line.`,
 		Example: `  orchestrator approvals watch
   orchestrator approvals watch -o json | jq -r 'select(.type == "asked") | .approval.id'`,
 		Args: cli.ExactArgs(),
@@ -196,9 +196,9 @@ type answerOptions struct {
 
 func (o *answerOptions) register(f *pflag.FlagSet, session bool) {
 	if session {
-		f.BoolVar(&o.session, "session", false, "also for later calls of this tool in the caller's session that the same rule asks about, with at least this trust (deny: at most)")
+		f.BoolVar(&o.session, "session", false, "also answer later requests of the same rule for this tool in the caller's session, with at least this trust (deny: at most)")
 	}
-	f.StringVar(&o.note, "note", "", "`TEXT` for the caller and the audit")
+	f.StringVar(&o.note, "note", "", "`TEXT` for the caller and the audit log")
 }
 
 func (o answerOptions) answer(action string) v1.ApprovalAnswer {
@@ -264,7 +264,7 @@ func newApprovalsModify(a *cli.App) *cobra.Command {
 	var input, file string
 	c := &cobra.Command{
 		Use:   "modify ID",
-		Short: "Let a call be carried out with another input",
+		Short: "Approve a call with a changed input",
 		Example: `  orchestrator approvals modify --input '{"command":"rm -r build"}' $id
   orchestrator approvals modify --input-file input.json --note 'only this folder' $id`,
 		Args: cli.ExactArgs("ID"),
@@ -291,8 +291,8 @@ func newApprovalsModify(a *cli.App) *cobra.Command {
 		},
 	}
 	o.register(c.Flags(), false)
-	c.Flags().StringVar(&input, "input", "", "`JSON` object that is the call's input instead")
-	c.Flags().StringVar(&file, "input-file", "", "`FILE` with it; - is standard input")
+	c.Flags().StringVar(&input, "input", "", "new input of the call, a `JSON` object")
+	c.Flags().StringVar(&file, "input-file", "", "`FILE` with the new input; - is standard input")
 	return c
 }
 
@@ -301,7 +301,7 @@ func newApprovalsEscalate(a *cli.App) *cobra.Command {
 	var to string
 	c := &cobra.Command{
 		Use:     "escalate ID...",
-		Short:   "Hand questions on to somebody; they stay open",
+		Short:   "Delegate approval requests to another approver",
 		Example: "  orchestrator approvals escalate --to security --note 'please have a look' $id",
 		Args:    atLeastOneID,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -314,6 +314,6 @@ func newApprovalsEscalate(a *cli.App) *cobra.Command {
 		},
 	}
 	o.register(c.Flags(), false)
-	c.Flags().StringVar(&to, "to", "", "`NAME` of who is asked now")
+	c.Flags().StringVar(&to, "to", "", "`NAME` of the new approver")
 	return c
 }

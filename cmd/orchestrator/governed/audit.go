@@ -33,15 +33,15 @@ type auditOptions struct {
 }
 
 func (o *auditOptions) register(f *pflag.FlagSet) {
-	f.StringVar(&o.filter.Caller, "caller", "", "only of this `CALLER`")
-	f.StringVar(&o.filter.Action, "action", "", "only of this `TOOL` or action, such as token.create")
-	f.StringVar(&o.filter.Verdict, "verdict", "", "only with this `VERDICT`: allow, ask or deny")
-	f.StringVar(&o.filter.Ending, "ending", "", "only with this `ENDING`, such as timeout or policy_denied")
-	f.StringVar(&o.filter.Call, "call", "", "only of the call with this `ID`")
-	f.StringVar(&o.filter.Sandbox, "sandbox", "", "only in the sandbox with this `ID`")
-	f.StringVar(&o.since, "since", "", "only from this `TIME` on: 2026-01-02T15:04:05Z, or 1h for an hour ago")
-	f.StringVar(&o.until, "until", "", "only before this `TIME`")
-	f.Int64Var(&o.filter.After, "after", 0, "only behind the record with this `NUMBER`")
+	f.StringVar(&o.filter.Caller, "caller", "", "only records of this `CALLER`")
+	f.StringVar(&o.filter.Action, "action", "", "only records of this `TOOL` or action, such as token.create")
+	f.StringVar(&o.filter.Verdict, "verdict", "", "only records with this `VERDICT`: allow, ask or deny")
+	f.StringVar(&o.filter.Ending, "ending", "", "only records with this `ENDING`, such as timeout or policy_denied")
+	f.StringVar(&o.filter.Call, "call", "", "only records of the call with this `ID`")
+	f.StringVar(&o.filter.Sandbox, "sandbox", "", "only records of the sandbox with this `ID`")
+	f.StringVar(&o.since, "since", "", "only records since this `TIME`: 2026-01-02T15:04:05Z, or 1h for an hour ago")
+	f.StringVar(&o.until, "until", "", "only records before this `TIME`")
+	f.Int64Var(&o.filter.After, "after", 0, "only records after the one with this `NUMBER`")
 }
 
 // auditFilter returns the filter with its times parsed.
@@ -92,10 +92,11 @@ func newAuditList(a *cli.App) *cobra.Command {
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List audit records, the newest last",
-		Long: `List audit records, the newest last. A call has two: "open" from before it ran,
-and "close" from after it ended. One of kind "egress" is a connection out of a
-sandbox, whose id stands under CALL. One of kind "refused" is calls that a quota or
-a rate refused: the first one, or how many followed within a minute.`,
+		Long: `List audit records, the newest last. A call has two: "open", written before it
+runs, and "close", written after its end. A record of kind "egress" is a connection
+out of a sandbox, whose id is in the column CALL. A record of kind "refused" stands
+for calls that a quota or rate refused: the first one, or the number of those that
+followed within a minute.`,
 		Example: `  orchestrator audit ls
   orchestrator audit ls --caller ci --ending policy_denied --since 24h
   orchestrator audit ls --call $id -o json
@@ -119,8 +120,8 @@ a rate refused: the first one, or how many followed within a minute.`,
 		},
 	}
 	o.register(c.Flags())
-	c.Flags().IntVar(&o.filter.Limit, "limit", 100, "`N` records at most; 0 is as many as the server gives at once")
-	c.Flags().BoolVar(&oldest, "oldest", false, "the first of them instead of the last")
+	c.Flags().IntVar(&o.filter.Limit, "limit", 100, "at most `N` records (0: the server's maximum)")
+	c.Flags().BoolVar(&oldest, "oldest", false, "list the first records instead of the last")
 	return c
 }
 
@@ -129,8 +130,8 @@ func newAuditExport(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "export",
 		Short: "Print audit records as JSON lines",
-		Long: `Print audit records as JSON lines, all of them unless told otherwise. With
-another exit code than 0 what was printed is not whole.`,
+		Long: `Print audit records as JSON lines, all of them by default. If the exit code is not
+0, the output is incomplete.`,
 		Example: `  orchestrator audit export > audit.jsonl
   orchestrator audit export --after 1000 --since 24h | jq -c 'select(.verdict == "deny")'`,
 		Args: cli.ExactArgs(),
@@ -147,7 +148,7 @@ another exit code than 0 what was printed is not whole.`,
 		},
 	}
 	o.register(c.Flags())
-	c.Flags().IntVar(&o.filter.Limit, "limit", 0, "`N` records at most; 0 is all")
+	c.Flags().IntVar(&o.filter.Limit, "limit", 0, "at most `N` records (0: all)")
 	return c
 }
 
@@ -156,16 +157,16 @@ func newAuditVerify(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Check that no audit record was changed, removed, inserted or moved",
-		Long: `Check the chain of all audit records, in all parts of the log. Exit code 1: the log
-is not whole, and the records that are wrong are named. Parts that retention
-deleted are named too, and are no problem.
+		Long: `Check the chain of all audit records, in all parts of the log. With exit code 1 the
+log was changed, and the wrong records are named. Parts that retention deleted are
+named too, and are not an error.
 
-The head that it prints is of the last record. Keep it elsewhere: with --head, a
-later check also finds a log that was cut at its end, or made anew.
+It prints the head: the number and hash of the last record. Keep the head elsewhere:
+with --head, a later check also detects a log that was cut at its end or replaced.
 
-With --dir no server is needed: it checks the files audit* in a state directory
-whose server is stopped, or copies of them. Sealed parts can be copied at any time.
-Copies without audit.head need --head.`,
+With --dir it needs no server. It checks the files audit* in a state directory whose
+server is stopped, or copies of them. Sealed parts can be copied at any time. Copies
+without audit.head need --head.`,
 		Example: `  orchestrator audit verify
   orchestrator audit verify -o json | jq -r .head > head
   orchestrator audit verify --head "$(cat head)"
@@ -183,7 +184,7 @@ Copies without audit.head need --head.`,
 	}
 	c.Flags().StringVar(&dir, "dir", "", "`DIR` with the log's files, instead of a server")
 	c.Flags().StringVar(&key, "key", "", "`FILE` with the log's key (default: audit.key in DIR)")
-	c.Flags().StringVar(&head, "head", "", "`SEQ:HASH` of an earlier check, which has to be in the log")
+	c.Flags().StringVar(&head, "head", "", "`SEQ:HASH` of an earlier check, which the log must contain")
 	return c
 }
 

@@ -32,21 +32,21 @@ func NewMCPCommand(a *cli.App) *cobra.Command {
 		Long: `Serve the tools of a profile to an agent's MCP client, on standard input and
 output, until the client closes them.
 
-A server that answers is used; without one the same is done in this process,
-and nothing of it stays but what is in the workspace: approvals, budgets and the
-audit log end with the session. A server has its own end point as well, /mcp
-(streamable HTTP); docs/mcp.md has the configuration of common clients for both.
+If a server answers, it runs the tools. Otherwise this process does, and only the
+workspace remains: approvals, budgets and the audit log end with the session. A
+server also serves MCP itself at /mcp (streamable HTTP); docs/mcp.md has the
+configuration of common clients for both.
 
-All calls of a client run in one sandbox, which is made with the first and
-removed at the end: files in /workspace and background commands stay from call
-to call. Tool names have underscores for dots. A client that cancels a call, or
-goes away, kills what it runs.
+All calls of a client run in one sandbox, which is created by the first call and
+removed at the end: files in /workspace and background commands remain between
+calls. Tool names have underscores instead of dots. If a client cancels a call or
+disconnects, its command is killed.
 
-Where a rule asks for an approval, the client's user is asked if the client can
-(elicitation) and this caller may answer; otherwise the call waits for an answer
-from elsewhere (orchestrator approvals), and its progress says for which.
+If a rule requires an approval, the client's user is asked, provided that the client
+supports elicitation and this caller may answer. Otherwise the call waits for an
+answer from elsewhere (orchestrator approvals), and its progress names the request.
 
-Standard output is the protocol's alone; what is logged goes to standard error.`,
+Standard output carries only the protocol; the log goes to standard error.`,
 		Example: `  orchestrator mcp
   orchestrator mcp --profile phase2 --workspace notes
   claude mcp add sandbox -- orchestrator mcp --workspace notes`,
@@ -54,15 +54,15 @@ Standard output is the protocol's alone; what is logged goes to standard error.`
 		RunE: func(cmd *cobra.Command, _ []string) error { return runMCP(cmd.Context(), a, o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.profile, "profile", "", "`NAME` of the profile whose tools are served; empty is your own")
-	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
-	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
-	f.StringVar(&o.template, "template", "", "`NAME` of the sandbox's template; empty is the default one")
-	f.StringVar(&o.job, "job", "", "`UUID` of a job, which has a workspace of its own")
+	f.StringVar(&o.profile, "profile", "", "`NAME` of the profile whose tools are served (default: yours)")
+	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to mount at /workspace")
+	f.BoolVar(&o.readOnly, "read-only", false, "make the workspace read-only")
+	f.StringVar(&o.template, "template", "", "`NAME` of the sandbox's template (default: the default template)")
+	f.StringVar(&o.job, "job", "", "`UUID` of a job, which has its own workspace")
 	f.BoolVar(&o.noElicit, "no-elicit", false, "never ask the client's user for approvals")
-	f.BoolVar(&o.noServer, "no-server", false, "do it in this process even if a server answers")
-	f.StringVar(&o.runtime, "runtime", "", "without a server, `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
-	f.StringVar(&o.logLevel, "log-level", "warn", "`LEVEL` of what is logged: debug, info, warn or error")
+	f.BoolVar(&o.noServer, "no-server", false, "run in this process even if a server answers")
+	f.StringVar(&o.runtime, "runtime", "", "without a server, runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(&o.logLevel, "log-level", "warn", "log `LEVEL`: debug, info, warn or error")
 	return c
 }
 

@@ -27,20 +27,20 @@ type policyOptions struct {
 
 // profilesDir adds the flag of commands that read profiles without a server.
 func profilesDir(f *pflag.FlagSet, dir *string) {
-	f.StringVar(dir, "profiles-dir", "", "`DIR` with profiles beside the built-in ones; empty is the configured one")
+	f.StringVar(dir, "profiles-dir", "", "`DIR` with profiles in addition to the built-in ones (default: the configured one)")
 }
 
 func newPolicyCheck(a *cli.App) *cobra.Command {
 	var o policyOptions
 	c := &cobra.Command{
 		Use:   "check [flags] -- COMMAND",
-		Short: "Say what a policy decides on a command, and run nothing",
-		Long: `Say what a profile's command policy decides on a command line for the shell, or
-with --argv on a program and its arguments. Nothing runs, no server is needed,
-and nothing is recorded.
+		Short: "Print a policy's decision on a command",
+		Long: `Print the decision of a profile's command policy on a shell command line, or with
+--argv on a program and its arguments. Nothing runs, no server is needed, and
+nothing is recorded.
 
-Exit codes: 0 allow, 116 ask, 117 deny. What cannot be asked has another one, such
-as 66 for a profile that is not there.`,
+Exit codes: 0 allow, 116 ask, 117 deny. Errors have other codes, such as 66 for a
+profile that does not exist.`,
 		Example: `  orchestrator policy check --profile phase2 -- 'sudo rm -rf /'
   orchestrator policy check --profile readonly --argv -o json -- find . -delete
   orchestrator policy check --profile gateway --tool bash -- 'ls | wc -l'`,
@@ -49,10 +49,10 @@ as 66 for a profile that is not there.`,
 	}
 	f := c.Flags()
 	f.SetInterspersed(false)
-	f.StringVar(&o.profile, "profile", "", "`NAME` of the profile; empty is the configured one")
-	f.StringVar(&o.tool, "tool", "", "`NAME` of a tool of the profile, which may have a policy of its own")
+	f.StringVar(&o.profile, "profile", "", "`NAME` of the profile (default: the configured one)")
+	f.StringVar(&o.tool, "tool", "", "`NAME` of a tool of the profile, which may have its own policy")
 	profilesDir(f, &o.dir)
-	f.BoolVar(&o.argv, "argv", false, "the arguments are a program and its arguments, which no shell sees")
+	f.BoolVar(&o.argv, "argv", false, "COMMAND is a program and its arguments, without a shell")
 	return c
 }
 

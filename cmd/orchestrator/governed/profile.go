@@ -35,7 +35,7 @@ func newProfileList(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
-		Short:   "List the profiles that come with the service, and those in profiles.dir",
+		Short:   "List the built-in profiles and those in profiles.dir",
 		Example: "  orchestrator profile ls",
 		Args:    cli.ExactArgs(),
 		RunE: func(*cobra.Command, []string) error {
@@ -93,9 +93,9 @@ func newProfileCheck(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Check a profile's file",
-		Long: `Check a profile's file: every rule, schema, expression and template in it. What
-is wrong is told with its line. A file may extend the profiles that come with
-the service, and those in profiles.dir.`,
+		Long: `Check a profile's file: every rule, schema, expression and template in it. Errors
+are printed with their line. A file may extend the built-in profiles and those in
+profiles.dir.`,
 		Example: "  orchestrator profile check team.yaml",
 		Args:    cli.ExactArgs("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -30,8 +30,8 @@ func newTokenCreate(a *cli.App) *cobra.Command {
 	var o tokenOptions
 	c := &cobra.Command{
 		Use:   "create --caller NAME",
-		Short: "Make a token and print its secret, this once",
-		Long: `Make a token. Its secret is printed on standard output and is nowhere else: the
+		Short: "Create a token and print its secret",
+		Long: `Create a token. Its secret is printed on standard output and stored nowhere: the
 service keeps a hash. A caller presents it with ORCHESTRATOR_TOKEN, --token-file
 or as a bearer token.`,
 		Example: `  orchestrator token create --caller ci --profile gateway --trust 2 > ci.token
@@ -41,16 +41,16 @@ or as a bearer token.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runTokenCreate(cmd.Context(), a, cmd, o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.request.Caller, "caller", "", "`NAME` of who calls with it")
-	f.StringVar(&o.request.Profile, "profile", "", "`NAME` of their profile; empty is the service's default")
+	f.StringVar(&o.request.Caller, "caller", "", "`NAME` of the caller")
+	f.StringVar(&o.request.Profile, "profile", "", "`NAME` of the caller's profile (default: the service's)")
 	f.IntVar(&o.request.Trust, "trust", 0, "`LEVEL` of trust, from 0 to 3")
-	f.IntVar(&o.request.Quotas.Sandboxes, "sandboxes", 0, "`N` sandboxes at once at most; 0 is the service's default")
-	f.StringVar(&o.memory, "memory", "", "`SIZE` of their memory together, such as 4g; empty is the service's default")
-	f.StringVar(&o.disk, "disk", "", "`SIZE` that their workspaces hold together, such as 50g; empty is the service's default")
-	f.Int64Var(&o.request.Quotas.Calls, "calls", 0, "`N` tool calls in a day (UTC); 0 is the service's default")
-	f.DurationVar(&o.ttl, "ttl", 0, "it ends after this time; 0 is never")
-	f.BoolVar(&o.request.Operator, "operator", false, "it may do everything: make tokens, answer questions, read the audit")
-	f.StringVar(&o.request.Note, "note", "", "`TEXT` that says what it is for")
+	f.IntVar(&o.request.Quotas.Sandboxes, "sandboxes", 0, "at most `N` sandboxes at once (0: the service's default)")
+	f.StringVar(&o.memory, "memory", "", "total memory `SIZE` of the sandboxes, such as 4g (default: the service's)")
+	f.StringVar(&o.disk, "disk", "", "total `SIZE` of the workspaces, such as 50g (default: the service's)")
+	f.Int64Var(&o.request.Quotas.Calls, "calls", 0, "at most `N` tool calls per day in UTC (0: the service's default)")
+	f.DurationVar(&o.ttl, "ttl", 0, "lifetime (0: unlimited)")
+	f.BoolVar(&o.request.Operator, "operator", false, "allow everything: create tokens, answer approvals, read the audit log")
+	f.StringVar(&o.request.Note, "note", "", "`TEXT` that describes its purpose")
 	return c
 }
 
@@ -165,9 +165,9 @@ func newTokenRevoke(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "revoke ID",
 		Aliases: []string{"rm"},
-		Short:   "End a token at once",
-		Long: `End a token at once: the next request with it is refused. Calls under way go on,
-and what its caller has, such as sandboxes, stays.`,
+		Short:   "Revoke a token",
+		Long: `Revoke a token. The next request with it is refused. Running calls continue, and
+what its caller has, such as sandboxes, stays.`,
 		Example: "  orchestrator token revoke $id",
 		Args:    cli.ExactArgs("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {

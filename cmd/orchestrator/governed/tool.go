@@ -33,7 +33,7 @@ func newToolList(a *cli.App) *cobra.Command {
 		Short:   "List the tools that can be called",
 		Long: `List the tools that can be called, with the trust that each needs.
 
-With -o json, the schemas of their inputs and outputs too.`,
+With -o json, it prints the schemas of their inputs and outputs too.`,
 		Example: `  orchestrator tool ls
   orchestrator tool ls --profile gateway -o json`,
 		Args: cli.ExactArgs(),
@@ -49,7 +49,7 @@ With -o json, the schemas of their inputs and outputs too.`,
 			return cli.PrintList(a, tools, []string{"NAME", "TRUST", "STATE", "EFFECTS", "DESCRIPTION"}, toolRow)
 		},
 	}
-	c.Flags().StringVar(&profile, "profile", "", "`NAME` of the profile whose tools are listed; empty is your own")
+	c.Flags().StringVar(&profile, "profile", "", "`NAME` of the profile whose tools are listed (default: yours)")
 	return c
 }
 
@@ -73,18 +73,18 @@ func newToolCall(a *cli.App) *cobra.Command {
 	var o toolCallOptions
 	c := &cobra.Command{
 		Use:   "call [flags] NAME [KEY=VALUE...]",
-		Short: "Call a tool and print what it answers",
-		Long: `Call a tool and print what it answers, in its form for models; with -o json the
-whole result.
+		Short: "Call a tool and print its result",
+		Long: `Call a tool and print its result as text for models, or the whole result with
+-o json.
 
-The input is given as JSON, or as KEY=VALUE pairs, which are read by the types
-that the tool's schema has: a list takes its key several times, and objects are
-JSON. KEY:=JSON gives a value as JSON, whatever the schema says.
+The input is JSON, or KEY=VALUE pairs, which are converted to the types in the
+tool's schema: repeat the key for a list, and write objects as JSON. KEY:=JSON
+gives a value as JSON, whatever the schema says.
 
-A call that waits for an approval tells its id on standard error and waits. It
-goes on waiting while the server is restarted: the call has an idempotency key
-and happens at most once. Ctrl-C cancels it, and kills what it runs. Exit codes
-are in docs/exit-codes.md.`,
+A call that waits for an approval prints the request's id on standard error. It
+keeps waiting if the server restarts: the call has an idempotency key and runs at
+most once. Ctrl-C cancels the call and kills its command. docs/exit-codes.md lists
+the exit codes.`,
 		Example: `  orchestrator tool call system.bash command='ls -l' timeout_ms=5000
   orchestrator tool call system.run argv=git argv=status --session s1 --workspace notes
   orchestrator tool call fs.write --input '{"path":"a.txt","content":"hello"}' --workspace notes
@@ -98,18 +98,18 @@ are in docs/exit-codes.md.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return runToolCall(cmd.Context(), a, cmd, o, args) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.input, "input", "", "`JSON` object that is the input")
+	f.StringVar(&o.input, "input", "", "input of the call, a `JSON` object")
 	f.StringVar(&o.inputFile, "input-file", "", "`FILE` with the input as JSON; - is standard input")
 	f.StringVar(&o.call.Sandbox, "sandbox", "", "`ID` of a leased sandbox to run in")
-	f.StringVar(&o.call.Session, "session", "", "`NAME` of a session, whose sandbox is made with its first call and kept")
-	f.StringVar(&o.call.Workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
-	f.BoolVar(&o.call.ReadOnly, "read-only", false, "the workspace cannot be written to")
-	f.StringVar(&o.call.Job, "job", "", "`UUID` of a job, which has a workspace of its own")
-	f.StringVar(&o.call.Template, "template", "", "`NAME` of the sandbox's template; empty is the default one")
-	f.StringVar(&o.call.Profile, "profile", "", "`NAME` of the profile to call with; empty is your own")
-	f.BoolVar(&o.call.RaiseTrust, "raise-trust", false, "ask for an approval where the tool needs more trust than you have")
-	f.BoolVar(&o.progress, "progress", false, "copy what a command writes to standard error as it comes")
-	f.StringVar(&o.key, "idempotency-key", "", "do it at most once for this `KEY`; empty makes one")
+	f.StringVar(&o.call.Session, "session", "", "`NAME` of a session, which keeps one sandbox for its calls")
+	f.StringVar(&o.call.Workspace, "workspace", "", "`NAME` of the workspace to mount at /workspace")
+	f.BoolVar(&o.call.ReadOnly, "read-only", false, "make the workspace read-only")
+	f.StringVar(&o.call.Job, "job", "", "`UUID` of a job, which has its own workspace")
+	f.StringVar(&o.call.Template, "template", "", "`NAME` of the sandbox's template (default: the default template)")
+	f.StringVar(&o.call.Profile, "profile", "", "`NAME` of the profile of the call (default: yours)")
+	f.BoolVar(&o.call.RaiseTrust, "raise-trust", false, "request an approval if the tool needs more trust than you have")
+	f.BoolVar(&o.progress, "progress", false, "copy a command's output to standard error as it arrives")
+	f.StringVar(&o.key, "idempotency-key", "", "run at most once for this `KEY` (default: a random key)")
 	return c
 }
 
@@ -237,7 +237,7 @@ func watchCall(a *cli.App, o toolCallOptions) client.CallOptions {
 	if o.progress {
 		w.Output = func(_ string, p []byte, missed int64) {
 			if missed > 0 {
-				a.Note("%d bytes are left out here", missed)
+				a.Note("%d bytes omitted", missed)
 			}
 			a.Stderr.Write(p) //nolint:errcheck // for the eye
 		}

@@ -41,7 +41,7 @@ func TestPairsAreReadByTheSchemasTypes(t *testing.T) {
 		{"background=yes", "must be of type boolean"},
 		{"ids=x", "must be of type integer"},
 		{"env=x", "must be of type object"},
-		{"command:=x", "is no JSON"},
+		{"command:=x", "is not JSON"},
 	} {
 		got, err := pairsInput(&cobra.Command{Use: "call"}, tool, strings.Fields(c.pairs))
 		if err != nil {

@@ -22,7 +22,7 @@ func jsonObject(cmd *cobra.Command, flag string, b []byte) ([]byte, error) {
 		if err != nil {
 			why = err.Error()
 		}
-		return nil, cli.Usage(cmd, "%s is no JSON object: %s", flag, why)
+		return nil, cli.Usage(cmd, "%s is not a JSON object: %s", flag, why)
 	}
 	return b, nil
 }
@@ -70,7 +70,7 @@ func pairsInput(cmd *cobra.Command, t v1.Tool, pairs []string) ([]byte, error) {
 		}
 		if literal, ok := strings.CutSuffix(key, ":"); ok && literal != "" {
 			if !json.Valid([]byte(value)) {
-				return nil, cli.Usage(cmd, "%s is no JSON: %q", literal, value)
+				return nil, cli.Usage(cmd, "%s is not JSON: %q", literal, value)
 			}
 			in[literal] = json.RawMessage(value)
 			continue

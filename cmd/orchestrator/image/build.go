@@ -31,14 +31,14 @@ func newImageBuild(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "build -t NAME [CONTEXT]",
 		Short: "Build an image from a Dockerfile or a list of packages",
-		Long: `Build an image from a Dockerfile, with the Docker Engine of the server's host;
-every runtime has it then. What the Dockerfile is based on comes from the
-store, or is pulled into it by the rules for pulling; the engine fetches no
-image by itself. Its builder is the classic one: no BuildKit syntax, no cache.
-What RUN says is run by the engine and has its network: build what you trust.
+		Long: `Build an image from a Dockerfile with the Docker Engine of the server's host. Every
+runtime can use it. Base images come from the store, or are pulled into it by the
+rules for pulls; the engine pulls none itself. It uses the classic builder: no
+BuildKit syntax, no cache. The engine runs RUN commands with its own network, so
+build only what you trust.
 
-With --packages or --list no engine is needed: a Debian root is made on this
-host by debootstrap, as root, with these packages.`,
+With --packages or --list, no engine is needed: debootstrap makes a Debian root
+filesystem with these packages on this host, as root.`,
 		Example: `  orchestrator image build -t tools:1 .
   orchestrator image build -t tools:1 -f build/Dockerfile --build-arg V=2 .
   orchestrator image build -t py:1 --packages python3,git
@@ -61,13 +61,13 @@ host by debootstrap, as root, with these packages.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.Ref, "tag", "t", "", "`NAME` it gets")
+	f.StringVarP(&o.Ref, "tag", "t", "", "`NAME` of the image")
 	f.StringVarP(&o.File, "file", "f", "Dockerfile", "the Dockerfile's `PATH` in CONTEXT")
 	f.StringArrayVar(&o.args, "build-arg", nil, "`NAME=VALUE` of an ARG")
 	f.StringVar(&o.Target, "target", "", "`STAGE` to stop at")
-	f.StringVar(&o.Network, "network", "", "`NETWORK` that RUN has, in the engine's words: none, host; empty is its default")
+	f.StringVar(&o.Network, "network", "", "`NETWORK` of RUN commands, such as none or host (default: the engine's)")
 	f.BoolVar(&o.Keep, "pin", false, "pin the image, so that it is never collected")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the image's id and nothing else")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print only the image's id")
 	f.StringSliceVar(&o.list.Packages, "packages", nil, "`NAMES` of Debian packages, for a build without an engine")
 	f.StringVar(&o.from, "list", "", "`FILE` that lists packages, for a build without an engine")
 	return c

@@ -17,17 +17,16 @@ func newImageCollect(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "gc",
 		Short: "Remove images that nothing needs",
-		Long: `Remove left downloads, images that were unused for images.max_age, and while
-all together are over images.budget the longest unused ones. What a template, a
-sandbox or something under way needs stays, and so does what is pinned or was
-used within the last minutes. The server does so by itself, too: hourly, and
-after each pull and import.`,
+		Long: `Remove leftover downloads, images that were unused for images.max_age, and the
+longest unused images while all together exceed images.budget. Images stay that a
+template, a sandbox or a running operation needs, that are pinned, or that were used
+in the last minutes. The server does the same hourly and after each pull and import.`,
 		Example: `  orchestrator image gc --dry-run
   orchestrator image gc -o json`,
 		Args: cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImageCollect(cmd.Context(), a, dry) },
 	}
-	c.Flags().BoolVar(&dry, "dry-run", false, "only tell what would go, and why the rest stays")
+	c.Flags().BoolVar(&dry, "dry-run", false, "only report what would be removed, and why the rest stays")
 	return c
 }
 

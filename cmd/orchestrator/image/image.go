@@ -22,7 +22,7 @@ func NewCommand(a *cli.App) *cobra.Command {
 	return cli.Group("image", "Pull, import and list images; with or without a server",
 		"  orchestrator image pull debian:12\n  orchestrator image import sandbox.tar\n  orchestrator image ls",
 		newImagePull(a), newImageBuild(a), newImageImport(a), newImageList(a), newImageRemove(a), newImageCollect(a),
-		newImagePin(a, "pin", "Keep an image from being collected", true), newImagePin(a, "unpin", "Let a pinned image be collected again", false))
+		newImagePin(a, "pin", "Protect an image from collection", true), newImagePin(a, "unpin", "Allow the collection of an image again", false))
 }
 
 // withImages calls do with a client of the server that answers, or of this process if none does.
@@ -114,16 +114,16 @@ func newImageImport(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "import PATH",
 		Short: "Import a rootfs tar, a docker-archive or an OCI layout",
-		Long: `Import an image: a root filesystem as tar, what "docker save" writes, or an
-OCI layout, each plain or with gzip; - is standard input. An OCI layout as a
-directory is taken without a server only.`,
+		Long: `Import an image: a root filesystem as tar, the output of "docker save", or an OCI
+layout, each plain or compressed with gzip; - is standard input. An OCI layout can
+be a directory only without a server.`,
 		Example: `  orchestrator image import sandbox.tar
   orchestrator image import --ref tools:1 rootfs.tar.gz
   docker save alpine | orchestrator image import -`,
 		Args: cli.ExactArgs("PATH"),
 		RunE: func(cmd *cobra.Command, args []string) error { return runImageImport(cmd.Context(), a, args[0], ref) },
 	}
-	c.Flags().StringVar(&ref, "ref", "", "`NAME` it gets; empty is the archive's own")
+	c.Flags().StringVar(&ref, "ref", "", "`NAME` of the image (default: the archive's)")
 	return c
 }
 
@@ -174,7 +174,7 @@ func newImageList(a *cli.App) *cobra.Command {
 func newImageRemove(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm REF",
-		Short:   "Remove an image's name, and the image with its last one",
+		Short:   "Remove an image name, and the image with its last name",
 		Example: "  orchestrator image rm tools:1",
 		Args:    cli.ExactArgs("REF"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },

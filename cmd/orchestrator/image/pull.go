@@ -22,19 +22,19 @@ func newImagePull(a *cli.App) *cobra.Command {
 	var o pullOptions
 	c := &cobra.Command{
 		Use:   "pull REF",
-		Short: "Bring an image from its registry",
-		Long: `Bring an image from its registry: NAME, NAME:TAG or NAME@sha256:DIGEST. What
-was cut off goes on where it stopped, also after a restart. Credentials are
-those of the Docker configuration (DOCKER_CONFIG, docker login) of whoever runs
-the server. What may be pulled, from where without TLS, and whose signatures
-are asked for, the configuration says: see docs/images.md.`,
+		Short: "Pull an image from its registry",
+		Long: `Pull an image from its registry: NAME, NAME:TAG or NAME@sha256:DIGEST. An
+interrupted pull continues where it stopped, also after a restart. Credentials are
+those of the Docker configuration (DOCKER_CONFIG, docker login) of the account that
+the server runs as. The configuration says what may be pulled, from where without
+TLS, and which signatures are required: see docs/images.md.`,
 		Example: `  orchestrator image pull debian:12
   orchestrator image pull --pin registry.example/tools@sha256:…`,
 		Args: cli.ExactArgs("REF"),
 		RunE: func(cmd *cobra.Command, args []string) error { return runImagePull(cmd.Context(), a, args[0], o) },
 	}
 	c.Flags().BoolVar(&o.pin, "pin", false, "pin the image, so that it is never collected")
-	c.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print the image's id and nothing else")
+	c.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print only the image's id")
 	return c
 }
 

@@ -27,11 +27,11 @@ func newShellAttach(a *cli.App) *cobra.Command {
 	var o attachOptions
 	c := &cobra.Command{
 		Use:   "attach [flags] SHELL",
-		Short: "Come back to a terminal, or follow a background command",
-		Long: `Attach to a background command. On one that has a terminal: what is kept of
-its output, and then as if it ran here; several may be attached at a time.
-Ctrl-P Ctrl-Q leaves it running. On any other: its output until its end, and
-our input line by line for its own, which stays open.
+		Short: "Attach to a terminal, or follow a background command",
+		Long: `Attach to a background command. If it has a terminal, show its kept output and then
+the terminal; several clients can be attached. Ctrl-P Ctrl-Q detaches and leaves it
+running. Otherwise, show its output until its end, and send standard input line by
+line; its input stays open.
 
 The exit code is the command's.`,
 		Example: `  orchestrator shell attach $sh
@@ -40,9 +40,9 @@ The exit code is the command's.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return runAttach(cmd.Context(), a, cmd, o, args[0]) },
 	}
 	f := c.Flags()
-	f.BoolVar(&o.look, "read-only", false, "only look: nothing is typed, sent or resized")
-	f.StringVar(&o.keys, "detach-keys", defaultDetachKeys, "`KEYS` that leave it running; none for none")
-	f.Int64Var(&o.offset, "offset", 0, "the first `BYTE` of output to show; 0 is the oldest that is kept")
+	f.BoolVar(&o.look, "read-only", false, "send no input and do not resize")
+	f.StringVar(&o.keys, "detach-keys", defaultDetachKeys, "`KEYS` that detach, or none")
+	f.Int64Var(&o.offset, "offset", 0, "offset of the first `BYTE` to show (0: the oldest one kept)")
 	return c
 }
 
@@ -104,7 +104,7 @@ func attachPlain(ctx context.Context, a *cli.App, cl *client.Client, sh v1.Shell
 			return err // the sandbox has ended, and the command with it
 		}
 		if err != nil {
-			fmt.Fprintf(a.Stderr, "orchestrator: the command may run on: come back with `orchestrator shell attach %s`\n", sh.ID) //nolint:errcheck // a note
+			fmt.Fprintf(a.Stderr, "orchestrator: the command may still be running: attach again with `orchestrator shell attach %s`\n", sh.ID) //nolint:errcheck // a note
 			return err
 		}
 	}

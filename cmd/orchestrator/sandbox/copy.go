@@ -30,11 +30,11 @@ func NewCopyCommand(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cp SRC DST",
 		Short: "Copy files from and to sandboxes and workspaces",
-		Long: `Copy a file, or a folder with all that is in it. SRC and DST are a path here,
-SANDBOX:PATH or workspace:NAME:PATH; "-" is standard input or output. Where DST is
-a folder, or ends with "/", the copy gets SRC's name in it. Modes of files are kept.
-Links are not followed and not copied: they are named on standard error. A path
-here with a ":" is written ./with:colon.`,
+		Long: `Copy a file, or a directory with its contents. SRC and DST are a path on this host,
+SANDBOX:PATH or workspace:NAME:PATH; "-" is standard input or output. If DST is a
+directory or ends with "/", the copy is created in it under SRC's name. File modes
+are kept. Symbolic links are not copied, but named on standard error. Write a path
+on this host that has a ":" as ./with:colon.`,
 		Example: `  orchestrator cp src/ $id:/workspace/
   orchestrator cp $id:/tmp/report.html .
   orchestrator cp workspace:notes:todo.md - | less
@@ -70,7 +70,7 @@ func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst strin
 	}
 	for _, p := range []location{from, to} {
 		if p.remote() && p.path == "" {
-			return cli.Usage(cmd, "%q names no path: use %s:. for all of it", p.text, strings.TrimSuffix(p.text, ":"))
+			return cli.Usage(cmd, "path missing in %q: use %s:. for everything", p.text, strings.TrimSuffix(p.text, ":"))
 		}
 	}
 	cl, err := a.Client(ctx)
@@ -87,10 +87,10 @@ func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst strin
 	}
 	stop()
 	for _, name := range c.skipped {
-		a.Note("not copied, as it is neither a file nor a folder: %s", name)
+		a.Note("not copied, neither a file nor a directory: %s", name)
 	}
 	for _, name := range c.unnamed {
-		a.Note("not copied, as its name is not UTF-8 and cannot be asked for: %s", name)
+		a.Note("not copied, name is not UTF-8: %s", name)
 	}
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -120,7 +120,7 @@ func (c *copying) start(from, to location) error {
 			target = join(target, name)
 		}
 	case err == nil && src.kind == kindDir:
-		return cli.Refuse(errdefs.ErrFailedPrecondition, "%s is a file, and %s a folder", to.text, from.text)
+		return cli.Refuse(errdefs.ErrFailedPrecondition, "%s is a file and %s is a directory", to.text, from.text)
 	}
 	return c.entry(src, from.path, strings.TrimSuffix(target, "/"))
 }
@@ -133,7 +133,7 @@ func (c *copying) stream(from, to location) error {
 			return err
 		}
 		if src.kind != kindFile {
-			return cli.Refuse(errdefs.ErrFailedPrecondition, "%s is no file", from.text)
+			return cli.Refuse(errdefs.ErrFailedPrecondition, "%s is not a file", from.text)
 		}
 		if in, err = c.from.open(c.ctx, from.path); err != nil {
 			return err

@@ -91,7 +91,7 @@ func (r remoteFiles) stat(ctx context.Context, path string) (entry, error) {
 func (r remoteFiles) list(ctx context.Context, path string) ([]entry, error) {
 	list, truncated, err := r.List(ctx, path)
 	if err == nil && truncated {
-		err = cli.Refuse(errdefs.ErrFailedPrecondition, "the folder %s has more entries than can be listed: copy it as an archive", path)
+		err = cli.Refuse(errdefs.ErrFailedPrecondition, "directory %s has too many entries to list: copy it as an archive", path)
 	}
 	out := make([]entry, 0, len(list))
 	for _, f := range list {
@@ -218,7 +218,7 @@ func (hostFiles) mkdir(_ context.Context, path, mode string) error {
 	case err == nil && info.IsDir():
 		return nil
 	case err == nil:
-		return cli.Refuse(errdefs.ErrFailedPrecondition, "%s is there and no folder", path)
+		return cli.Refuse(errdefs.ErrFailedPrecondition, "%s exists and is not a directory", path)
 	case !errors.Is(err, fs.ErrNotExist):
 		return hostError(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-const egressHelp = "`RULE` of what it may reach through its proxy, such as tls://pypi.org, http://deb.debian.org/debian/*, tcp://db.internal:5432, '*.example.com' or '!evil.example.com'; can be repeated"
+const egressHelp = "egress `RULE` that allows or, with !, denies a host, such as tls://pypi.org, http://deb.debian.org/debian/*, tcp://db.internal:5432, '*.example.com' or '!evil.example.com'; can be repeated"
 
 // egressOptions are the egress flags of commands that lease a sandbox.
 type egressOptions struct {
@@ -25,7 +25,7 @@ type egressOptions struct {
 
 func (o *egressOptions) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.rules, "egress", nil, egressHelp)
-	f.StringArrayVar(&o.secrets, "secret", nil, "`NAME` of a secret of the service that is set on requests to its hosts; can be repeated")
+	f.StringArrayVar(&o.secrets, "secret", nil, "`NAME` of a secret that the proxy adds to requests to its hosts; can be repeated")
 }
 
 // egress returns the request's egress, or nil if no flag is given.
@@ -75,14 +75,14 @@ func egressRule(text string) (r v1.EgressRule, err error) {
 		for p := range strings.SplitSeq(rest[i+1:], ",") {
 			n, err := strconv.ParseUint(p, 10, 16)
 			if err != nil {
-				return r, fmt.Errorf("has a port that is no number from 1 to 65535")
+				return r, fmt.Errorf("has an invalid port: use a number from 1 to 65535")
 			}
 			r.Ports = append(r.Ports, int(n))
 		}
 		rest = rest[:i]
 	}
 	if r.Host = strings.Trim(rest, "[]"); r.Host == "" {
-		return r, fmt.Errorf("names no host: write [PROTOCOL://]HOST[:PORT][/PATH]")
+		return r, fmt.Errorf("has no host: use [PROTOCOL://]HOST[:PORT][/PATH]")
 	}
 	return r, nil
 }
@@ -129,10 +129,10 @@ func newSandboxEgress(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "egress SANDBOX",
 		Short: "Show or change what a sandbox may reach",
-		Long: `Show what a sandbox may reach through its proxy, and its last connections, the
-newest first, with why each was allowed or refused. With flags, change it at
-once: --allow and --deny add rules to those that are there, --clear takes those
-away first. What is open and no longer allowed ends.`,
+		Long: `Show what a sandbox may reach through its proxy, and its last connections, newest
+first, with the reason for allowing or refusing each. Flags change the rules at
+once: --allow and --deny add rules, --clear removes all rules before that. Open
+connections that are no longer allowed are closed.`,
 		Example: `  orchestrator sandbox egress $id
   orchestrator sandbox egress $id --allow tls://pypi.org --allow tls://files.pythonhosted.org
   orchestrator sandbox egress $id --deny '*.example.com'
@@ -144,9 +144,9 @@ away first. What is open and no longer allowed ends.`,
 	}
 	f := c.Flags()
 	f.StringArrayVar(&o.allow, "allow", nil, egressHelp)
-	f.StringArrayVar(&o.deny, "deny", nil, "`RULE` of what it may not reach, whatever is allowed; can be repeated")
-	f.StringArrayVar(&o.secrets, "secret", nil, "`NAME` of a secret of the service to set on requests to its hosts; can be repeated")
-	f.BoolVar(&o.clear, "clear", false, "take all rules and secrets away, before others are added")
+	f.StringArrayVar(&o.deny, "deny", nil, "`RULE` of what it must not reach; overrides --allow; can be repeated")
+	f.StringArrayVar(&o.secrets, "secret", nil, "`NAME` of a secret that the proxy adds to requests to its hosts; can be repeated")
+	f.BoolVar(&o.clear, "clear", false, "remove all rules and secrets before adding others")
 	return c
 }
 

@@ -26,14 +26,13 @@ func newSandboxEnter(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "enter [flags] SANDBOX [-- CMD...]",
 		Short: "Open a terminal in a leased sandbox",
-		Long: `Open a terminal in a leased sandbox: a shell, or CMD, with job control, as if
-it ran here. Its exit code is ours.
+		Long: `Open a terminal in a leased sandbox that runs a shell, or CMD, with job control. The
+exit code is the command's.
 
-It does not end with this program: a connection that is cut is made again, and
-a server that restarts is waited for. Ctrl-P Ctrl-Q leaves it running; "shell
-attach" comes back. Where standard input or output is no terminal, keys are
-not taken one by one, and the end of the input is typed as Ctrl-D; for plain
-pipes use "exec -i".`,
+The command does not end with this program: enter reconnects after a lost connection
+or a restart of the server. Ctrl-P Ctrl-Q detaches and leaves it running; "shell
+attach" attaches again. If standard input or output is not a terminal, input is sent
+by lines, and its end as Ctrl-D; for plain pipes use "exec -i".`,
 		Example: `  orchestrator sandbox enter $id
   orchestrator sandbox enter --cwd /tmp -e EDITOR=vi $id -- python3
   orchestrator sandbox enter --detach-keys ctrl-] $id -- top`,
@@ -48,13 +47,13 @@ pipes use "exec -i".`,
 	f := c.Flags()
 	f.SetInterspersed(false)
 	f.StringVarP(&o.command, "command", "c", "", "`TEXT` for the sandbox's shell, instead of CMD")
-	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE`, or KEY to hand on your own; can be repeated")
-	f.StringVar(&o.cwd, "cwd", "", "`DIR` to begin in; empty is /workspace")
-	f.StringVarP(&o.user, "user", "u", "", "`USER` by name or number, never 0; empty is the sandbox's own")
-	f.StringVar(&o.term, "term", "", "`KIND` of terminal; empty is that of this one")
-	f.DurationVar(&o.timeout, "timeout", 0, "kill it and all it started after this time; 0 is never")
-	f.Int64Var(&o.scrollback, "spool", 0, "`BYTES` of output to keep; 0 is the default")
-	f.StringVar(&o.keys, "detach-keys", defaultDetachKeys, "`KEYS` that leave it running; none for none")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE`, or KEY to pass on your own; can be repeated")
+	f.StringVar(&o.cwd, "cwd", "", "initial `DIR` (default: /workspace)")
+	f.StringVarP(&o.user, "user", "u", "", "`USER` by name or number, except 0 (default: the sandbox's user)")
+	f.StringVar(&o.term, "term", "", "`TERM` of the command (default: that of this terminal)")
+	f.DurationVar(&o.timeout, "timeout", 0, "kill it and all it started after this time (0: never)")
+	f.Int64Var(&o.scrollback, "spool", 0, "`BYTES` of output to keep (0: the default)")
+	f.StringVar(&o.keys, "detach-keys", defaultDetachKeys, "`KEYS` that detach, or none")
 	f.StringVar(&o.idempotencyID, "idempotency-key", "", "open it at most once for this `KEY`")
 	return c
 }

@@ -16,11 +16,11 @@ func NewEventsCommand(a *cli.App) *cobra.Command {
 	q := client.EventQuery{}
 	c := &cobra.Command{
 		Use:   "events",
-		Short: "Show what happened, and with -f what happens",
-		Long: `Show what happened to sandboxes, shells, workspaces, templates and images: what
-is your own, and everything for operators. The server keeps the latest 4096
-events. With -f it goes on, over restarts of the server too; a line "gap" says
-that some were missed. With -o json there is one object on each line.`,
+		Short: "Show events",
+		Long: `Show events of sandboxes, shells, workspaces, templates and images: your own, or
+those of all callers for operators. The server keeps the latest 4096 events. With -f
+it waits for more, also over restarts of the server; a line "gap" means that some
+were missed. With -o json, it prints one object on each line.`,
 		Example: `  orchestrator events --since 10m
   orchestrator events -f
   orchestrator events -f -o json | jq 'select(.type == "sandbox.gone")'`,
@@ -41,8 +41,8 @@ that some were missed. With -o json there is one object on each line.`,
 		},
 	}
 	f := c.Flags()
-	f.BoolVarP(&q.Follow, "follow", "f", false, "go on with what happens")
-	f.StringVar(&q.Since, "since", "", "leave out what is older: `TIME` as 10m (ago) or 2026-01-02T15:04:05Z")
+	f.BoolVarP(&q.Follow, "follow", "f", false, "wait for new events")
+	f.StringVar(&q.Since, "since", "", "omit events before `TIME`, such as 10m (ago) or 2026-01-02T15:04:05Z")
 	return c
 }
 

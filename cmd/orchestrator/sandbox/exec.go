@@ -16,9 +16,9 @@ func NewExecCommand(a *cli.App) *cobra.Command {
 		Short: "Run a command in a leased sandbox",
 		Long: `Run a command in a leased sandbox and wait for its end.
 
-Its output is passed on as it comes, and its exit code is ours; other endings
-have codes of their own (docs/exit-codes.md). With -o json the result is
-printed instead. Ctrl-C kills the command with everything it started.`,
+Its output is streamed, and its exit code is returned; other endings have their own
+exit codes (docs/exit-codes.md). With -o json, the result is printed instead. Ctrl-C
+kills the command with everything it started.`,
 		Example: `  orchestrator exec $id -- python3 -V
   orchestrator exec $id -c 'ls | wc -l'
   tar c src | orchestrator exec -i $id -- tar x
@@ -32,7 +32,7 @@ printed instead. Ctrl-C kills the command with everything it started.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return runExec(cmd.Context(), a, cmd, o, args) },
 	}
 	c.Flags().SetInterspersed(false)
-	o.Register(c.Flags(), "pass standard input on")
+	o.Register(c.Flags(), "send standard input to the command")
 	return c
 }
 

@@ -26,12 +26,11 @@ const maxForwarded = 256
 func NewForwardCommand(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "forward SANDBOX [LOCAL:]PORT...",
-		Short: "Reach servers in a sandbox by ports of this host's loopback",
-		Long: `Listen on 127.0.0.1 and carry each connection to a server on the sandbox's
-loopback, which no network leads to, until Ctrl-C. LOCAL is
-the port here, the same one unless given; 0 takes a free one. Where it listens
-is printed. Whoever may use this host's loopback may connect meanwhile. The
-sandbox is not idle while a connection is open.`,
+		Short: "Forward local ports to servers in a sandbox",
+		Long: `Listen on 127.0.0.1 and forward each connection to a server on the sandbox's
+loopback, until Ctrl-C. LOCAL is the port on this host, by default the same one; 0
+takes a free port. The address is printed. Every user of this host can connect to
+it. The sandbox is not idle while a connection is open.`,
 		Example: `  orchestrator forward $id 8080
   orchestrator forward $id 18080:8080 0:5432
   orchestrator forward $id 8080 & curl http://127.0.0.1:8080/`,
@@ -111,7 +110,7 @@ func parsePorts(s string) (local, port int, err error) {
 	l, lerr := strconv.ParseUint(left, 10, 16)
 	p, perr := strconv.ParseUint(right, 10, 16)
 	if lerr != nil || perr != nil || p == 0 || !two && l == 0 {
-		return 0, 0, fmt.Errorf("%q is no port: give PORT or LOCAL:PORT, such as 8080 or 18080:8080", s)
+		return 0, 0, fmt.Errorf("invalid port %q: use PORT or LOCAL:PORT, such as 8080 or 18080:8080", s)
 	}
 	return int(l), int(p), nil
 }
@@ -154,7 +153,7 @@ func (f *forwarded) serve(ctx context.Context, l net.Listener) error {
 		select {
 		case f.slots <- struct{}{}:
 		default:
-			f.app.Note("port %d: %d connections are open, no more are carried", f.port, maxForwarded)
+			f.app.Note("port %d: refused a connection: %d are open", f.port, maxForwarded)
 			conn.Close()
 			continue
 		}

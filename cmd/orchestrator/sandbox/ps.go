@@ -13,15 +13,15 @@ func NewPSCommand(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ps",
 		Short: "Show leased sandboxes",
-		Long: `Show your leased sandboxes. With --all, which is for operators, everything that
-lives: what others leased, and what is warm or being made.`,
+		Long: `Show your leased sandboxes. With --all, which is for operators, show all live
+sandboxes: those of all callers, and those that are warm or being created.`,
 		Example: `  orchestrator ps
   orchestrator ps --all
   orchestrator ps -q | xargs -n1 orchestrator sandbox rm`,
 		Args: cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all && ended {
-				return cli.Usage(cmd, "--all and --ended are not for one list: use one of them")
+				return cli.Usage(cmd, "--all and --ended are both given: use one of them")
 			}
 			cl, err := a.Client(cmd.Context())
 			if err != nil {
@@ -41,9 +41,9 @@ lives: what others leased, and what is warm or being made.`,
 		},
 	}
 	f := c.Flags()
-	f.BoolVarP(&all, "all", "a", false, "everything that lives, of all callers; for operators")
-	f.BoolVar(&ended, "ended", false, "those that are over too")
-	f.BoolVarP(&quiet, "quiet", "q", false, "print the ids only")
+	f.BoolVarP(&all, "all", "a", false, "include all live sandboxes of all callers (operators only)")
+	f.BoolVar(&ended, "ended", false, "include ended sandboxes")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print only the ids")
 	return c
 }
 

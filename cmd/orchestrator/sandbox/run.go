@@ -31,15 +31,14 @@ func NewRunCommand(a *cli.App) *cobra.Command {
 	var o runOptions
 	c := &cobra.Command{
 		Use:   "run [flags] -- CMD...",
-		Short: "Run one command in a sandbox of its own",
-		Long: `Run one command in a sandbox that nobody used before, and destroy it.
+		Short: "Run one command in a new sandbox",
+		Long: `Run one command in a new sandbox and destroy the sandbox.
 
-A server that answers is used; without one the same is done in this process,
-which takes as long as starting a container does. The command's output is
-passed on as it comes, and its exit code is ours; other endings have codes of
-their own (docs/exit-codes.md). With -o json the result is printed instead.
-Ctrl-C kills the command with everything it started. Whatever becomes of this
-process, nothing of the sandbox stays.`,
+If a server answers, it runs the command. Otherwise this process does, which takes
+as long as starting a container. The command's output is streamed, and its exit code
+is returned; other endings have their own exit codes (docs/exit-codes.md). With
+-o json, the result is printed instead. Ctrl-C kills the command with everything it
+started. The sandbox is removed even if this process is killed.`,
 		Example: `  orchestrator run -- python3 -c 'print(6*7)'
   orchestrator run -c 'cat /etc/os-release | head -1'
   orchestrator run --workspace notes --read-only -- ls -l
@@ -50,20 +49,20 @@ process, nothing of the sandbox stays.`,
 	}
 	f := c.Flags()
 	f.SetInterspersed(false)
-	o.CommandOptions.Register(f, "pass standard input on")
+	o.CommandOptions.Register(f, "send standard input to the command")
 	o.egressOptions.register(f)
-	f.StringVar(&o.template, "template", "", "`NAME` of the template; empty is the default one")
-	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
-	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
+	f.StringVar(&o.template, "template", "", "`NAME` of the template (default: the default template)")
+	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to mount at /workspace")
+	f.BoolVar(&o.readOnly, "read-only", false, "make the workspace read-only")
 	f.StringVar(&o.mode, "mode", "", cli.ModeHelp)
 	f.StringVar(&o.class, "class", "", classHelp)
-	f.StringVar(&o.whenEmpty, "when-empty", "", "`WHAT` a server does if no sandbox is warm: wait (default), cold or refuse")
-	f.DurationVar(&o.wait, "wait", 0, "how long a server waits for one; 0 is its default")
-	f.StringVar(&o.junit, "junit", "", "write a report in JUnit's XML to `FILE`, of one test case")
-	f.StringVar(&o.junitName, "junit-name", "", "`NAME` of the test case; empty is the command")
-	f.BoolVar(&o.noServer, "no-server", false, "do it in this process even if a server answers")
-	f.StringVar(&o.runtime, "runtime", "", "without a server, `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
-	f.StringVar(&o.logLevel, "log-level", "error", "without a server, `LEVEL` of what is logged: debug, info, warn or error")
+	f.StringVar(&o.whenEmpty, "when-empty", "", "`ACTION` of a server if no sandbox is warm: wait (default), cold or refuse")
+	f.DurationVar(&o.wait, "wait", 0, "maximum wait for a sandbox (0: the server's default)")
+	f.StringVar(&o.junit, "junit", "", "write a JUnit XML report with one test case to `FILE`")
+	f.StringVar(&o.junitName, "junit-name", "", "`NAME` of the test case (default: the command)")
+	f.BoolVar(&o.noServer, "no-server", false, "run in this process even if a server answers")
+	f.StringVar(&o.runtime, "runtime", "", "without a server, runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(&o.logLevel, "log-level", "error", "without a server, log `LEVEL`: debug, info, warn or error")
 	return c
 }
 

@@ -49,20 +49,20 @@ func newSandboxCreate(a *cli.App) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return runSandboxCreate(cmd.Context(), a, cmd, o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.template, "template", "", "`NAME` of the template; empty is the default one")
-	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
-	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
+	f.StringVar(&o.template, "template", "", "`NAME` of the template (default: the default template)")
+	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to mount at /workspace")
+	f.BoolVar(&o.readOnly, "read-only", false, "make the workspace read-only")
 	f.StringVar(&o.mode, "mode", "", cli.ModeHelp)
 	f.StringVar(&o.class, "class", "", classHelp)
-	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE` for all its commands, or KEY to hand on your own; can be repeated")
-	f.StringArrayVar(&o.labels, "label", nil, "`KEY=VALUE` to find it by; can be repeated")
-	f.DurationVar(&o.ttl, "ttl", 0, "end it after this time; 0 is the server's default")
-	f.DurationVar(&o.idle, "idle", 0, "end it after this time without a call; 0 is the server's default")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE` for all its commands, or KEY to pass on your own; can be repeated")
+	f.StringArrayVar(&o.labels, "label", nil, "label `KEY=VALUE`; can be repeated")
+	f.DurationVar(&o.ttl, "ttl", 0, "end it after this time (0: the server's default)")
+	f.DurationVar(&o.idle, "idle", 0, "end it after this time without a call (0: the server's default)")
 	o.egressOptions.register(f)
-	f.StringVar(&o.whenEmpty, "when-empty", "", "`WHAT` to do if none is warm: wait (default), cold or refuse")
-	f.DurationVar(&o.wait, "wait", 0, "how long to wait; 0 is the server's default")
+	f.StringVar(&o.whenEmpty, "when-empty", "", "`ACTION` if no sandbox is warm: wait (default), cold or refuse")
+	f.DurationVar(&o.wait, "wait", 0, "maximum wait for a sandbox (0: the server's default)")
 	f.StringVar(&o.key, "idempotency-key", "", "lease at most once for this `KEY`")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the id only")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print only the id")
 	return c
 }
 
@@ -168,14 +168,14 @@ func newSandboxList(a *cli.App) *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVar(&ended, "ended", false, "those that are over too")
+	c.Flags().BoolVar(&ended, "ended", false, "include ended sandboxes")
 	return c
 }
 
 func newSandboxInspect(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "inspect SANDBOX",
-		Short:   "Describe a sandbox, also one that is over",
+		Short:   "Describe a sandbox, also an ended one",
 		Example: "  orchestrator sandbox inspect $id -o json",
 		Args:    cli.ExactArgs("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -196,7 +196,7 @@ func newSandboxStop(a *cli.App) *cobra.Command {
 	var grace time.Duration
 	c := &cobra.Command{
 		Use:     "stop SANDBOX",
-		Short:   "Ask what runs in a sandbox to end, then destroy it",
+		Short:   "Terminate a sandbox's commands, then destroy it",
 		Example: "  orchestrator sandbox stop $id --grace 10s",
 		Args:    cli.ExactArgs("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -211,7 +211,7 @@ func newSandboxStop(a *cli.App) *cobra.Command {
 			return printSandbox(a, s)
 		},
 	}
-	c.Flags().DurationVar(&grace, "grace", 5*time.Second, "how long background commands have to end by themselves")
+	c.Flags().DurationVar(&grace, "grace", 5*time.Second, "time for background commands to end")
 	return c
 }
 

@@ -43,12 +43,12 @@ func newSessionCreate(a *cli.App) *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.shell, "shell", "", "`SHELL`: bash or sh; empty is bash where the image has it")
-	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE`, or KEY to hand on your own; can be repeated")
-	f.StringVar(&o.cwd, "cwd", "", "`DIR` to begin in; empty is /workspace")
-	f.StringVarP(&o.user, "user", "u", "", "`USER` by name or number, never 0; empty is the sandbox's own")
+	f.StringVar(&o.shell, "shell", "", "`SHELL`: bash or sh (default: bash if the image has it)")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE`, or KEY to pass on your own; can be repeated")
+	f.StringVar(&o.cwd, "cwd", "", "initial `DIR` (default: /workspace)")
+	f.StringVarP(&o.user, "user", "u", "", "`USER` by name or number, except 0 (default: the sandbox's user)")
 	f.StringVar(&o.key, "idempotency-key", "", "start it at most once for this `KEY`")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the id only")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print only the id")
 	return c
 }
 
@@ -112,7 +112,7 @@ func newSessionRemove(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm SANDBOX SESSION",
 		Aliases: []string{"remove"},
-		Short:   "Kill what lives of a session and forget it",
+		Short:   "Kill a session's processes and remove it",
 		Example: "  orchestrator session rm $id $s",
 		Args:    cli.ExactArgs("SANDBOX", "SESSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -137,12 +137,12 @@ func newSessionExec(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "exec [flags] SANDBOX SESSION [-- CMD...]",
 		Short: "Run a command, or a script from standard input, in a session",
-		Long: `Run a command in a session and wait for its end. Without a command the script
-is read from standard input.
+		Long: `Run a command in a session and wait for its end. Without a command, run the script
+on standard input.
 
-Its output is passed on as it comes, and its exit code is ours; other endings
-have codes of their own (docs/exit-codes.md). Where the session ends with the
-command, a line on standard error says so.`,
+Its output is streamed, and its exit code is returned; other endings have their own
+exit codes (docs/exit-codes.md). If the session ends with the command, a line on
+standard error says so.`,
 		Example: `  orchestrator session exec $id $s -c 'source venv/bin/activate'
   orchestrator session exec $id $s <build.sh
   orchestrator session exec --timeout 5s --renew $id $s -- make test`,
@@ -154,12 +154,12 @@ command, a line on standard error says so.`,
 	f := c.Flags()
 	f.SetInterspersed(false)
 	f.StringVarP(&o.Shell, "command", "c", "", "`TEXT` for the session, instead of CMD")
-	f.DurationVar(&o.Timeout, "timeout", 0, "kill what it started after this time, and interrupt the session; 0 is the server's default")
-	f.BoolVarP(&o.Interactive, "interactive", "i", false, "pass standard input on to the command")
-	f.BoolVar(&o.renew, "renew", false, "begin the session anew if it has ended")
+	f.DurationVar(&o.Timeout, "timeout", 0, "kill what it started after this time, and interrupt the session (0: the server's default)")
+	f.BoolVarP(&o.Interactive, "interactive", "i", false, "send standard input to the command")
+	f.BoolVar(&o.renew, "renew", false, "restart the session if it has ended")
 	f.BoolVar(&o.refuse, "no-wait", false, "fail if another command runs in the session")
-	f.DurationVar(&o.wait, "wait", 0, "how long to wait for other commands; 0 is a minute")
-	f.StringVar(&o.Key, "idempotency-key", "", "do it at most once for this `KEY`")
+	f.DurationVar(&o.wait, "wait", 0, "maximum wait for other commands (0: one minute)")
+	f.StringVar(&o.Key, "idempotency-key", "", "run at most once for this `KEY`")
 	return c
 }
 
@@ -173,7 +173,7 @@ func runSessionExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o sessi
 		case len(script) > maxScript:
 			return cli.Usage(cmd, "the script is over %d bytes: write it to a file in the sandbox", maxScript)
 		case len(script) == 0:
-			return cli.Usage(cmd, "there is no command, and nothing on standard input")
+			return cli.Usage(cmd, "CMD is missing, and standard input is empty")
 		}
 		command.Shell = string(script)
 	}
@@ -199,7 +199,7 @@ func runSessionExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o sessi
 		return err
 	}
 	if r.Session == v1.SessionEnded {
-		fmt.Fprintf(a.Stderr, "orchestrator: the session has ended with the command (%s)\n", endingText(&r)) //nolint:errcheck // the exit code is what counts
+		fmt.Fprintf(a.Stderr, "orchestrator: the session ended with the command (%s)\n", endingText(&r)) //nolint:errcheck // the exit code is what counts
 	}
 	return cli.ResultError(r)
 }

@@ -45,16 +45,16 @@ func newShellStart(a *cli.App) *cobra.Command {
 	f := c.Flags()
 	f.SetInterspersed(false)
 	f.StringVarP(&o.Shell, "command", "c", "", "`TEXT` for the sandbox's shell, instead of CMD")
-	f.StringArrayVarP(&o.Env, "env", "e", nil, "`KEY=VALUE`, or KEY to hand on your own; can be repeated")
-	f.StringVar(&o.Cwd, "cwd", "", "`DIR` to run in; empty is /workspace")
-	f.StringVarP(&o.User, "user", "u", "", "`USER` by name or number, never 0; empty is the sandbox's own")
-	f.DurationVar(&o.Timeout, "timeout", 0, "kill it and all it started after this time; 0 is never")
+	f.StringArrayVarP(&o.Env, "env", "e", nil, "`KEY=VALUE`, or KEY to pass on your own; can be repeated")
+	f.StringVar(&o.Cwd, "cwd", "", "working `DIR` (default: /workspace)")
+	f.StringVarP(&o.User, "user", "u", "", "`USER` by name or number, except 0 (default: the sandbox's user)")
+	f.DurationVar(&o.Timeout, "timeout", 0, "kill it and all it started after this time (0: never)")
 	f.StringVar(&o.Key, "idempotency-key", "", "start it at most once for this `KEY`")
-	f.BoolVarP(&o.Interactive, "keep-stdin", "i", false, "keep its input open for `shell input`")
-	f.BoolVar(&o.merge, "merge", false, "standard error goes into standard output")
-	f.BoolVar(&o.lossless, "lossless", false, "it waits for its reader when the kept output is full")
-	f.Int64Var(&o.spool, "spool", 0, "`BYTES` of each stream to keep; 0 is the default")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the id only")
+	f.BoolVarP(&o.Interactive, "keep-stdin", "i", false, "keep its input open for 'shell input'")
+	f.BoolVar(&o.merge, "merge", false, "merge standard error into standard output")
+	f.BoolVar(&o.lossless, "lossless", false, "block the command while the kept output is full and unread")
+	f.Int64Var(&o.spool, "spool", 0, "`BYTES` of each stream to keep (0: the default)")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print only the id")
 	return c
 }
 
@@ -139,11 +139,11 @@ func newShellLogs(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "logs SHELL",
 		Short: "Print a background command's output",
-		Long: `Print a background command's output as it is, from an offset on.
+		Long: `Print a background command's output unchanged, from an offset on.
 
-With --follow until its end: a connection that is cut and a server that is
-restarted are asked again, from where it stopped. Bytes that are no longer
-kept are told on standard error. With -o json, one piece with where it stands.`,
+With --follow, print until its end, and reconnect after a lost connection or a
+restart of the server. Bytes that are no longer kept are reported on standard error.
+With -o json, print one piece with its offset.`,
 		Example: `  orchestrator shell logs $sh
   orchestrator shell logs -f --stderr $sh
   orchestrator shell logs --offset 1048576 $sh -o json`,
@@ -151,9 +151,9 @@ kept are told on standard error. With -o json, one piece with where it stands.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return runShellLogs(cmd.Context(), a, cmd, o, args[0]) },
 	}
 	f := c.Flags()
-	f.BoolVarP(&o.follow, "follow", "f", false, "go on until the stream's end")
-	f.BoolVar(&o.stderr, "stderr", false, "standard error instead of standard output")
-	f.Int64Var(&o.offset, "offset", 0, "the first `BYTE` to print")
+	f.BoolVarP(&o.follow, "follow", "f", false, "follow until the end of the stream")
+	f.BoolVar(&o.stderr, "stderr", false, "print standard error instead of standard output")
+	f.Int64Var(&o.offset, "offset", 0, "offset of the first `BYTE` to print")
 	return c
 }
 
@@ -221,7 +221,7 @@ func newShellInput(a *cli.App) *cobra.Command {
 			return cl.Input(cmd.Context(), args[0], a.Input(cmd.Context()), !stayOpen)
 		},
 	}
-	c.Flags().BoolVar(&stayOpen, "keep-open", false, "leave its input open for more")
+	c.Flags().BoolVar(&stayOpen, "keep-open", false, "keep its input open")
 	return c
 }
 
@@ -235,9 +235,9 @@ func newShellKill(a *cli.App) *cobra.Command {
 	var o killOptions
 	c := &cobra.Command{
 		Use:   "kill SHELL",
-		Short: "End a background command with everything it started",
-		Long: `End a background command: TERM, the grace time, KILL. Nothing of it lives
-when this returns. With --signal it only gets that signal.`,
+		Short: "End a background command and all its processes",
+		Long: `End a background command with TERM and, after the grace time, KILL. All its
+processes are dead when this returns. With --signal, only send that signal.`,
 		Example: `  orchestrator shell kill $sh
   orchestrator shell kill --grace 30s --forget $sh
   orchestrator shell kill --signal 1 $sh`,
@@ -263,7 +263,7 @@ when this returns. With --signal it only gets that signal.`,
 	}
 	f := c.Flags()
 	f.DurationVar(&o.grace, "grace", 2*time.Second, "time between TERM and KILL")
-	f.IntVar(&o.signal, "signal", 0, "only send this signal, by `NUMBER`")
-	f.BoolVar(&o.forget, "forget", false, "drop its record and output as well")
+	f.IntVar(&o.signal, "signal", 0, "only send the signal with this `NUMBER`")
+	f.BoolVar(&o.forget, "forget", false, "also remove its record and output")
 	return c
 }

@@ -15,9 +15,10 @@ const classHelp = "`CLASS` of isolation that is wanted at least: container, gvis
 func newSandboxSync(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "sync SANDBOX",
-		Short: "Bring a workspace up to what its sandbox has",
-		Long: `Bring a workspace up to what its sandbox has. That is needed only where the workspace is carried into the sandbox and not
-mounted (class gvisor, remote engines), and happens by itself when the lease ends.`,
+		Short: "Copy a sandbox's files back to its workspace",
+		Long: `Copy a sandbox's files back to its workspace. That is needed only if the workspace
+is copied into the sandbox and not mounted (class gvisor, remote engines). It also
+happens when the lease ends.`,
 		Example: "  orchestrator sandbox sync $id",
 		Args:    cli.ExactArgs("SANDBOX"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return runSandboxSync(cmd.Context(), a, args[0]) },

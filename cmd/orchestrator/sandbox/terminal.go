@@ -106,13 +106,13 @@ func (s *terminalSession) options() client.TerminalOptions {
 		Away: func(error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.away = time.AfterFunc(awayTime, func() { s.note("the connection was cut; connecting again, and the command runs on meanwhile") })
+			s.away = time.AfterFunc(awayTime, func() { s.note("connection lost; reconnecting, and the command keeps running") })
 		},
 		Back: func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.away != nil && !s.away.Stop() {
-				s.note("connected again")
+				s.note("reconnected")
 			}
 		},
 	}
@@ -300,11 +300,11 @@ func (s *terminalSession) leave(err error) error {
 	s.resetScreen()
 	s.screen.raw = nil // from here on, line ends are normal
 	if errors.Is(err, errDetach) {
-		s.note("detached; the command runs on: come back with `%s`", s.reattachCommand)
+		s.note("detached; the command keeps running: attach again with `%s`", s.reattachCommand)
 		return nil
 	}
 	if !errdefs.IsNotFound(err) { // else the sandbox is gone, and the command with it
-		s.note("the command may run on: come back with `%s`", s.reattachCommand)
+		s.note("the command may still be running: attach again with `%s`", s.reattachCommand)
 	}
 	return err
 }

@@ -32,12 +32,12 @@ func NewTopCommand(a *cli.App) *cobra.Command {
 	var o topOptions
 	c := &cobra.Command{
 		Use:   "top",
-		Short: "Show what sandboxes use now",
-		Long: `Show what your leased sandboxes use now, and for operators those of all callers:
-processors (100 is one of them), memory and processes against their limits, and
-what is in the workspace where its size is bounded. On a terminal it is drawn
-again at each interval until Ctrl-C. Elsewhere it is printed once, or with
---interval again and again; with -o json one object on a line each time.`,
+		Short: "Show the resource usage of sandboxes",
+		Long: `Show what your leased sandboxes use now, or those of all callers for operators: CPU
+(100 is one processor), memory and processes with their limits, and the size of the
+workspace if it has a quota. On a terminal, it is redrawn at each interval until
+Ctrl-C. Otherwise it is printed once, or repeatedly with --interval. With -o json,
+it prints one object on a line each time.`,
 		Example: `  orchestrator top
   orchestrator top --sort memory --interval 5s
   orchestrator top --once -o json | jq '.items[] | select(.cpu_percent > 90).id'`,
@@ -60,9 +60,9 @@ again at each interval until Ctrl-C. Elsewhere it is printed once, or with
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&o.once, "once", false, "print the figures once, over a second, and end")
-	f.DurationVar(&o.interval, "interval", 2*time.Second, "`TIME` between two looks, from 100ms to 1h")
-	f.StringVar(&o.sort, "sort", "", "most first by `FIGURE`: cpu or memory; else the newest sandbox first")
+	f.BoolVar(&o.once, "once", false, "measure once, for a second, and exit")
+	f.DurationVar(&o.interval, "interval", 2*time.Second, "`DURATION` between measurements, from 100ms to 1h")
+	f.StringVar(&o.sort, "sort", "", "sort by `FIGURE`, largest first: cpu or memory (default: newest sandbox first)")
 	return c
 }
 

@@ -45,11 +45,11 @@ type check struct {
 func NewDoctorCommand(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
-		Short: "Tell what this host can enforce, with the fix for what it cannot",
-		Long: `Tell what this host can enforce, with the fix for what it cannot.
+		Short: "Check what this host can enforce",
+		Long: `Report what this host can enforce, and how to fix what it cannot.
 
-All runtimes are tried for real, in a folder of their own that is removed
-again. The exit code is 1 if something failed that sandboxes need.`,
+All runtimes are tried in a temporary directory. The exit code is 1 if something
+failed that sandboxes need.`,
 		Example: "  orchestrator doctor\n  orchestrator doctor -o json",
 		Args:    cli.ExactArgs(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runDoctor(cmd.Context(), a) },

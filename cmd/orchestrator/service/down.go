@@ -26,15 +26,15 @@ func NewDownCommand(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "down",
 		Short: "Destroy every sandbox and stop the server",
-		Long: `Destroy every sandbox, with the background commands in them, and stop the
-server. Workspaces and images stay. Without a server, what a stopped one has
-left in the state directory is destroyed.`,
+		Long: `Destroy every sandbox with its background commands, and stop the server. Workspaces
+and images stay. Without a server, destroy what a stopped one left in the state
+directory.`,
 		Example: "  orchestrator down\n  orchestrator down --state-dir /var/lib/orchestrator",
 		Args:    cli.ExactArgs(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runDown(cmd.Context(), a, name, wait) },
 	}
-	c.Flags().StringVar(&name, "runtime", "", "without a server, `NAME` of the runtime to ask: auto, docker, containerd or oci")
-	c.Flags().DurationVar(&wait, "wait", 2*time.Minute, "how long to wait for the end of it")
+	c.Flags().StringVar(&name, "runtime", "", "without a server, runtime `NAME`: auto, docker, containerd or oci")
+	c.Flags().DurationVar(&wait, "wait", 2*time.Minute, "maximum wait")
 	return c
 }
 

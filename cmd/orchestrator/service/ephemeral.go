@@ -30,7 +30,7 @@ func checkEphemeral(a *cli.App, cmd *cobra.Command, dir string) error {
 // keeps the directory, which shows what is left.
 func removeEphemeral(dir string, failed error) error {
 	if failed != nil {
-		return fmt.Errorf("the state directory %s was not removed: what it tells of may be there still", dir)
+		return fmt.Errorf("state directory %s was not removed: its sandboxes may still exist", dir)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove the state directory: %w", err)

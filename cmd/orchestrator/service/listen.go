@@ -64,9 +64,9 @@ func listen(ctx context.Context, c config.Config) (net.Listener, error) {
 func listenError(where string, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return cli.Refuse(errdefs.ErrUnavailable, "listen on %s: another program does: %w", where, err)
+		return cli.Refuse(errdefs.ErrUnavailable, "listen on %s: another program listens there: %w", where, err)
 	case errors.Is(err, os.ErrNotExist):
-		return cli.Refuse(errdefs.ErrInvalidArgument, "listen on %s: its folder does not exist: %w", where, err)
+		return cli.Refuse(errdefs.ErrInvalidArgument, "listen on %s: its directory does not exist: %w", where, err)
 	case errors.Is(err, os.ErrPermission):
 		return cli.Refuse(errdefs.ErrPermissionDenied, "listen on %s: %w", where, err)
 	}
@@ -82,7 +82,7 @@ func clearSocket(ctx context.Context, path string) error {
 	case err != nil:
 		return listenError("unix:"+path, err)
 	case info.Mode()&os.ModeSocket == 0:
-		return cli.Refuse(errdefs.ErrInvalidArgument, "listen on unix:%s: something that is no socket is there", path)
+		return cli.Refuse(errdefs.ErrInvalidArgument, "listen on unix:%s: the path exists and is not a socket", path)
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

@@ -52,11 +52,11 @@ func NewServeCommand(a *cli.App) *cobra.Command {
 		Short: "Run the service",
 		Long: `Run the service until SIGTERM or SIGINT.
 
-That is a hand-over: calls under way get 10 seconds, sandboxes and background
-commands live on, and the next server on the same state directory goes on with
+These signals hand over: running calls get 10 seconds, sandboxes and background
+commands keep running, and the next server on the same state directory adopts
 them. ` + "`orchestrator down`" + ` destroys everything instead. A second signal ends
-the process at once, which loses nothing either. SIGHUP reads the templates
-again, which also happens by itself when their files change.`,
+the process at once, which loses nothing either. SIGHUP reloads the templates, which
+also happens when their files change.`,
 		Example: `  orchestrator serve
   orchestrator serve --config /etc/orchestrator.yaml --runtime oci
   orchestrator serve --listen 127.0.0.1:7070 --token-file /etc/orchestrator.token`,
@@ -65,13 +65,13 @@ again, which also happens by itself when their files change.`,
 	}
 	f := c.Flags()
 	f.StringVar(&o.listen, "listen", "", "unix:`PATH` or HOST:PORT (ORCHESTRATOR_LISTEN)")
-	f.StringVar(&o.runtime, "runtime", "", "`NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
-	f.BoolVar(&o.allowRemote, "allow-remote", false, "listen on an address that is not loopback")
-	f.BoolVar(&o.ephemeral, "ephemeral", false, "at the end, which is that of standard input too, destroy everything and remove the state directory; only with --state-dir")
-	f.BoolVar(&o.adoptNone, "adopt-none", false, "if state.db was lost, make a new one: destroy the sandboxes, keep workspaces and the audit log")
+	f.StringVar(&o.runtime, "runtime", "", "runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.BoolVar(&o.allowRemote, "allow-remote", false, "allow an address that is not loopback")
+	f.BoolVar(&o.ephemeral, "ephemeral", false, "destroy everything and remove the state directory at the end, also when standard input ends; needs --state-dir")
+	f.BoolVar(&o.adoptNone, "adopt-none", false, "if state.db was lost, create a new one: destroy the sandboxes, keep workspaces and the audit log")
 	f.BoolVar(&o.adoptOlder, "adopt-older", false, "accept a state.db that is older than the one last used: destroy the sandboxes it does not know")
-	f.StringVar(&o.logLevel, "log-level", "", "`LEVEL` of what is logged: debug, info, warn or error (ORCHESTRATOR_LOG_LEVEL)")
-	f.StringVar(&o.logFormat, "log-format", "", "`FORM` of the log: text or json (ORCHESTRATOR_LOG_FORMAT)")
+	f.StringVar(&o.logLevel, "log-level", "", "log `LEVEL`: debug, info, warn or error (ORCHESTRATOR_LOG_LEVEL)")
+	f.StringVar(&o.logFormat, "log-format", "", "log `FORMAT`: text or json (ORCHESTRATOR_LOG_FORMAT)")
 	return c
 }
 

@@ -78,7 +78,7 @@ func ImageFetcher(c config.Images, p *pull.Puller, log *slog.Logger) func(contex
 		// A name without a registry is local: an image of that name at a public registry is another
 		// one.
 		if !ref.HasRegistry(name) {
-			return explainMissingImage(cli.Refuse(errdefs.ErrNotFound, "image %q is not here, and its name says no registry to pull it from at the start", name))
+			return explainMissingImage(cli.Refuse(errdefs.ErrNotFound, "image %q not found, and its name has no registry to pull it from", name))
 		}
 		log.Info("pulling a template's image", "ref", name)
 		told, phase := time.Now(), ""

@@ -79,7 +79,7 @@ func (j *janitor) wait(ctx context.Context) error {
 		}
 		return errors.Join(err, werr)
 	case <-ctx.Done():
-		return errors.Join(err, cli.Refuse(errdefs.ErrUnavailable, "the clean-up goes on in process %d", j.cmd.Process.Pid))
+		return errors.Join(err, cli.Refuse(errdefs.ErrUnavailable, "process %d continues the clean-up", j.cmd.Process.Pid))
 	}
 }
 

@@ -167,9 +167,9 @@ func ExplainHeld(dir string, err error) error {
 		return err
 	}
 	if pid := cli.ServerPID(dir); pid != "" {
-		return &HeldByServerError{cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: use that server (--address), and no --no-server", dir, pid)}
+		return &HeldByServerError{cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: use that server (--address) without --no-server", dir, pid)}
 	}
-	return cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are used by another command without a server: wait for its end, or start a server for more than one at a time",
+	return cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are used by another command without a server: wait for its end, or start a server",
 		dir)
 }
 

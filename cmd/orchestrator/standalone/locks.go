@@ -117,7 +117,7 @@ func CheckUnheld(ctx context.Context, dir, workspace string) error {
 	}
 	for _, s := range live {
 		if s.Lease.Workspace == workspace {
-			return cli.Refuse(errdefs.ErrFailedPrecondition, "workspace %s is bound to sandbox %s of a stopped server, which lives on: start it again, or end it with `orchestrator down`",
+			return cli.Refuse(errdefs.ErrFailedPrecondition, "workspace %s is used by sandbox %s of a stopped server, which is still running: start it again, or end it with `orchestrator down`",
 				workspace, s.ID)
 		}
 	}

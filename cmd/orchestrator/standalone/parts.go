@@ -106,7 +106,7 @@ func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
 	}
 	live, err := StoppedServerSandboxes(ctx, c.StateDir)
 	if err == nil && len(live) > 0 { // the images are their root filesystems
-		err = cli.Refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`", len(live))
+		err = cli.Refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server are still running: start it again, or end them with `orchestrator down`", len(live))
 	}
 	if err != nil {
 		return nil, errors.Join(err, use.Close())

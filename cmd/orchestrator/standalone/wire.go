@@ -144,7 +144,7 @@ func totalMemory() (int64, error) {
 			return kib << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("memory of this host: /proc/meminfo does not tell")
+	return 0, fmt.Errorf("memory of this host: no MemTotal in /proc/meminfo")
 }
 
 // Logger returns a logger with the configured format and level.

@@ -30,10 +30,10 @@ func newTemplateList(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
-		Short:   "List templates, and what keeps some from being used",
+		Short:   "List templates and their errors",
 		Long: `List the templates of a server: those of its configuration and of its
-templates_dir. One that is not_ready cannot be leased yet. An error beside one
-that is ready says why its latest version is not in use: the last good one is.`,
+templates_dir. One that is not_ready cannot be leased yet. An error at one that is
+ready says why its latest version is not in use; the last valid version is.`,
 		Example: "  orchestrator template ls\n  orchestrator template ls -o json | jq '.items[] | select(.error)'",
 		Args:    cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -65,7 +65,7 @@ func newTemplateShow(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show a template as it is used",
-		Long:  `Show a template as it is used. Of its environment only the names are told.`,
+		Long:  `Show a template as it is used. Only the names of its environment are shown.`,
 		Example: `  orchestrator template show python
   orchestrator template show python -o json | jq .limits`,
 		Args: cli.ExactArgs("NAME"),
@@ -98,8 +98,8 @@ func newTemplateCheck(a *cli.App) *cobra.Command {
 		Use:   "check FILE",
 		Short: "Check a template's file",
 		Long: `Check a template's file without a server: every key and every value in it. The
-file is named as its template, NAME.yaml or NAME.json. Whether its image is
-there is for the server to say.`,
+file's name is the template's: NAME.yaml or NAME.json. Only the server can check
+whether its image exists.`,
 		Example: "  orchestrator template check templates/python.yaml",
 		Args:    cli.ExactArgs("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -117,10 +117,10 @@ func newTemplateReload(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reload",
 		Short: "Make the server read its templates again",
-		Long: `Make the server read its templates again. It does so by itself when a file
-changes, and at SIGHUP; this command waits for it and tells what came of it. New
-warm sandboxes are made from new versions, old ones go, leases go on. What cannot
-be used is told, and its last good version stays; the exit code is 78 then.`,
+		Long: `Make the server read its templates again. It also does so when a file changes, and
+at SIGHUP; this command waits for the outcome and prints it. New warm sandboxes use
+the new versions, old warm ones are replaced, and leases continue. Of a template that
+cannot be used, the last valid version stays in use; the exit code is 78 then.`,
 		Example: "  orchestrator template reload\n  orchestrator template reload -o json",
 		Args:    cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -151,7 +151,7 @@ func printReload(a *cli.App, r v1.TemplateReload) error {
 		t.Add(name, "failed: "+cli.OneLine(r.Failed[name]))
 	}
 	if len(t.Rows) == 0 {
-		a.Note("nothing has changed")
+		a.Note("nothing changed")
 	}
 	if err := a.Print(r, t); err != nil {
 		return err

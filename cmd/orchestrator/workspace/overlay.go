@@ -17,10 +17,10 @@ func newWorkspaceDiff(a *cli.App) *cobra.Command {
 	var bare bool
 	c := &cobra.Command{
 		Use:   "diff SANDBOX|NAME [PATH...]",
-		Short: "Show what a sandbox with an overlay changed of its workspace",
-		Long: `Show what a sandbox that was made with --mode overlay changed of its workspace,
-while it lives or after. For the name of a workspace, what each of its overlays
-changed is shown.`,
+		Short: "Show what a sandbox changed in its overlay",
+		Long: `Show what a sandbox that was created with --mode overlay changed in its workspace,
+during its life or afterwards. For the name of a workspace, show the changes of each
+of its overlays.`,
 		Example: "  orchestrator workspace diff $id\n  orchestrator workspace diff $id src --name-only\n  orchestrator workspace diff notes",
 		Args:    atLeastOne("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -40,7 +40,7 @@ changed is shown.`,
 			})
 		},
 	}
-	c.Flags().BoolVar(&bare, "name-only", false, "the paths, and no text")
+	c.Flags().BoolVar(&bare, "name-only", false, "print only the paths")
 	return c
 }
 
@@ -157,11 +157,11 @@ func newWorkspaceCommit(a *cli.App) *cobra.Command {
 	var r v1.CommitRequest
 	c := &cobra.Command{
 		Use:   "commit SANDBOX [PATH...]",
-		Short: "Put what a sandbox with an overlay changed into its workspace",
-		Long: `Put what a sandbox with an overlay changed into its workspace: all of it, or the
-paths that are named with what is below them. It is done whole or not at all.
-What others have changed meanwhile is not overwritten: then nothing is
-committed, and the paths are named.`,
+		Short: "Write the changes of an overlay to its workspace",
+		Long: `Write the changes of a sandbox with an overlay to its workspace: all of them, or those
+of the named paths and everything below. Either all are written or none. If others
+changed the same paths in the workspace, nothing is committed, and the paths are
+named.`,
 		Example: "  orchestrator workspace commit $id\n  orchestrator workspace commit $id src README.md --end-sandbox",
 		Args:    atLeastOne("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -177,7 +177,7 @@ committed, and the paths are named.`,
 			})
 		},
 	}
-	c.Flags().BoolVar(&r.Force, "force", false, "overwrite what others have changed meanwhile")
+	c.Flags().BoolVar(&r.Force, "force", false, "overwrite concurrent changes")
 	c.Flags().BoolVar(&r.End, "end-sandbox", false, "end the sandbox first if it is still running")
 	return c
 }
@@ -186,7 +186,7 @@ func newWorkspaceDiscard(a *cli.App) *cobra.Command {
 	var end bool
 	c := &cobra.Command{
 		Use:     "discard SANDBOX...",
-		Short:   "Discard what sandboxes with an overlay changed",
+		Short:   "Discard the changes of overlays",
 		Example: "  orchestrator workspace discard $id --end-sandbox",
 		Args:    atLeastOne("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -207,7 +207,7 @@ func newWorkspaceDiscard(a *cli.App) *cobra.Command {
 func newWorkspaceOverlays(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "overlays NAME",
-		Short:   "List what sandboxes with an overlay changed of a workspace",
+		Short:   "List the overlays of a workspace",
 		Example: "  orchestrator workspace overlays notes",
 		Args:    cli.ExactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -20,7 +20,7 @@ func snapshotHead() []string { return []string{"SNAPSHOT", "LABEL", "CREATED", "
 func newWorkspaceSnapshot(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "snapshot NAME [LABEL]",
-		Short:   "Keep a copy of a workspace that no sandbox has",
+		Short:   "Copy the files of an unused workspace",
 		Example: "  orchestrator workspace snapshot notes before-upgrade",
 		Args:    cli.ExactArgs("NAME", "[LABEL]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -73,7 +73,7 @@ func newWorkspaceSnapshots(a *cli.App) *cobra.Command {
 func newWorkspaceRestore(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "restore NAME SNAPSHOT",
-		Short:   "Put a workspace that no sandbox has back to a snapshot",
+		Short:   "Reset an unused workspace to a snapshot",
 		Example: "  orchestrator workspace restore notes before-upgrade",
 		Args:    cli.ExactArgs("NAME", "SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {

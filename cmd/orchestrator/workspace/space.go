@@ -38,11 +38,11 @@ func printWorkspace(a *cli.App, w v1.Workspace, err error) error {
 func newWorkspaceResize(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "resize NAME SIZE",
-		Short: "Change what a workspace holds at most",
-		Long: `Change what a workspace holds at most.
+		Short: "Change the quota of a workspace",
+		Long: `Change the quota of a workspace.
 
-It shrinks only while no sandbox has it, and not below what is in it. Growing it
-while one has it needs a service with CAP_SYS_RESOURCE.`,
+It can shrink only while no sandbox uses it, and not below its content. Growing it
+while a sandbox uses it needs a service with CAP_SYS_RESOURCE.`,
 		Example: "  orchestrator workspace resize notes 1GiB",
 		Args:    cli.ExactArgs("NAME", "SIZE"),
 		RunE: func(cmd *cobra.Command, args []string) error {

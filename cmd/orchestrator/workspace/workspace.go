@@ -62,7 +62,7 @@ func newWorkspaceCreate(a *cli.App) *cobra.Command {
 	var quota string
 	c := &cobra.Command{
 		Use:     "create NAME",
-		Short:   "Make an empty workspace",
+		Short:   "Create an empty workspace",
 		Example: "  orchestrator workspace create notes\n  orchestrator workspace create notes --quota 64MiB",
 		Args:    cli.ExactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -76,7 +76,7 @@ func newWorkspaceCreate(a *cli.App) *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&quota, "quota", "", "`SIZE` that it holds at most, such as 64MiB; empty is the default of the configuration")
+	c.Flags().StringVar(&quota, "quota", "", "maximum `SIZE`, such as 64MiB (default: the configured one)")
 	return c
 }
 
@@ -102,7 +102,7 @@ func newWorkspaceList(a *cli.App) *cobra.Command {
 func newWorkspaceRemove(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm NAME [PATH]",
-		Short:   "Remove a workspace with all its files, or one file or folder of it",
+		Short:   "Remove a workspace, or a file or directory in it",
 		Example: "  orchestrator workspace rm notes\n  orchestrator workspace rm notes data/old.csv",
 		Args:    cli.ExactArgs("NAME", "[PATH]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -119,7 +119,7 @@ func newWorkspaceRemove(a *cli.App) *cobra.Command {
 func newWorkspaceFiles(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:     "files NAME [PATH]",
-		Short:   "List the files in a folder of a workspace",
+		Short:   "List the files in a directory of a workspace",
 		Example: "  orchestrator workspace files notes data",
 		Args:    cli.ExactArgs("NAME", "[PATH]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -133,7 +133,7 @@ func newWorkspaceFiles(a *cli.App) *cobra.Command {
 					return err
 				}
 				if truncated {
-					fmt.Fprintf(a.Stderr, "orchestrator: there are more files than these %d\n", len(list)) //nolint:errcheck // a note
+					fmt.Fprintf(a.Stderr, "orchestrator: only the first %d files are shown\n", len(list)) //nolint:errcheck // a note
 				}
 				return cli.PrintList(a, list, []string{"MODE", "OWNER", "SIZE", "MODIFIED", "NAME"}, func(f v1.File) []string {
 					name := f.Name
@@ -182,7 +182,7 @@ func newWorkspacePut(a *cli.App) *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&mode, "mode", "0644", "`PERMISSIONS` it gets, octal")
+	c.Flags().StringVar(&mode, "mode", "0644", "`PERMISSIONS` of the file, in octal")
 	return c
 }
 
