@@ -108,8 +108,8 @@ func (s *Server) receive(
 	w http.ResponseWriter, r *http.Request, rt route, p engine.Principal,
 ) (*http.Request, *callBody) {
 	b := &callBody{
-		src: r.Body, w: w, ctl: http.NewResponseController(w), principal: p, budget: s.bodies, refusals: s.opts.Refusals,
-		pace: s.pace, stall: s.stall,
+		src: r.Body, w: w, ctl: http.NewResponseController(w), principal: p, budget: s.bodies,
+		refusals: s.opts.Refusals, pace: s.pace, stall: s.stall,
 		kind: rt.kind(), limit: rt.limit, twice: rt.twice, declared: r.ContentLength,
 	}
 	if b.limit == 0 {

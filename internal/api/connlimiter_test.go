@@ -351,7 +351,7 @@ func TestHijackedConnectionCounts(t *testing.T) {
 	s := New(Options{})
 	s.conns.bounds = connBounds{total: 8, anonymous: 2, callers: 4, requests: 4, streams: 2}
 	leave := make(chan struct{})
-	s.mux.Handle("/hijack", s.wrap(route{handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
+	hijack := func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 		c, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return err
@@ -362,7 +362,8 @@ func TestHijackedConnectionCounts(t *testing.T) {
 			t.Error("one direction cannot be ended")
 		}
 		return c.Close()
-	}}))
+	}
+	s.mux.Handle("/hijack", s.wrap(route{handle: hijack}))
 	address := listen(t, s, "tcp", "127.0.0.1:0").String()
 	p := dialed(t, address)
 	if res, err := p.get("/hijack", "Upgrade", "x"); err != nil || res.StatusCode != http.StatusSwitchingProtocols {

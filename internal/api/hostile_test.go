@@ -102,7 +102,8 @@ func TestUnusedBodyDoesNotHoldConnection(t *testing.T) {
 func TestPanicIsAnswered(t *testing.T) {
 	var log strings.Builder
 	s := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
-	h := s.wrap(route{handle: func(http.ResponseWriter, *http.Request, engine.Principal) error { panic("a nil somewhere") }})
+	panics := func(http.ResponseWriter, *http.Request, engine.Principal) error { panic("a nil somewhere") }
+	h := s.wrap(route{handle: panics})
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))
 	if w.Code != http.StatusInternalServerError || strings.Contains(w.Body.String(), "nil") ||

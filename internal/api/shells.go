@@ -107,7 +107,9 @@ var errGap = errors.New("a gap in the output")
 
 // rawOutput sends bytes. The offset of the first byte is in a header, so an answer ends before a
 // gap. The next request shows the size of the gap.
-func (s *Server) rawOutput(w http.ResponseWriter, r *http.Request, principal engine.Principal, req engine.OutputRequest) error {
+func (s *Server) rawOutput(
+	w http.ResponseWriter, r *http.Request, principal engine.Principal, req engine.OutputRequest,
+) error {
 	ctl := http.NewResponseController(w)
 	next := int64(-1)
 	begin := func(offset int64) {
@@ -116,20 +118,21 @@ func (s *Server) rawOutput(w http.ResponseWriter, r *http.Request, principal eng
 		w.WriteHeader(http.StatusOK)
 		next = offset
 	}
-	end, err := s.opts.Engine.CopyOutput(r.Context(), principal, r.PathValue("id"), req, func(offset int64, p []byte) error {
-		if next < 0 {
-			begin(offset)
-		}
-		if offset != next {
-			return errGap
-		}
-		n, err := w.Write(p)
-		next += int64(n)
-		if err == nil && len(p) < 4096 {
-			err = ctl.Flush()
-		}
-		return err
-	})
+	end, err := s.opts.Engine.CopyOutput(r.Context(), principal, r.PathValue("id"), req,
+		func(offset int64, p []byte) error {
+			if next < 0 {
+				begin(offset)
+			}
+			if offset != next {
+				return errGap
+			}
+			n, err := w.Write(p)
+			next += int64(n)
+			if err == nil && len(p) < 4096 {
+				err = ctl.Flush()
+			}
+			return err
+		})
 	if errors.Is(err, errGap) {
 		return nil
 	}

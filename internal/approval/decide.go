@@ -217,8 +217,9 @@ func (g *Gate) applyGrants(
 }
 
 // createRequest creates a request. fresh is false if one with the same key exists.
-func (g *Gate) createRequest(ctx context.Context, id string, a Ask, questions []question,
-	expiry time.Duration) (row store.Approval, fresh bool, err error) {
+func (g *Gate) createRequest(
+	ctx context.Context, id string, a Ask, questions []question, expiry time.Duration,
+) (row store.Approval, fresh bool, err error) {
 	private, err := json.Marshal(storedDetails{WaitMS: expiry.Milliseconds(), Asked: questions})
 	if err != nil {
 		return store.Approval{}, false, err

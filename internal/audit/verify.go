@@ -121,8 +121,9 @@ func VerifyFiles(ctx context.Context, dir, key, kept string) (Report, error) {
 	return verify(ctx, store.OpenAuditFiles(dir), secret, read, kept)
 }
 
-func verify(ctx context.Context, r partReader, key []byte, read func() (head, error), kept string,
-	heads ...witness) (Report, error) {
+func verify(
+	ctx context.Context, r partReader, key []byte, read func() (head, error), kept string, heads ...witness,
+) (Report, error) {
 	if kept != "" {
 		h, err := parseHead(kept)
 		if err != nil {

@@ -64,7 +64,8 @@ func (c *runningCall) elicit(a v1.Approval) {
 		errors.New("the answer was not recorded in time"))
 	defer cancel()
 	_, err = c.s.engine.AnswerApproval(ctx, engine.Principal{
-		Caller: "elicitation:" + client, Token: c.access.Principal.Token, Trust: tool.TrustMax, Operator: true, Via: "mcp",
+		Caller: "elicitation:" + client, Token: c.access.Principal.Token, Trust: tool.TrustMax, Operator: true,
+		Via: "mcp",
 	}, a.ID, answer)
 	if err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsConflict(err) { // it was answered already
 		c.s.log.Warn("failed to record elicited answer", "approval", a.ID,

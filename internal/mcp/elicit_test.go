@@ -104,7 +104,8 @@ func waitsUntilAnswered(t *testing.T, f *fake, cs *mcp.ClientSession) {
 		called <- r
 	}()
 	id := within(t, f.running, "a question")
-	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id,
+		v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	if r := within(t, called, "the call's end"); r.IsError {
@@ -141,7 +142,8 @@ func TestProgressNamesPendingApproval(t *testing.T) {
 	if got := within(t, told, "progress"); !strings.Contains(got, "waiting for the answer to approval "+id) {
 		t.Errorf("progress message = %q", got)
 	}
-	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id,
+		v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	within(t, called, "the call's end")

@@ -123,7 +123,9 @@ func (s *Server) Refuse(w http.ResponseWriter, r *http.Request, p engine.Princip
 
 // recordMissed records the calls of a body that did not reach a tool, and returns cause. It reads
 // the missing part of the body's first bytes.
-func (s *Server) recordMissed(w http.ResponseWriter, r *http.Request, in *intake, p engine.Principal, cause error) error {
+func (s *Server) recordMissed(
+	w http.ResponseWriter, r *http.Request, in *intake, p engine.Principal, cause error,
+) error {
 	if !in.eof && !in.cut {
 		ctl := http.NewResponseController(w)
 		_ = ctl.SetReadDeadline(time.Now().Add(headTime)) // every connection supports it
