@@ -285,7 +285,7 @@ func (g *Gate) List(ctx context.Context, f Filter) ([]Request, error) {
 	if f.Limit <= 0 || f.Limit > MaxList {
 		f.Limit = MaxList
 	}
-	rows, err := g.store.Approvals(ctx, store.ApprovalFilter{Caller: f.Caller, State: string(f.State), Limit: f.Limit})
+	rows, err := g.store.List(ctx, store.ApprovalFilter{Caller: f.Caller, State: string(f.State), Limit: f.Limit})
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,7 @@ type Options struct {
 // budget charge.
 type Gate struct {
 	opts    Options
-	store   *store.Store
+	store   *store.ApprovalStore
 	log     *slog.Logger
 	now     func() time.Time
 	hook    *webhookSender
@@ -100,11 +100,11 @@ func New(ctx context.Context, o Options) (*Gate, error) {
 		return nil, err
 	}
 	g := &Gate{
-		opts: o, store: o.Store, log: o.Log, now: o.Now, hook: h,
+		opts: o, store: o.Store.Approvals(), log: o.Log, now: o.Now, hook: h,
 		stopped: make(chan struct{}), wake: make(chan struct{}, 1),
 		pending: map[string]*pendingRequest{}, callers: map[string]int{}, listeners: map[*listener]struct{}{},
 	}
-	rows, err := o.Store.Approvals(ctx, store.ApprovalFilter{State: string(Pending)})
+	rows, err := o.Store.Approvals().List(ctx, store.ApprovalFilter{State: string(Pending)})
 	if err != nil {
 		return nil, err
 	}

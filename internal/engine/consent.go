@@ -164,7 +164,7 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 // still waits for approval or was approved and did not start: it continues when its caller returns.
 // Any other call was lost.
 func (e *Engine) recoverTool(ctx context.Context, k store.Key) (answer any, err error) {
-	row, err := e.opts.Store.ApprovalByKey(ctx, k.Caller, k.Key)
+	row, err := e.opts.Store.Approvals().ApprovalByKey(ctx, k.Caller, k.Key)
 	switch {
 	case errdefs.IsNotFound(err):
 	case err != nil:

@@ -98,9 +98,16 @@ const approvalColumns = "id, kind, state, call, caller, session, profile, tool, 
 	"hash, created, expires, " +
 	"decided, by, scope, note, modified, escalated, used, trust"
 
+// ApprovalStore stores approval requests, grants and budgets in the database of a Store. Its methods
+// may be called concurrently.
+type ApprovalStore struct{ db *sql.DB }
+
+// Approvals returns the store of approval requests, grants and budgets.
+func (s *Store) Approvals() *ApprovalStore { return &ApprovalStore{s.db} }
+
 // InsertApproval records a request. If the caller has one with the same key, it returns that one,
 // and fresh is false.
-func (s *Store) InsertApproval(ctx context.Context, a Approval) (got Approval, fresh bool, err error) {
+func (s *ApprovalStore) InsertApproval(ctx context.Context, a Approval) (got Approval, fresh bool, err error) {
 	res, err := s.db.ExecContext(ctx, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?",
 		23)+") ON CONFLICT (caller, key) WHERE key <> '' DO NOTHING",
 		a.ID, a.Kind, a.State, a.Call, a.Caller, a.Session, a.Profile, a.Tool, blob(a.Input), a.Rule, a.Reason,
@@ -119,20 +126,20 @@ func (s *Store) InsertApproval(ctx context.Context, a Approval) (got Approval, f
 }
 
 // Approval returns one row, or an error of class NotFound.
-func (s *Store) Approval(ctx context.Context, id string) (Approval, error) {
+func (s *ApprovalStore) Approval(ctx context.Context, id string) (Approval, error) {
 	a, err := scanApproval(s.db.QueryRowContext(ctx, "SELECT "+approvalColumns+" FROM approvals WHERE id = ?", id))
 	return a, missingApproval(id, err)
 }
 
 // ApprovalByKey returns the caller's request with a key, or an error of class NotFound.
-func (s *Store) ApprovalByKey(ctx context.Context, caller, key string) (Approval, error) {
+func (s *ApprovalStore) ApprovalByKey(ctx context.Context, caller, key string) (Approval, error) {
 	a, err := scanApproval(s.db.QueryRowContext(ctx,
 		"SELECT "+approvalColumns+" FROM approvals WHERE caller = ? AND key = ? AND key <> ''", caller, key))
 	return a, missingApproval("of key "+key, err)
 }
 
-// Approvals lists approvals, newest first.
-func (s *Store) Approvals(ctx context.Context, f ApprovalFilter) ([]Approval, error) {
+// List lists approvals, newest first.
+func (s *ApprovalStore) List(ctx context.Context, f ApprovalFilter) ([]Approval, error) {
 	query := "SELECT " + approvalColumns + " FROM approvals"
 	var where []string
 	var args []any
@@ -168,8 +175,9 @@ func (s *Store) Approvals(ctx context.Context, f ApprovalFilter) ([]Approval, er
 // DecideApproval makes a pending request final, with the state and answer of a, and records the
 // grants. With refund, it also returns the budget charge under the approval's id. done is false if
 // the request was no longer pending; got is then its current row.
-func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, refund bool) (got Approval, done bool,
-	err error) {
+func (s *ApprovalStore) DecideApproval(
+	ctx context.Context, a Approval, grants []Grant, refund bool,
+) (got Approval, done bool, err error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return Approval{}, false, wrap("decide approval "+a.ID, err)
@@ -209,7 +217,7 @@ func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, 
 
 // EscalateApproval forwards a pending request with a new expiry. done is false if it was no longer
 // pending.
-func (s *Store) EscalateApproval(ctx context.Context, id, to string, expires time.Time) (done bool, err error) {
+func (s *ApprovalStore) EscalateApproval(ctx context.Context, id, to string, expires time.Time) (done bool, err error) {
 	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET escalated = ?, expires = ? WHERE id = ? AND state = ?", to,
 		stamp(expires), id, pendingState)
 	if err != nil {
@@ -221,7 +229,7 @@ func (s *Store) EscalateApproval(ctx context.Context, id, to string, expires tim
 
 // UseApproval marks a request in the given state as used. done is false if it was already used or
 // has a different state.
-func (s *Store) UseApproval(ctx context.Context, id, state string, at time.Time) (done bool, err error) {
+func (s *ApprovalStore) UseApproval(ctx context.Context, id, state string, at time.Time) (done bool, err error) {
 	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET used = ? WHERE id = ? AND state = ? AND used = 0",
 		stamp(at),
 		id, state)
@@ -233,8 +241,9 @@ func (s *Store) UseApproval(ctx context.Context, id, state string, at time.Time)
 }
 
 // Grant returns the newest grant after since that covers a call with that trust.
-func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, trust int, since time.Time) (Grant,
-	bool, error) {
+func (s *ApprovalStore) Grant(
+	ctx context.Context, caller, session, tool, rule string, trust int, since time.Time,
+) (Grant, bool, error) {
 	g := Grant{Caller: caller, Session: session, Tool: tool, Rule: rule}
 	var created int64
 	err := s.db.QueryRowContext(ctx, `SELECT trust, approve, approval, by, note, created FROM grants
@@ -251,14 +260,14 @@ func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, t
 }
 
 // DropGrants revokes the grants of a session.
-func (s *Store) DropGrants(ctx context.Context, caller, session string) error {
+func (s *ApprovalStore) DropGrants(ctx context.Context, caller, session string) error {
 	_, err := s.db.ExecContext(ctx, "DELETE FROM grants WHERE caller = ? AND session = ?", caller, session)
 	return wrap("take back grants", err)
 }
 
 // ForgetApprovals deletes approvals decided and grants made before the given times. Pending ones
 // stay.
-func (s *Store) ForgetApprovals(ctx context.Context, decided, granted time.Time) error {
+func (s *ApprovalStore) ForgetApprovals(ctx context.Context, decided, granted time.Time) error {
 	if _, err := s.db.ExecContext(ctx, "DELETE FROM approvals WHERE state <> ? AND decided < ?", pendingState,
 		stamp(decided)); err != nil {
 		return wrap("forget approvals", err)

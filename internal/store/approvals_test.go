@@ -40,22 +40,24 @@ func TestUpgradeRevokesOldGrants(t *testing.T) {
 			t.Fatal(err)
 		}
 		s = open(t, dir)
-		if g, ok, err := s.Grant(t.Context(), "ann", "s", "bash", "p/trust:3", 3, time.Time{}); ok || err != nil {
+		if g, ok, err := s.Approvals().Grant(t.Context(), "ann", "s", "bash", "p/trust:3", 3, time.Time{}); ok ||
+			err != nil {
 			t.Errorf("grant of an older version: %+v, %v", g, err)
 		}
-		q, err := s.Approval(t.Context(), "q")
+		q, err := s.Approvals().Approval(t.Context(), "q")
 		if err != nil || q.Trust != 3 || q.State != "pending" || q.Key != "k" {
 			t.Errorf("question of an older version: %+v, %v; want one of trust 3", q, err)
 		}
 	}
 	now := time.Unix(7, 0)
-	if _, done, err := s.DecideApproval(t.Context(), Approval{ID: "q", State: "approved", Decided: now}, []Grant{
-		{Caller: "ann", Session: "s", Tool: "bash", Rule: "p/trust:3", Trust: 3, Approve: true, Created: now},
-	}, false); !done || err != nil {
+	if _, done, err := s.Approvals().DecideApproval(t.Context(), Approval{ID: "q", State: "approved", Decided: now},
+		[]Grant{
+			{Caller: "ann", Session: "s", Tool: "bash", Rule: "p/trust:3", Trust: 3, Approve: true, Created: now},
+		}, false); !done || err != nil {
 		t.Fatal(done, err)
 	}
 	for trust := range 4 {
-		_, ok, err := s.Grant(t.Context(), "ann", "s", "bash", "p/trust:3", trust, time.Time{})
+		_, ok, err := s.Approvals().Grant(t.Context(), "ann", "s", "bash", "p/trust:3", trust, time.Time{})
 		if err != nil || ok != (trust == 3) {
 			t.Errorf("trust %d: granted %v, %v", trust, ok, err)
 		}

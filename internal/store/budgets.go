@@ -30,7 +30,7 @@ type Spend struct {
 }
 
 // Spend charges an amount if the limit allows it. used is what earlier charges used.
-func (s *Store) Spend(ctx context.Context, p Spend) (used int64, ok bool, err error) {
+func (s *ApprovalStore) Spend(ctx context.Context, p Spend) (used int64, ok bool, err error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return 0, false, wrap("take of a budget", err)
@@ -60,7 +60,7 @@ func (s *Store) Spend(ctx context.Context, p Spend) (used int64, ok bool, err er
 }
 
 // Refund reverses the charge under id. Repeated calls and unknown ids have no effect.
-func (s *Store) Refund(ctx context.Context, id string) error {
+func (s *ApprovalStore) Refund(ctx context.Context, id string) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return wrap("give back a budget", err)
@@ -92,7 +92,7 @@ func giveBack(ctx context.Context, tx *sql.Tx, id string) error {
 }
 
 // ForgetBudgets deletes the periods that ended before the given time.
-func (s *Store) ForgetBudgets(ctx context.Context, before time.Time) error {
+func (s *ApprovalStore) ForgetBudgets(ctx context.Context, before time.Time) error {
 	for _, table := range []string{"budgets", "spends"} {
 		if _, err := s.db.ExecContext(ctx, "DELETE FROM "+table+" WHERE until < ?", stamp(before)); err != nil {
 			return wrap("forget budgets", err)
