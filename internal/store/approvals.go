@@ -98,8 +98,8 @@ const approvalColumns = "id, kind, state, call, caller, session, profile, tool, 
 	"hash, created, expires, " +
 	"decided, by, scope, note, modified, escalated, used, trust"
 
-// ApprovalStore stores approval requests, grants and budgets in the database of a Store. Its methods
-// may be called concurrently.
+// ApprovalStore stores approval requests, grants and budgets in the database of a Store. Its
+// methods may be called concurrently.
 type ApprovalStore struct{ db *sql.DB }
 
 // Approvals returns the store of approval requests, grants and budgets.
