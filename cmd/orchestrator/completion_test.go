@@ -9,7 +9,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-func TestFirstArguments(t *testing.T) {
+func TestFirstArgument(t *testing.T) {
 	for use, want := range map[string]string{
 		"exec [flags] SANDBOX -- CMD...": "SANDBOX", "logs SHELL": "SHELL", "ls": "", "rm SANDBOX...": "SANDBOX", "show NAME": "NAME", "ls [NAME]": "NAME",
 	} {
@@ -20,7 +20,7 @@ func TestFirstArguments(t *testing.T) {
 }
 
 // Every command that names a sandbox or a shell offers those there are.
-func TestArgumentsAreCompleted(t *testing.T) {
+func TestArgumentCompletion(t *testing.T) {
 	a := &cli.App{Lookup: os.LookupEnv}
 	n := 0
 	commands(newRootCommand(a), func(c *cobra.Command) {

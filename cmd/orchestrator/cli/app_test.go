@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestInputEndsWithItsContext(t *testing.T) {
+func TestInputEndsWithContext(t *testing.T) {
 	typed, keyboard := io.Pipe()
 	defer keyboard.Close()
 	a := &App{Stdin: typed}

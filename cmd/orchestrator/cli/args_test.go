@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-func TestTheLikestCommandIsNamed(t *testing.T) {
+func TestMostSimilar(t *testing.T) {
 	for word, want := range map[string]string{"topp": "top", "tol": "tool"} {
 		if got := MostSimilar([]string{"tool", "top"}, word); got != want {
 			t.Errorf("%s: %s", word, got)

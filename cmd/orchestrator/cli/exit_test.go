@@ -15,7 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-func TestEveryEndingHasItsExitCode(t *testing.T) {
+func TestEndingExitCodes(t *testing.T) {
 	want := map[runtime.Ending]int{
 		runtime.Exited: 5, runtime.Signalled: 143, runtime.Timeout: 124, runtime.Cancelled: 130, runtime.OOM: 122, runtime.Pids: 121,
 		runtime.Disk: 123, runtime.OutputLimit: 120, runtime.PolicyDenied: 117, runtime.ApprovalDenied: 118, runtime.SandboxLost: 125,
@@ -40,7 +40,7 @@ func TestEveryEndingHasItsExitCode(t *testing.T) {
 	}
 }
 
-func TestErrorsHaveTheirExitCode(t *testing.T) {
+func TestErrorExitCodes(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want int
@@ -89,7 +89,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	}
 }
 
-func TestErrorsAreOneLineWithoutTheirClass(t *testing.T) {
+func TestFinishPrintsOneLine(t *testing.T) {
 	err := errors.Join(fmt.Errorf("a: %w", errdefs.ErrUnavailable), fmt.Errorf("b\x1b: %w", errdefs.ErrNotFound))
 	var b strings.Builder
 	a := &App{Stderr: &b}

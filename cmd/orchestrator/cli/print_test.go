@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestTablesEscapeWhatSteersATerminal(t *testing.T) {
+func TestTableEscapesControlCharacters(t *testing.T) {
 	for in, want := range map[string]string{
 		"plain ünï 日本":  "plain ünï 日本",
 		"\x1b[2Jred":    `\x1b[2Jred`,
@@ -31,7 +31,7 @@ func TestTablesEscapeWhatSteersATerminal(t *testing.T) {
 	}
 }
 
-func TestJSONSteersNoTerminal(t *testing.T) {
+func TestJSONEscapesControlCharacters(t *testing.T) {
 	const hostile = "a\x1b[31m\u009b31m\u202ertl\u2028\x7f\U000e0041é漢😀\xff<&"
 	var want, got string
 	plain, err := json.Marshal(hostile)

@@ -7,7 +7,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-func TestEndingsOfToolCallsHaveTheirExitCode(t *testing.T) {
+func TestToolErrorExitCodes(t *testing.T) {
 	code := func(n int) *int { return &n }
 	for _, c := range []struct {
 		result v1.ToolResult
@@ -34,7 +34,7 @@ func TestEndingsOfToolCallsHaveTheirExitCode(t *testing.T) {
 	}
 }
 
-func TestARefusalIsSaidInTheToolsWords(t *testing.T) {
+func TestToolErrorMessage(t *testing.T) {
 	var b strings.Builder
 	a := &App{Stderr: &b}
 	a.Finish(ToolError(v1.ToolResult{Ending: "policy_denied", Error: &v1.ToolError{Type: "rate", Message: "too many calls", RetryAfterMS: 1500}}))

@@ -17,11 +17,11 @@ const inputSchema = `{"type":"object","additionalProperties":false,"properties":
 	"argv":{"type":"array","items":{"type":"string"}}, "ids":{"type":["null","array"],"items":{"type":"integer"}},
 	"env":{"type":"object"}, "anything":true, "either":{"type":["integer","string"]}}}`
 
-func TestPairsAreReadByTheSchemasTypes(t *testing.T) {
+func TestPairsInputUsesSchemaTypes(t *testing.T) {
 	tool := v1.Tool{Name: "t", Input: json.RawMessage(inputSchema)}
 	for _, c := range []struct {
 		pairs string
-		want  string // or, of an error, a part of its text
+		want  string // for an error, part of its text
 	}{
 		{"command=ls=-l timeout_ms=5", `{"command":"ls=-l","timeout_ms":5}`},
 		{"command=5 background=true ratio=0.5", `{"background":true,"command":"5","ratio":0.5}`},
@@ -56,7 +56,7 @@ func TestPairsAreReadByTheSchemasTypes(t *testing.T) {
 	}
 }
 
-func TestTimesOfAuditFilters(t *testing.T) {
+func TestAuditFilterTimes(t *testing.T) {
 	cmd := &cobra.Command{Use: "ls"}
 	f, err := auditOptions{since: "90m", until: "2026-01-02T15:04:05Z"}.auditFilter(cmd)
 	if ago := time.Since(f.Since); err != nil || ago < 90*time.Minute || ago > 100*time.Minute || f.Until.Year() != 2026 {

@@ -9,8 +9,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
-// A build that was killed has left a root; one that lives keeps its own.
-func TestBuildsThatWereKilledLeaveNothing(t *testing.T) {
+// A killed build leaves its root filesystem; a running one must keep its own.
+func TestSweepBuildsRemovesKilledBuilds(t *testing.T) {
 	state := t.TempDir()
 	live, err := scratch.Make(state, standalone.BuildPrefix)
 	if err != nil {
@@ -20,7 +20,7 @@ func TestBuildsThatWereKilledLeaveNothing(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dead, "root", "etc"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // twice is as good as once
+	for range 2 { // it is idempotent
 		if err := standalone.SweepBuilds(state); err != nil {
 			t.Fatal(err)
 		}

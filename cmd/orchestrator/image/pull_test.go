@@ -9,9 +9,8 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// On a terminal the lines never are more than it has; elsewhere each thing that
-// was done is a line.
-func TestPullsAreShown(t *testing.T) {
+// On a terminal, the lines must fit on the screen. Otherwise each completed step is one line.
+func TestPullProgressFitsScreen(t *testing.T) {
 	var screen, plain bytes.Buffer
 	draw := &pullProgress{out: &screen, draw: true, width: 80, height: 10, layers: map[string]v1.PullLayer{}}
 	lines := &pullProgress{out: &plain, layers: map[string]v1.PullLayer{}}

@@ -20,7 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-func TestPlaces(t *testing.T) {
+func TestParseLocation(t *testing.T) {
 	for text, want := range map[string]location{
 		"-":                   {std: true, path: "-"},
 		"notes.txt":           {path: "notes.txt"},
@@ -43,7 +43,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-func TestColoursAreForTerminals(t *testing.T) {
+func TestNewPalette(t *testing.T) {
 	a := &cli.App{Stdout: &strings.Builder{}, Lookup: func(string) (string, bool) { return "", false }}
 	e := v1.ServiceEvent{At: time.Now(), Type: "sandbox.failed", Sandbox: "x", Reason: "two words\n\x1b[31m"}
 	if line := eventLine(e, a.NewPalette()); strings.Contains(line, "\x1b") || strings.Contains(line, "\n") || !strings.Contains(line, `sandbox.failed sandbox=x reason="two words`) {
@@ -60,7 +60,7 @@ func TestColoursAreForTerminals(t *testing.T) {
 	}
 }
 
-// copied is what a copy within this host gives.
+// copied copies within this host.
 func copied(t *testing.T, from files, src, dst string) (*copying, error) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
@@ -69,7 +69,7 @@ func copied(t *testing.T, from files, src, dst string) (*copying, error) {
 	return c, errors.Join(err, group.Wait())
 }
 
-func TestCopiesGoIntoFoldersBehindLinks(t *testing.T) {
+func TestCopyIntoLinkedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	src, folder, link := filepath.Join(dir, "src"), filepath.Join(dir, "folder"), filepath.Join(dir, "link")
 	err := errors.Join(os.WriteFile(src, []byte("x"), 0o600), os.Mkdir(folder, 0o700), os.Symlink("folder", link))
@@ -87,8 +87,8 @@ func TestCopiesGoIntoFoldersBehindLinks(t *testing.T) {
 	}
 }
 
-// A copy to /dev/null as root would leave none.
-func TestCopiesReplaceFilesOnly(t *testing.T) {
+// As root, renaming a file to /dev/null would replace the device.
+func TestCopyReplacesOnlyFiles(t *testing.T) {
 	dir := t.TempDir()
 	src, fifo, link := filepath.Join(dir, "src"), filepath.Join(dir, "fifo"), filepath.Join(dir, "link")
 	err := errors.Join(os.WriteFile(src, []byte("x"), 0o600), syscall.Mkfifo(fifo, 0o600), os.Symlink("fifo", link))
@@ -106,7 +106,7 @@ func TestCopiesReplaceFilesOnly(t *testing.T) {
 	}
 }
 
-// oddNames is a folder in a sandbox with names that are not text.
+// oddNames is a sandbox's directory with names that are not text.
 type oddNames struct{ hostFiles }
 
 func (o oddNames) list(ctx context.Context, path string) ([]entry, error) {
@@ -117,7 +117,7 @@ func (o oddNames) list(ctx context.Context, path string) ([]entry, error) {
 	return list, err
 }
 
-func TestNamesThatAreNotTextAreLeftOut(t *testing.T) {
+func TestCopySkipsNonTextNames(t *testing.T) {
 	dir := t.TempDir()
 	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
 	err := errors.Join(os.Mkdir(src, 0o700), os.Mkdir(filepath.Join(src, "d\xff"), 0o700))
@@ -141,7 +141,7 @@ type zeroes struct{}
 
 func (zeroes) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-func TestHolesAreLeftOut(t *testing.T) {
+func TestWriteSparse(t *testing.T) {
 	const size = 64<<20 + 7
 	name := filepath.Join(t.TempDir(), "f")
 	text := io.MultiReader(strings.NewReader("begin"), io.LimitReader(zeroes{}, size-8), strings.NewReader("end"))

@@ -13,8 +13,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-// stuck takes nothing until it is closed: as a terminal whose connection is
-// away, or whose command does not read.
+// stuck accepts nothing until it is closed, like a terminal whose connection is lost or whose
+// command does not read.
 type stuck struct{ closed chan struct{} }
 
 func (s stuck) Write([]byte) (int, error) {
@@ -22,7 +22,7 @@ func (s stuck) Write([]byte) (int, error) {
 	return 0, io.ErrClosedPipe
 }
 
-// taker keeps what is typed.
+// taker records what is typed.
 type taker struct {
 	mu  sync.Mutex
 	got bytes.Buffer
@@ -37,7 +37,7 @@ func (t *taker) Write(p []byte) (int, error) {
 	return t.got.Write(p)
 }
 
-// detaches types keys one by one, and waits until the seat is left.
+// detaches types keys one by one and waits until they detach.
 func detaches(t *testing.T, to io.Writer, keys string) {
 	t.Helper()
 	in, keyboard := io.Pipe()
@@ -59,14 +59,14 @@ func detaches(t *testing.T, to io.Writer, keys string) {
 	}
 }
 
-func TestWhoIsCutOffCanDetach(t *testing.T) {
+func TestInputQueueDetachesWhileBlocked(t *testing.T) {
 	t.Parallel()
 	to := stuck{make(chan struct{})}
 	defer close(to.closed)
 	detaches(t, to, "\x03\x03 nothing is taken"+strings.Repeat(".", 2000))
 }
 
-func TestWhatWasTypedBeforeDetachingArrives(t *testing.T) {
+func TestInputQueueDeliversBeforeDetach(t *testing.T) {
 	t.Parallel()
 	to := &taker{}
 	detaches(t, to, "one by one")
@@ -75,7 +75,7 @@ func TestWhatWasTypedBeforeDetachingArrives(t *testing.T) {
 	}
 }
 
-func TestTypingEndsWithTheTerminal(t *testing.T) {
+func TestInputQueueEndsWithTerminal(t *testing.T) {
 	t.Parallel()
 	in := newInputQueue(&taker{})
 	over := make(chan struct{})

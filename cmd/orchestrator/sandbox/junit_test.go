@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-func TestReportTellsTheEnding(t *testing.T) {
+func TestReportHasEnding(t *testing.T) {
 	for name, c := range map[string]struct {
 		err            error
 		fault          string
@@ -58,7 +58,7 @@ func TestReportTellsTheEnding(t *testing.T) {
 	}
 }
 
-func TestReportThatCannotBeWrittenIsTold(t *testing.T) {
+func TestReportWriteErrorIsReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "missing", "report.xml")
 	var said bytes.Buffer
 	a := &cli.App{Stdout: io.Discard, Stderr: &said}

@@ -71,7 +71,7 @@ func (s *screen) makeRaw() error {
 	if err != nil {
 		return fmt.Errorf("make the terminal raw: %w", err)
 	}
-	s.raw = sync.OnceFunc(func() { _ = term.Restore(int(s.in.Fd()), was) }) // there is no other way
+	s.raw = sync.OnceFunc(func() { _ = term.Restore(int(s.in.Fd()), was) }) // nothing else can be done
 	return nil
 }
 

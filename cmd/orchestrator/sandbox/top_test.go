@@ -8,7 +8,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-func TestTopReckonsSharesFromTwoLooks(t *testing.T) {
+func TestTopComputesCPUShares(t *testing.T) {
 	at := time.Unix(1000, 0)
 	last := []v1.Figures{
 		{ID: "busy", At: at, CPUMS: 100},
@@ -55,14 +55,14 @@ func TestTopReckonsSharesFromTwoLooks(t *testing.T) {
 	}
 }
 
-func TestTopShortensIDsToTheirEnd(t *testing.T) {
+func TestTopShortensIDs(t *testing.T) {
 	was := []topLine{{Figures: v1.Figures{ID: "01a2019e-48ea-7617-81c7-e5f9de5de75e"}}, {Figures: v1.Figures{ID: "short"}}}
 	if got := shortIDs(was); got[0].ID != "…de5de75e" || got[1].ID != "short" || len(was[0].ID) != 36 {
 		t.Errorf("%+v of %+v", got, was)
 	}
 }
 
-func TestAFullScreenIsCutAndGivenBack(t *testing.T) {
+func TestFullScreenCutsAndRestores(t *testing.T) {
 	var b strings.Builder
 	s := &fullScreen{w: &b, size: func() (int, int) { return 4, 2 }}
 	if err := s.draw("longer\nb\nc\n"); err != nil {

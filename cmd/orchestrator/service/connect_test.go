@@ -16,13 +16,13 @@ import (
 // patience is how long something may take on a loaded machine.
 const patience = 2 * time.Minute
 
-// A command that comes right after a server was started finds it.
-func TestACommandWaitsForAServerThatStarts(t *testing.T) {
+// A command that runs right after a server was started must find it.
+func TestAwaitStartWaitsForStartingServer(t *testing.T) {
 	dir := t.TempDir()
 	sock := filepath.Join(dir, "sock")
 	a := &cli.App{Lookup: func(string) (string, bool) { return "", false }}
 	c := config.Config{StateDir: filepath.Join(dir, "state"), Listen: "unix:" + sock}
-	a.AwaitStart(t.Context(), c, patience) // there is none: nothing to wait for
+	a.AwaitStart(t.Context(), c, patience) // no server holds the state directory: nothing to wait for
 	lock, err := store.LockDir(c.StateDir)
 	if err != nil {
 		t.Fatal(err)
@@ -47,8 +47,8 @@ func TestACommandWaitsForAServerThatStarts(t *testing.T) {
 	}
 }
 
-// Two at once are as good as one.
-func TestDownWaitsForWhoHoldsTheState(t *testing.T) {
+// A second down waits for the first.
+func TestLockStateWaitsForHolder(t *testing.T) {
 	dir := t.TempDir()
 	held, err := store.LockDir(dir)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
-func TestDoctorKnowsWhatTheHostSharesWithSandboxes(t *testing.T) {
+func TestDoctorChecksSharedLimits(t *testing.T) {
 	const missing = ""
 	for _, c := range []struct {
 		check  func(string) check
@@ -43,7 +43,7 @@ func TestDoctorKnowsWhatTheHostSharesWithSandboxes(t *testing.T) {
 	}
 }
 
-func TestSweepDoctorsRemovesWhatAKilledOneLeft(t *testing.T) {
+func TestSweepDoctorsRemovesLeftovers(t *testing.T) {
 	c := config.Default()
 	c.StateDir = t.TempDir()
 	c.Docker.Host = "unix://" + filepath.Join(c.StateDir, "no-docker.sock")

@@ -11,13 +11,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
-func TestSocketsAreMadePrivateAndStaleOnesReplaced(t *testing.T) {
+func TestListenMakesPrivateSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	old, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	old.SetUnlinkOnClose(false) // as a killed process leaves it
+	old.SetUnlinkOnClose(false) // as after a killed process
 	c := config.Config{Listen: "unix:" + path}
 	if _, err := listen(t.Context(), c); !errdefs.IsUnavailable(err) {
 		t.Fatalf("a socket in use: got %v", err)

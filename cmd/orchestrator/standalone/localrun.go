@@ -64,7 +64,7 @@ func RunLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, do
 	if err := h.Open(ctx, req.Workspace); err != nil {
 		return err
 	}
-	req.WhenEmpty = "cold" // there is no pool
+	req.WhenEmpty = "cold" // without a pool
 	return h.Serve(ctx, func() error {
 		return withClient(h.Engine, func(cl *client.Client) error { return do(cl, req) })
 	})

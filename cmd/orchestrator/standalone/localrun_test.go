@@ -24,7 +24,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// TestMain makes the test binary a janitor if it is called "orchestrator", as startJanitor calls it.
+// TestMain makes the test binary a janitor if startJanitor started it, under the name "orchestrator".
 // It must not run the tests then: they would start it again, without an end.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) != "orchestrator" {
@@ -92,7 +92,7 @@ func ignores(pid int, sig syscall.Signal) bool {
 }
 
 // The janitor outlives signals and the run, keeps the run's lock, and removes its directory.
-func TestJanitorCleansUpWhenThePipeEnds(t *testing.T) {
+func TestJanitorCleansUpAfterRun(t *testing.T) {
 	state := t.TempDir()
 	h := newTestRun(t, state)
 	j, err := startJanitor(h.dir, h.locks)
@@ -130,7 +130,7 @@ func TestJanitorCleansUpWhenThePipeEnds(t *testing.T) {
 	}
 }
 
-func TestSweepRemovesRunsThatNobodyHolds(t *testing.T) {
+func TestSweepRunsRemovesUnlocked(t *testing.T) {
 	state := t.TempDir()
 	dead, alive := newTestRun(t, state), newTestRun(t, state)
 	dead.releaseLocks(t)
@@ -157,7 +157,7 @@ func TestSweepRemovesRunsThatNobodyHolds(t *testing.T) {
 }
 
 // A mount in the run's directory may hold a user's files.
-func TestNothingIsRemovedBelowAMount(t *testing.T) {
+func TestRemoveRunRefusesMounts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
@@ -195,7 +195,7 @@ func TestNothingIsRemovedBelowAMount(t *testing.T) {
 	}
 }
 
-func TestLocksSayWhoHoldsTheStateDirectory(t *testing.T) {
+func TestWaitForLockNamesServer(t *testing.T) {
 	dir := t.TempDir()
 	images, err := LockFile(filepath.Join(dir, ImagesLock), unix.LOCK_EX)
 	if err != nil {
@@ -229,7 +229,7 @@ func TestLocksSayWhoHoldsTheStateDirectory(t *testing.T) {
 	free.Close()
 }
 
-func TestRuntimeOfWhatIsThere(t *testing.T) {
+func TestChooseUsesRuntimeOfLiveSandboxes(t *testing.T) {
 	d, o := store.Sandbox{Runtime: "docker"}, store.Sandbox{Runtime: "oci"}
 	for _, c := range []struct {
 		live []store.Sandbox
@@ -256,7 +256,7 @@ func TestRuntimeOfWhatIsThere(t *testing.T) {
 }
 
 // A dead engine accepts connections and never answers.
-func TestADeadDockerDoesNotAnswer(t *testing.T) {
+func TestDockerAnswersTimesOut(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "docker.sock")
 	l, err := net.Listen("unix", path)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// A file of a workspace can be longer than anybody waits for.
-func TestReadingAWorkspaceEndsWithItsCommand(t *testing.T) {
+// A sparse file of a workspace can be too long to read to its end.
+func TestWorkspaceReadEndsWithContext(t *testing.T) {
 	c := config.Default()
 	c.StateDir = t.TempDir()
 	m, err := volumes.Open(engine.DirsOf(c.StateDir).Workspaces, volumes.Options{})
@@ -56,7 +56,7 @@ func TestReadingAWorkspaceEndsWithItsCommand(t *testing.T) {
 			t.Error(err)
 		}
 		cancel()
-		// What was sent before may still be read.
+		// Data sent before the cancellation may still arrive.
 		if n, err := io.CopyN(io.Discard, in, 1<<30); !errors.Is(err, context.Canceled) {
 			t.Errorf("read %d bytes after the context ended, error %v, want %v", n, err, context.Canceled)
 		}
