@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -183,25 +184,36 @@ func TestHeldBodyIsNotCopied(t *testing.T) {
 		declared int64
 		most     float64
 	}{{"of known length", int64(len(text)), 3}, {"in chunks", -1, 4}} {
-		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/run", strings.NewReader(text))
-		r.ContentLength = c.declared
-		r, in := s.receive(httptest.NewRecorder(), r, route{body: v1.Run{}, limit: maxExecBody}, engine.Local(""))
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		var req v1.Run
-		err := decodeBody(r, &req)
-		runtime.ReadMemStats(&after)
-		if err != nil || len(req.Stdin) != maxExecBody-100 {
-			t.Fatalf("%s: %v, %d bytes", c.what, err, len(req.Stdin))
+		// What other goroutines allocate meanwhile is counted too, so the least of a few runs counts.
+		got := math.Inf(1)
+		for range 3 {
+			got = min(got, float64(allocatedByBody(t, s, text, c.declared))/float64(len(text)))
 		}
-		if got := float64(after.TotalAlloc-before.TotalAlloc) / float64(len(text)); got > c.most {
+		if got > c.most {
 			t.Errorf("a body %s cost %.2f times its size, want at most %.2f", c.what, got, c.most)
 		}
-		in.release()
 	}
 	if n, callers := s.bodies.spent(); n != 0 || callers != 0 {
 		t.Errorf("%d bytes of %d callers are left", n, callers)
 	}
+}
+
+// allocatedByBody returns the number of bytes that the process allocates while a body is decoded.
+func allocatedByBody(t *testing.T, s *Server, text string, declared int64) uint64 {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/run", strings.NewReader(text))
+	r.ContentLength = declared
+	r, in := s.receive(httptest.NewRecorder(), r, route{body: v1.Run{}, limit: maxExecBody}, engine.Local(""))
+	defer in.release()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var req v1.Run
+	err := decodeBody(r, &req)
+	runtime.ReadMemStats(&after)
+	if err != nil || len(req.Stdin) != maxExecBody-100 {
+		t.Fatalf("decodeBody of declared length %d = %v with %d bytes of stdin, want %d", declared, err, len(req.Stdin), maxExecBody-100)
+	}
+	return after.TotalAlloc - before.TotalAlloc
 }
 
 // Only routes with stdin or a tool's input accept large bodies. All others have a small limit,
