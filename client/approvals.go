@@ -53,17 +53,21 @@ type approvalWatch struct {
 func (w *approvalWatch) listen(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return w.client.readEvents(ctx, newCall(http.MethodGet, "approvals", "events"), func(kind string, data []byte) (bool, error) {
-		w.events++
-		if kind == "listening" {
-			return false, w.deliverMissed(ctx)
-		}
-		var e v1.ApprovalEvent
-		if err := json.Unmarshal(data, &e); err != nil {
-			return true, fmt.Errorf("%w: invalid JSON in event: %w", ErrLost, err)
-		}
-		return false, w.deliver(e)
-	})
+	return w.client.readEvents(
+		ctx,
+		newCall(http.MethodGet, "approvals", "events"),
+		func(kind string, data []byte) (bool, error) {
+			w.events++
+			if kind == "listening" {
+				return false, w.deliverMissed(ctx)
+			}
+			var e v1.ApprovalEvent
+			if err := json.Unmarshal(data, &e); err != nil {
+				return true, fmt.Errorf("%w: invalid JSON in event: %w", ErrLost, err)
+			}
+			return false, w.deliver(e)
+		},
+	)
 }
 
 // deliver calls event, unless this event was already reported.

@@ -46,7 +46,12 @@ func (f AuditFilter) addTo(k *call) *call {
 		}
 		return t.Format(time.RFC3339Nano)
 	}
-	k.set("caller", f.Caller).set("action", f.Action).set("verdict", f.Verdict).set("ending", f.Ending).set("call", f.Call).set("sandbox", f.Sandbox)
+	k.set("caller", f.Caller).
+		set("action", f.Action).
+		set("verdict", f.Verdict).
+		set("ending", f.Ending).
+		set("call", f.Call).
+		set("sandbox", f.Sandbox)
 	k.set("since", at(f.Since)).set("until", at(f.Until))
 	return k.number("after", f.After).number("limit", int64(f.Limit)).flag("newest", f.Newest)
 }

@@ -138,7 +138,11 @@ func baseURL(address string) (string, error) {
 }
 
 func badAddress(address string) error {
-	return fmt.Errorf("address %q is neither unix:PATH nor HOST:PORT nor http://HOST:PORT: %w", address, errdefs.ErrInvalidArgument)
+	return fmt.Errorf(
+		"address %q is neither unix:PATH nor HOST:PORT nor http://HOST:PORT: %w",
+		address,
+		errdefs.ErrInvalidArgument,
+	)
 }
 
 // Address returns the server's address as it was given to New, or DefaultAddress.

@@ -180,9 +180,12 @@ func TestManyCallsShareConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	counting := &countingListener{Listener: l}
-	s := &httptest.Server{Listener: counting, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		answer(t, w, v1.ExecResult{Ending: "exited"})
-	})}}
+	s := &httptest.Server{
+		Listener: counting,
+		Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			answer(t, w, v1.ExecResult{Ending: "exited"})
+		})},
+	}
 	s.Start()
 	t.Cleanup(s.Close)
 	c, err := New(Options{Address: "unix:" + path})

@@ -52,7 +52,9 @@ func Example() {
 
 // Connect to a server over TCP with a token.
 func ExampleNew() {
-	c, err := client.New(client.Options{Address: "https://sandboxes.example.com:8443", Token: os.Getenv("ORCHESTRATOR_TOKEN")})
+	c, err := client.New(
+		client.Options{Address: "https://sandboxes.example.com:8443", Token: os.Getenv("ORCHESTRATOR_TOKEN")},
+	)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -80,7 +82,10 @@ func ExampleErrNoServer() {
 
 // Read the class and the details of an error that the server returned.
 func ExampleClient_Sandbox_notFound() {
-	c, closeAll := startServer(http.StatusNotFound, v1.Problem{Status: 404, Code: "not_found", Detail: `sandbox "s1" not found`})
+	c, closeAll := startServer(
+		http.StatusNotFound,
+		v1.Problem{Status: 404, Code: "not_found", Detail: `sandbox "s1" not found`},
+	)
 	defer closeAll()
 
 	_, err := c.Sandbox(context.Background(), "s1")

@@ -42,7 +42,13 @@ type Streams struct {
 
 // ExecStream is like Exec but copies input and output while the command runs, so the result's
 // Stdout and Stderr are empty. If ctx ends or a writer fails, the command is killed.
-func (c *Client) ExecStream(ctx context.Context, sandbox string, x v1.Exec, s Streams, opts ...Option) (v1.ExecResult, error) {
+func (c *Client) ExecStream(
+	ctx context.Context,
+	sandbox string,
+	x v1.Exec,
+	s Streams,
+	opts ...Option,
+) (v1.ExecResult, error) {
 	return c.stream(ctx, newCall(http.MethodPost, "sandboxes", sandbox, "exec").with(opts), x, s)
 }
 

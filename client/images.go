@@ -20,7 +20,11 @@ func (s Images) List(ctx context.Context) ([]v1.Image, error) {
 // docker-archive or an OCI layout as a tar, optionally gzipped. ref is the image's name; "" takes
 // the names from the archive. size is the length of archive in bytes, or -1 if unknown.
 func (s Images) Import(ctx context.Context, archive io.Reader, size int64, ref string) ([]v1.Image, error) {
-	l, err := callJSON[v1.List[v1.Image]](ctx, s.c, newCall(http.MethodPost, "images").set("ref", ref).streamBody(archive, size))
+	l, err := callJSON[v1.List[v1.Image]](
+		ctx,
+		s.c,
+		newCall(http.MethodPost, "images").set("ref", ref).streamBody(archive, size),
+	)
 	return l.Items, err
 }
 
@@ -47,8 +51,21 @@ func (s Images) Pull(ctx context.Context, r v1.PullRequest, progress func(v1.Pul
 // Build makes the server build an image from a Dockerfile and waits for it. files is the build
 // context as a tar. If progress is not nil, Build calls it with the build's log and events
 // from this goroutine. When ctx ends, the build is cancelled.
-func (s Images) Build(ctx context.Context, r v1.BuildRequest, files io.Reader, progress func(v1.PullEvent)) ([]v1.Image, error) {
-	k := newCall(http.MethodPost, "images", "build").set("ref", r.Ref).set("file", r.File).set("target", r.Target).set("network", r.Network).flag("keep", r.Keep)
+func (s Images) Build(
+	ctx context.Context,
+	r v1.BuildRequest,
+	files io.Reader,
+	progress func(v1.PullEvent),
+) ([]v1.Image, error) {
+	k := newCall(
+		http.MethodPost,
+		"images",
+		"build",
+	).set("ref", r.Ref).
+		set("file", r.File).
+		set("target", r.Target).
+		set("network", r.Network).
+		flag("keep", r.Keep)
 	if len(r.Args) > 0 {
 		args, err := json.Marshal(r.Args)
 		if err != nil {

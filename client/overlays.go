@@ -22,7 +22,13 @@ func (s Overlays) Get(ctx context.Context, id string) (v1.Overlay, error) {
 // content; without paths, all changes are returned. If text is set, the changes include unified
 // diffs of text files.
 func (s Overlays) Diff(ctx context.Context, id string, text bool, paths ...string) (v1.Diff, error) {
-	return callJSONWithBody[v1.Diff](ctx, s.c, newCall(http.MethodPost, "overlays", id, "diff"), v1.DiffRequest{Paths: paths, Text: text}, nil)
+	return callJSONWithBody[v1.Diff](
+		ctx,
+		s.c,
+		newCall(http.MethodPost, "overlays", id, "diff"),
+		v1.DiffRequest{Paths: paths, Text: text},
+		nil,
+	)
 }
 
 // Commit applies changes of an overlay to its workspace. It applies everything that r
@@ -39,7 +45,13 @@ func (s Overlays) Discard(ctx context.Context, id string, end bool) error {
 // Create copies the files of a workspace. No sandbox may be using the workspace. label may be
 // empty.
 func (s Snapshots) Create(ctx context.Context, workspace, label string) (v1.Snapshot, error) {
-	return callJSONWithBody[v1.Snapshot](ctx, s.c, newCall(http.MethodPost, "workspaces", workspace, "snapshots"), v1.SnapshotRequest{Label: label}, nil)
+	return callJSONWithBody[v1.Snapshot](
+		ctx,
+		s.c,
+		newCall(http.MethodPost, "workspaces", workspace, "snapshots"),
+		v1.SnapshotRequest{Label: label},
+		nil,
+	)
 }
 
 // List lists a workspace's snapshots, oldest first.
@@ -56,5 +68,11 @@ func (s Snapshots) Remove(ctx context.Context, workspace, snapshot string) error
 // Restore replaces a workspace's files by those of a snapshot, given by id or label. No sandbox may
 // be using the workspace.
 func (s Snapshots) Restore(ctx context.Context, workspace, snapshot string) (v1.Snapshot, error) {
-	return callJSONWithBody[v1.Snapshot](ctx, s.c, newCall(http.MethodPost, "workspaces", workspace, "restore"), v1.RestoreRequest{Snapshot: snapshot}, nil)
+	return callJSONWithBody[v1.Snapshot](
+		ctx,
+		s.c,
+		newCall(http.MethodPost, "workspaces", workspace, "restore"),
+		v1.RestoreRequest{Snapshot: snapshot},
+		nil,
+	)
 }

@@ -29,7 +29,12 @@ func (c *Client) Dial(ctx context.Context, sandbox string, port int) (net.Conn, 
 	if port < 1 || port > 65535 {
 		return nil, fmt.Errorf("port %d is not from 1 to 65535: %w", port, errdefs.ErrInvalidArgument)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, newCall(http.MethodGet, "sandboxes", sandbox, "ports", strconv.Itoa(port)).url(c.base), http.NoBody)
+	req, err := http.NewRequestWithContext(
+		ctx,
+		http.MethodGet,
+		newCall(http.MethodGet, "sandboxes", sandbox, "ports", strconv.Itoa(port)).url(c.base),
+		http.NoBody,
+	)
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}

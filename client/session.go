@@ -17,8 +17,19 @@ type Session struct {
 }
 
 // StartSession starts a session in a leased sandbox.
-func (c *Client) StartSession(ctx context.Context, sandbox string, r v1.ShellSessionRequest, opts ...Option) (*Session, v1.ShellSession, error) {
-	got, err := callJSONWithBody[v1.ShellSession](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "sessions"), r, opts)
+func (c *Client) StartSession(
+	ctx context.Context,
+	sandbox string,
+	r v1.ShellSessionRequest,
+	opts ...Option,
+) (*Session, v1.ShellSession, error) {
+	got, err := callJSONWithBody[v1.ShellSession](
+		ctx,
+		c,
+		newCall(http.MethodPost, "sandboxes", sandbox, "sessions"),
+		r,
+		opts,
+	)
 	if err != nil {
 		return nil, got, err
 	}
@@ -58,7 +69,12 @@ func (s *Session) Run(ctx context.Context, command string) (v1.ExecResult, error
 
 // ExecStream is like Exec but copies input and output while the command runs, so the result's
 // Stdout and Stderr are empty. If ctx ends or a writer fails, the command is interrupted.
-func (s *Session) ExecStream(ctx context.Context, x v1.ShellSessionExec, st Streams, opts ...Option) (v1.ExecResult, error) {
+func (s *Session) ExecStream(
+	ctx context.Context,
+	x v1.ShellSessionExec,
+	st Streams,
+	opts ...Option,
+) (v1.ExecResult, error) {
 	return s.client.stream(ctx, s.call(http.MethodPost, "exec").with(opts), x, st)
 }
 

@@ -34,7 +34,11 @@ func (c *Client) Shell(ctx context.Context, id string) (v1.Shell, error) {
 // processes have exited when KillShell returns. If forget is set, its record and output are
 // deleted.
 func (c *Client) KillShell(ctx context.Context, id string, grace time.Duration, forget bool) (v1.Shell, error) {
-	return callJSON[v1.Shell](ctx, c, newCall(http.MethodDelete, "shells", id).duration("grace_ms", grace).flag("forget", forget))
+	return callJSON[v1.Shell](
+		ctx,
+		c,
+		newCall(http.MethodDelete, "shells", id).duration("grace_ms", grace).flag("forget", forget),
+	)
 }
 
 // SignalShell sends a signal, 1 to 64, to every process of a background command.
@@ -102,7 +106,13 @@ func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Wr
 	var err error
 	for answered := false; ; {
 		before := next
-		next, err = c.CopyOutput(ctx, id, OutputRequest{Stream: r.Stream, Offset: next, Limit: followPiece, Wait: followWait}, r.Gap, w)
+		next, err = c.CopyOutput(
+			ctx,
+			id,
+			OutputRequest{Stream: r.Stream, Offset: next, Limit: followPiece, Wait: followWait},
+			r.Gap,
+			w,
+		)
 		answered = answered || !errors.Is(err, ErrNoServer)
 		if err == nil && next == before {
 			var end bool
@@ -141,7 +151,13 @@ func (c *Client) streamEnded(ctx context.Context, id, stream string, offset int6
 // CopyOutput copies the available output of a background command to w unchanged, up to r.Limit
 // bytes, and returns the offset after the last one. If output is missing at the beginning, it calls
 // gap, which may be nil. It stops before a later gap.
-func (c *Client) CopyOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
+func (c *Client) CopyOutput(
+	ctx context.Context,
+	id string,
+	r OutputRequest,
+	gap func(from, to int64),
+	w io.Writer,
+) (int64, error) {
 	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", r.Offset)
 	next := r.Offset
 	_, err := c.copyRaw(ctx, k.number("limit", r.Limit).duration("wait_ms", r.Wait), "shell "+id, gap, &next, w)
@@ -150,7 +166,14 @@ func (c *Client) CopyOutput(ctx context.Context, id string, r OutputRequest, gap
 
 // copyRaw copies a raw answer to w and advances next. what names the source in error messages. end
 // reports that the server expects no more output.
-func (c *Client) copyRaw(ctx context.Context, k *call, what string, gap func(from, to int64), next *int64, w io.Writer) (end bool, err error) {
+func (c *Client) copyRaw(
+	ctx context.Context,
+	k *call,
+	what string,
+	gap func(from, to int64),
+	next *int64,
+	w io.Writer,
+) (end bool, err error) {
 	k.accept = "application/octet-stream"
 	resp, err := c.send(ctx, k)
 	if err != nil {

@@ -21,7 +21,11 @@ const maxEvent = 1 << 30
 
 // readEvents calls event for each server-sent event, until event returns last or an error. A stream
 // that ends earlier is reported as ErrLost.
-func (c *Client) readEvents(ctx context.Context, k *call, event func(kind string, data []byte) (last bool, err error)) error {
+func (c *Client) readEvents(
+	ctx context.Context,
+	k *call,
+	event func(kind string, data []byte) (last bool, err error),
+) error {
 	k.accept = eventsType
 	resp, err := c.send(ctx, k)
 	if err != nil {
@@ -56,7 +60,12 @@ func (c *Client) readEvents(ctx context.Context, k *call, event func(kind string
 	}
 }
 
-func (c *Client) dispatchEvent(ctx context.Context, kind string, data []byte, event func(string, []byte) (bool, error)) (last bool, err error) {
+func (c *Client) dispatchEvent(
+	ctx context.Context,
+	kind string,
+	data []byte,
+	event func(string, []byte) (bool, error),
+) (last bool, err error) {
 	if kind != "problem" {
 		return event(kind, data)
 	}

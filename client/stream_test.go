@@ -41,7 +41,12 @@ func TestFramesReachTheirStreams(t *testing.T) {
 	})
 	var out, errOut bytes.Buffer
 	started := ""
-	r, err := c.ExecStream(t.Context(), "x", v1.Exec{}, Streams{Stdout: &out, Stderr: &errOut, Started: func(id string) { started = id }})
+	r, err := c.ExecStream(
+		t.Context(),
+		"x",
+		v1.Exec{},
+		Streams{Stdout: &out, Stderr: &errOut, Started: func(id string) { started = id }},
+	)
 	if err != nil || r.Ending != "exited" || r.ExitCode != 3 || started != "e1" {
 		t.Fatalf("got %+v, %v, started %q", r, err, started)
 	}
@@ -81,7 +86,8 @@ func TestProblemFrameIsError(t *testing.T) {
 		w.Header().Set("Content-Type", framesType)
 		w.Write(frame('P', `{"status":404,"code":"not_found","detail":"sandbox x is gone"}`))
 	})
-	if _, err := c.ExecStream(t.Context(), "x", v1.Exec{}, Streams{}); !errdefs.IsNotFound(err) || err.Error() != "sandbox x is gone" {
+	if _, err := c.ExecStream(t.Context(), "x", v1.Exec{}, Streams{}); !errdefs.IsNotFound(err) ||
+		err.Error() != "sandbox x is gone" {
 		t.Fatalf("got %v", err)
 	}
 }
@@ -143,7 +149,8 @@ func TestFailedWriterKillsCommand(t *testing.T) {
 		close(gone)
 	})
 	full := errors.New("disk full")
-	if _, err := c.ExecStream(t.Context(), "x", v1.Exec{}, Streams{Stdout: fails{full}}); !errors.Is(err, full) || errors.Is(err, ErrLost) {
+	if _, err := c.ExecStream(t.Context(), "x", v1.Exec{}, Streams{Stdout: fails{full}}); !errors.Is(err, full) ||
+		errors.Is(err, ErrLost) {
 		t.Fatalf("got %v", err)
 	}
 	select {
@@ -196,7 +203,12 @@ func TestFollowResumesAfterCut(t *testing.T) {
 	}
 	c := serve(t, s.ServeHTTP)
 	var got bytes.Buffer
-	next, err := c.Follow(t.Context(), "s1", FollowRequest{Gap: func(from, to int64) { t.Errorf("gap from %d to %d", from, to) }}, &got)
+	next, err := c.Follow(
+		t.Context(),
+		"s1",
+		FollowRequest{Gap: func(from, to int64) { t.Errorf("gap from %d to %d", from, to) }},
+		&got,
+	)
 	if err != nil || next != int64(len(s.all)) || got.String() != s.all {
 		t.Fatalf("next is %d of %d, %d bytes, %v", next, len(s.all), got.Len(), err)
 	}
@@ -246,11 +258,17 @@ func TestFollowReportsGaps(t *testing.T) {
 	c := serve(t, s.ServeHTTP)
 	var got bytes.Buffer
 	var gaps []int64
-	next, err := c.Follow(t.Context(), "s1", FollowRequest{Offset: 5, Gap: func(from, to int64) { gaps = append(gaps, from, to) }}, &got)
+	next, err := c.Follow(
+		t.Context(),
+		"s1",
+		FollowRequest{Offset: 5, Gap: func(from, to int64) { gaps = append(gaps, from, to) }},
+		&got,
+	)
 	if err != nil || next != 100 || got.Len() != 60 {
 		t.Fatalf("next is %d, %d bytes, %v", next, got.Len(), err)
 	}
-	if want := []int64{5, 10, 40, 70}; len(gaps) != 4 || gaps[0] != want[0] || gaps[1] != want[1] || gaps[2] != want[2] || gaps[3] != want[3] {
+	if want := []int64{5, 10, 40, 70}; len(gaps) != 4 || gaps[0] != want[0] || gaps[1] != want[1] || gaps[2] != want[2] ||
+		gaps[3] != want[3] {
 		t.Fatalf("gaps are %v, want %v", gaps, want)
 	}
 }

@@ -69,7 +69,13 @@ type Terminal struct {
 
 // OpenTerminal starts a command on a terminal in a leased sandbox and attaches to it until ctx
 // ends. Only operators and callers who may run commands without tools can use it.
-func (c *Client) OpenTerminal(ctx context.Context, sandbox string, r v1.TerminalRequest, o TerminalOptions, opts ...Option) (*Terminal, error) {
+func (c *Client) OpenTerminal(
+	ctx context.Context,
+	sandbox string,
+	r v1.TerminalRequest,
+	o TerminalOptions,
+	opts ...Option,
+) (*Terminal, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return nil, fmt.Errorf("encode request: %w", err)

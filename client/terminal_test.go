@@ -115,7 +115,8 @@ func TestTerminalReadsAllOutput(t *testing.T) {
 	term := openTerminal(t, c, TerminalOptions{})
 	text, err := readAll(t, term)
 	r, wErr := term.Wait()
-	if text != "hello \xff\x00" || err != nil || wErr != nil || r.ExitCode != 3 || term.Shell() != "s1" || term.Offset() != 8 {
+	if text != "hello \xff\x00" || err != nil || wErr != nil || r.ExitCode != 3 || term.Shell() != "s1" ||
+		term.Offset() != 8 {
 		t.Errorf("%q %v, %+v %v", text, err, r, wErr)
 	}
 	if _, err := term.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
@@ -179,7 +180,8 @@ func TestTerminalResumesAfterCut(t *testing.T) {
 				t.Fatal(err)
 			}
 			text, err := readAll(t, term)
-			if text != "two" || err != nil || away != 1 || back != 1 || len(gaps) != 2 || gaps[1] != 200 || term.Offset() != 203 {
+			if text != "two" || err != nil || away != 1 || back != 1 || len(gaps) != 2 || gaps[1] != 200 ||
+				term.Offset() != 203 {
 				t.Errorf("%q %v; away %d, back %d, gaps %v, at %d", text, err, away, back, gaps, term.Offset())
 			}
 		})

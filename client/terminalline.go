@@ -54,10 +54,14 @@ func (c *Client) connectPTY(ctx context.Context, k *call) (*ptyConn, v1.Terminal
 	}
 	dctx, cancel := context.WithTimeout(l.ctx, handshakeTimeout)
 	defer cancel()
-	conn, resp, err := websocket.Dial(dctx, k.url(c.base), &websocket.DialOptions{ //nolint:bodyclose // Dial has read and closed it
-		HTTPClient: c.http, HTTPHeader: h, Subprotocols: []string{v1.TerminalProtocol},
-		OnPingReceived: func(context.Context, []byte) bool { l.resetSilenceTimer(); return true },
-	})
+	conn, resp, err := websocket.Dial(
+		dctx,
+		k.url(c.base),
+		&websocket.DialOptions{ //nolint:bodyclose // Dial has read and closed it
+			HTTPClient: c.http, HTTPHeader: h, Subprotocols: []string{v1.TerminalProtocol},
+			OnPingReceived: func(context.Context, []byte) bool { l.resetSilenceTimer(); return true },
+		},
+	)
 	if err != nil {
 		defer l.drop(nil)
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols && resp.Body != nil {
@@ -144,7 +148,11 @@ func (l *ptyConn) message(r io.Reader) (m v1.TerminalMessage, err error) {
 // serverError returns the error for an "error" message.
 func (l *ptyConn) serverError(m v1.TerminalMessage) error {
 	if m.Problem == nil {
-		m.Problem = &v1.Problem{Status: http.StatusInternalServerError, Code: "internal", Detail: "the server gave the terminal up and did not say why"}
+		m.Problem = &v1.Problem{
+			Status: http.StatusInternalServerError,
+			Code:   "internal",
+			Detail: "the server gave the terminal up and did not say why",
+		}
 	}
 	return newProblemError(m.Problem)
 }

@@ -80,7 +80,8 @@ func (s Tools) Call(ctx context.Context, name string, call v1.ToolCall, o CallOp
 	pause, since := retryPauseMin, time.Time{}
 	for {
 		r, err := s.c.callTool(ctx, name, call, o)
-		if err == nil || context.Cause(ctx) != nil || !errdefs.IsUnavailable(err) || !met.Load() && errors.Is(err, ErrNoServer) {
+		if err == nil || context.Cause(ctx) != nil || !errdefs.IsUnavailable(err) ||
+			!met.Load() && errors.Is(err, ErrNoServer) {
 			return r, err
 		}
 		switch {
@@ -165,10 +166,23 @@ func (s Tools) Output(ctx context.Context, id string, r OutputRequest) (v1.Outpu
 // CopyOutput copies the output of an earlier tool call to w unchanged, starting at r.Offset,
 // and returns the offset after the last byte. It calls gap, which may be nil, for output that is no
 // longer kept.
-func (s Tools) CopyOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
+func (s Tools) CopyOutput(
+	ctx context.Context,
+	id string,
+	r OutputRequest,
+	gap func(from, to int64),
+	w io.Writer,
+) (int64, error) {
 	next, left := r.Offset, r.Limit
 	for {
-		k := newCall(http.MethodGet, "calls", id, "output").set("stream", r.Stream).number("offset", next).number("limit", left)
+		k := newCall(
+			http.MethodGet,
+			"calls",
+			id,
+			"output",
+		).set("stream", r.Stream).
+			number("offset", next).
+			number("limit", left)
 		before := next
 		end, err := s.c.copyRaw(ctx, k.duration("wait_ms", r.Wait), "call "+id, gap, &next, w)
 		if err != nil || end || next == before {

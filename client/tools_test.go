@@ -32,16 +32,32 @@ func sendEvents(w http.ResponseWriter, pairs ...string) {
 func TestToolEventsReachTheirCallbacks(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		var call v1.ToolCall
-		if err := json.NewDecoder(r.Body).Decode(&call); err != nil || string(call.Input) != `{"command":"x"}` || r.URL.Path != "/v1/tools/system.bash/call" {
+		if err := json.NewDecoder(r.Body).Decode(&call); err != nil || string(call.Input) != `{"command":"x"}` ||
+			r.URL.Path != "/v1/tools/system.bash/call" {
 			t.Errorf("%s %+v %v", r.URL.Path, call, err)
 		}
 		if r.Header.Get("Idempotency-Key") != "k" || r.Header.Get("Accept") != eventsType {
 			t.Errorf("%v", r.Header)
 		}
-		sendEvents(w, "approval", `{"type":"approval","approval":{"id":"q1"}}`, "started", `{"type":"started","sandbox_id":"s1"}`)
+		sendEvents(
+			w,
+			"approval",
+			`{"type":"approval","approval":{"id":"q1"}}`,
+			"started",
+			`{"type":"started","sandbox_id":"s1"}`,
+		)
 		io.WriteString(w, ": still here\n\n")
-		sendEvents(w, "of a newer server", `{}`, "stdout", `{"type":"stdout","data":"a"}`, "stderr", `{"type":"stderr","base64":"/w==","missed":7}`,
-			"end", `{"type":"end","result":{"id":"c1","ending":"exited","exit_code":3}}`)
+		sendEvents(
+			w,
+			"of a newer server",
+			`{}`,
+			"stdout",
+			`{"type":"stdout","data":"a"}`,
+			"stderr",
+			`{"type":"stderr","base64":"/w==","missed":7}`,
+			"end",
+			`{"type":"end","result":{"id":"c1","ending":"exited","exit_code":3}}`,
+		)
 	})
 	var told []string
 	r, err := c.Tools.Call(t.Context(), "system.bash", v1.ToolCall{Input: json.RawMessage(`{"command":"x"}`)}, CallOptions{
@@ -75,7 +91,11 @@ func TestHostileEvents(t *testing.T) {
 		},
 	} {
 		c := serve(t, answer)
-		if r, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Started: func(string) {}}); !errors.Is(err, ErrLost) || r.Ending != "" {
+		if r, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Started: func(string) {}}); !errors.Is(
+			err,
+			ErrLost,
+		) ||
+			r.Ending != "" {
 			t.Errorf("%s: %+v, %v", name, r, err)
 		}
 	}
@@ -83,9 +103,18 @@ func TestHostileEvents(t *testing.T) {
 
 func TestProblemEventIsError(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
-		sendEvents(w, "approval", `{"type":"approval","approval":{"id":"q1"}}`, "problem", `{"status":404,"code":"not_found","detail":"sandbox x is gone"}`)
+		sendEvents(
+			w,
+			"approval",
+			`{"type":"approval","approval":{"id":"q1"}}`,
+			"problem",
+			`{"status":404,"code":"not_found","detail":"sandbox x is gone"}`,
+		)
 	})
-	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Asked: func(v1.Approval) {}}); !errdefs.IsNotFound(err) || err.Error() != "sandbox x is gone" {
+	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Asked: func(v1.Approval) {}}); !errdefs.IsNotFound(
+		err,
+	) ||
+		err.Error() != "sandbox x is gone" {
 		t.Fatal(err)
 	}
 }
@@ -117,7 +146,12 @@ func TestPersistRepeatsWhileServerIsAway(t *testing.T) {
 		}
 	})
 	away := 0
-	r, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Asked: func(v1.Approval) {}, Away: func(error) { away++ }})
+	r, err := c.Tools.Call(
+		t.Context(),
+		"x",
+		v1.ToolCall{},
+		CallOptions{Persist: true, Asked: func(v1.Approval) {}, Away: func(error) { away++ }},
+	)
 	if err != nil || r.ID != "c1" || away != 3 {
 		t.Fatalf("%+v, %v, away %d times", r, err, away)
 	}
@@ -134,7 +168,8 @@ func TestPersistStopsOnRefusal(t *testing.T) {
 		w.WriteHeader(http.StatusNotFound)
 		answer(t, w, v1.Problem{Status: 404, Code: "not_found", Detail: "no such tool"})
 	})
-	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true}); !errdefs.IsNotFound(err) || n.Load() != 1 {
+	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true}); !errdefs.IsNotFound(err) ||
+		n.Load() != 1 {
 		t.Fatalf("%v after %d requests", err, n.Load())
 	}
 }
@@ -147,7 +182,10 @@ func TestPersistEndsWithContext(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("enough")
-	if _, err := c.Tools.Call(ctx, "x", v1.ToolCall{}, CallOptions{Persist: true, Away: func(error) { cancel(reason) }}); !errors.Is(err, reason) {
+	if _, err := c.Tools.Call(ctx, "x", v1.ToolCall{}, CallOptions{Persist: true, Away: func(error) { cancel(reason) }}); !errors.Is(
+		err,
+		reason,
+	) {
 		t.Fatal(err)
 	}
 }
@@ -158,7 +196,10 @@ func TestPersistStopsWithoutServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	away := func(error) { t.Error("it was asked again") }
-	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Away: away}); !errors.Is(err, ErrNoServer) {
+	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Away: away}); !errors.Is(
+		err,
+		ErrNoServer,
+	) {
 		t.Fatal(err)
 	}
 }
@@ -198,7 +239,15 @@ func TestWatchApprovalsSurvivesRestart(t *testing.T) {
 		}
 		switch turn.Add(1) {
 		case 1:
-			sendEvents(w, "listening", `{"type":"listening"}`, "asked", `{"type":"asked","approval":{"id":"q1"}}`, "asked", `{"type":"asked","approval":{"id":"q2"}}`)
+			sendEvents(
+				w,
+				"listening",
+				`{"type":"listening"}`,
+				"asked",
+				`{"type":"asked","approval":{"id":"q1"}}`,
+				"asked",
+				`{"type":"asked","approval":{"id":"q2"}}`,
+			)
 			cut()
 		default:
 			sendEvents(w, "listening", `{"type":"listening"}`, "asked", `{"type":"asked","approval":{"id":"q2"}}`,
@@ -217,7 +266,8 @@ func TestWatchApprovalsSurvivesRestart(t *testing.T) {
 		}
 		return nil
 	})
-	if want := []string{"asked q1 ", "asked q2 ", "decided q1 denied", "asked q3 "}; !errors.Is(err, enough) || !reflect.DeepEqual(told, want) {
+	if want := []string{"asked q1 ", "asked q2 ", "decided q1 denied", "asked q3 "}; !errors.Is(err, enough) ||
+		!reflect.DeepEqual(told, want) {
 		t.Fatalf("%v, told %q", err, told)
 	}
 }

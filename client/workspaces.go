@@ -9,7 +9,13 @@ import (
 
 // Create creates an empty workspace with the server's default quota.
 func (s Workspaces) Create(ctx context.Context, name string, opts ...Option) (v1.Workspace, error) {
-	return callJSONWithBody[v1.Workspace](ctx, s.c, newCall(http.MethodPost, "workspaces"), v1.WorkspaceRequest{Name: name}, opts)
+	return callJSONWithBody[v1.Workspace](
+		ctx,
+		s.c,
+		newCall(http.MethodPost, "workspaces"),
+		v1.WorkspaceRequest{Name: name},
+		opts,
+	)
 }
 
 // List lists all workspaces by name.

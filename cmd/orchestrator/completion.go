@@ -21,7 +21,12 @@ type lister func(ctx context.Context, cl *client.Client) []string
 // completeArguments registers completion functions: for the first argument of each command, by its
 // name in the usage, and for flags.
 func completeArguments(a *cli.App, root *cobra.Command) {
-	byWord := map[string]lister{"SANDBOX": sandboxNames, "SHELL": shellNames, "WORKSPACE": workspaceNames, "REF": imageNames}
+	byWord := map[string]lister{
+		"SANDBOX":   sandboxNames,
+		"SHELL":     shellNames,
+		"WORKSPACE": workspaceNames,
+		"REF":       imageNames,
+	}
 	byGroup := map[string]lister{"workspace": workspaceNames, "template": templateNames}
 	byFlag := map[string]lister{"workspace": workspaceNames, "template": templateNames}
 	var walk func(*cobra.Command)

@@ -19,7 +19,14 @@ import (
 var version = "dev"
 
 func main() {
-	a := &cli.App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Lookup: os.LookupEnv, Version: version, Hangups: make(chan struct{}, 1)}
+	a := &cli.App{
+		Stdin:   os.Stdin,
+		Stdout:  os.Stdout,
+		Stderr:  os.Stderr,
+		Lookup:  os.LookupEnv,
+		Version: version,
+		Hangups: make(chan struct{}, 1),
+	}
 	ctx, stop := untilSignal(context.Background(), a)
 	code := run(ctx, a, os.Args[1:])
 	stop()

@@ -73,6 +73,11 @@ func addGlobalFlags(a *cli.App, f *pflag.FlagSet) {
 	f.StringVar(&a.Flags.Config, "config", "", "configuration `FILE` (ORCHESTRATOR_CONFIG)")
 	f.StringVar(&a.Flags.StateDir, "state-dir", "", "state `DIR` (ORCHESTRATOR_STATE_DIR)")
 	f.StringVar(&a.Flags.Address, "address", "", "server address: unix:`PATH` or HOST:PORT (ORCHESTRATOR_ADDRESS)")
-	f.StringVar(&a.Flags.TokenFile, "token-file", "", "`FILE` with the token for TCP (ORCHESTRATOR_TOKEN, ORCHESTRATOR_TOKEN_FILE)")
+	f.StringVar(
+		&a.Flags.TokenFile,
+		"token-file",
+		"",
+		"`FILE` with the token for TCP (ORCHESTRATOR_TOKEN, ORCHESTRATOR_TOKEN_FILE)",
+	)
 	f.StringVarP(&a.Flags.Output, "output", "o", "table", "output `FORMAT`: table or json")
 }

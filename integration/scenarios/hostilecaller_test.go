@@ -49,7 +49,10 @@ func TestHostileCaller(t *testing.T) {
 	on(t, []string{"oci"}, func(t *testing.T, runtime string) {
 		const config = "leases: {idle: 15s}\n" + onDemand
 		s := harness.Run(t, harness.Options{Runtime: runtime, Config: config, Seed: &seed})
-		tok, err := s.Client.Tokens.Create(within(t), v1.TokenRequest{Caller: "mallory", Trust: 3, Quotas: v1.Quotas{Sandboxes: 2, Calls: 5000}})
+		tok, err := s.Client.Tokens.Create(
+			within(t),
+			v1.TokenRequest{Caller: "mallory", Trust: 3, Quotas: v1.Quotas{Sandboxes: 2, Calls: 5000}},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,9 +104,15 @@ func (c *steadyCaller) call(t *testing.T) time.Duration {
 	command := c.command(c.calls)
 	c.calls++
 	began := time.Now()
-	got, err := c.client.Tools.Call(ctx, "system.bash", v1.ToolCall{Session: "steady", Input: input(t, map[string]any{"command": command})}, client.CallOptions{})
+	got, err := c.client.Tools.Call(
+		ctx,
+		"system.bash",
+		v1.ToolCall{Session: "steady", Input: input(t, map[string]any{"command": command})},
+		client.CallOptions{},
+	)
 	took := time.Since(began)
-	if err != nil || got.Ending != "exited" || got.ExitCode == nil || *got.ExitCode != 0 || !strings.Contains(string(got.Output), command[len("echo "):]) {
+	if err != nil || got.Ending != "exited" || got.ExitCode == nil || *got.ExitCode != 0 ||
+		!strings.Contains(string(got.Output), command[len("echo "):]) {
 		t.Errorf("call %d after %v: %+v %s, %v", c.calls-1, took, got, got.Output, err)
 	}
 	return took
@@ -126,7 +135,10 @@ func (c *steadyCaller) during(t *testing.T, d time.Duration) []time.Duration {
 // hasRecords fails unless every call has its two records, with the command as it was sent.
 func (c *steadyCaller) hasRecords(t *testing.T, s *harness.Server) {
 	t.Helper()
-	records, err := s.Client.Audit.Records(within(t), client.AuditFilter{Caller: "bob", Action: "system.bash", Limit: 10_000})
+	records, err := s.Client.Audit.Records(
+		within(t),
+		client.AuditFilter{Caller: "bob", Action: "system.bash", Limit: 10_000},
+	)
 	if err != nil || len(records) != 2*c.calls {
 		t.Fatalf("%d records of %d calls, %v", len(records), c.calls, err)
 	}
@@ -158,7 +170,15 @@ func report(t *testing.T, before, under []time.Duration) {
 	at := func(d []time.Duration, percent int) time.Duration { return d[(len(d)-1)*percent/100] }
 	ratio := func(percent int) float64 { return float64(at(under, percent)) / float64(at(before, percent)) }
 	t.Logf("before the attack: %d calls, p50 %v, p99 %v", len(before), at(before, 50), at(before, 99))
-	t.Logf("under attack: %d calls, p50 %v (%.1f times), p99 %v (%.1f times), longest %v", len(under), at(under, 50), ratio(50), at(under, 99), ratio(99), under[len(under)-1])
+	t.Logf(
+		"under attack: %d calls, p50 %v (%.1f times), p99 %v (%.1f times), longest %v",
+		len(under),
+		at(under, 50),
+		ratio(50),
+		at(under, 99),
+		ratio(99),
+		under[len(under)-1],
+	)
 	if ratio(50) > maxMedianRatio {
 		t.Errorf("p50 under attack is %.1f times that before, want at most %d", ratio(50), maxMedianRatio)
 	}
@@ -248,7 +268,14 @@ func newAttack(socket, secret string) *attack {
 
 // begin starts all attacks at once.
 func (a *attack) begin() {
-	poison := map[string]string{"A_TOKEN": "redacted", "B_TOKEN": `{"comm`, "C_TOKEN": "victimsecret123", "D_TOKEN": "command", "E_TOKEN": "system.bash", "F_TOKEN": "prefix"}
+	poison := map[string]string{
+		"A_TOKEN": "redacted",
+		"B_TOKEN": `{"comm`,
+		"C_TOKEN": "victimsecret123",
+		"D_TOKEN": "command",
+		"E_TOKEN": "system.bash",
+		"F_TOKEN": "prefix",
+	}
 	a.repeat("lease", 1, func() (int, error) { return a.post("/v1/sandboxes", map[string]any{"env": poison}) })
 	many := map[string]string{}
 	for i := range 10_000 {
@@ -258,16 +285,29 @@ func (a *attack) begin() {
 		return a.post("/v1/tools/system.bash/call", map[string]any{"input": map[string]any{"command": "true", "env": many}})
 	})
 	a.repeat("refused", 8, func() (int, error) {
-		return a.post("/v1/tools/no.such/call", map[string]any{"input": map[string]any{"command": strings.Repeat("x", 8<<10)}})
+		return a.post(
+			"/v1/tools/no.such/call",
+			map[string]any{"input": map[string]any{"command": strings.Repeat("x", 8<<10)}},
+		)
 	})
 	a.repeat("credentials", 2, a.wrongCredentials())
 	a.repeat("batch", 2, a.batch)
 	const body = 32<<20 - 1
 	a.repeat("body", 60, func() (int, error) {
-		return a.hold(fmt.Sprintf("POST /v1/run HTTP/1.1\r\nHost: o\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", a.secret, body+1), body)
+		return a.hold(
+			fmt.Sprintf(
+				"POST /v1/run HTTP/1.1\r\nHost: o\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n",
+				a.secret,
+				body+1,
+			),
+			body,
+		)
 	})
 	a.repeat("stream", 600, func() (int, error) {
-		return a.hold(fmt.Sprintf("GET /v1/events?follow=true HTTP/1.1\r\nHost: o\r\nAuthorization: Bearer %s\r\n\r\n", a.secret), 0)
+		return a.hold(
+			fmt.Sprintf("GET /v1/events?follow=true HTTP/1.1\r\nHost: o\r\nAuthorization: Bearer %s\r\n\r\n", a.secret),
+			0,
+		)
 	})
 }
 
@@ -361,7 +401,14 @@ func (a *attack) post(path string, body any) (int, error) {
 
 // wrongCredentials returns a function that sends one wrong form of Authorization after the other.
 func (a *attack) wrongCredentials() func() (int, error) {
-	forms := []string{"bearer", "Basic " + a.secret, "Bearer " + a.secret + " x", "Bearer wrong", a.secret, "Bearer,Bearer " + a.secret}
+	forms := []string{
+		"bearer",
+		"Basic " + a.secret,
+		"Bearer " + a.secret + " x",
+		"Bearer wrong",
+		a.secret,
+		"Bearer,Bearer " + a.secret,
+	}
 	next := make(chan string)
 	a.all.Go(func() {
 		for i := 0; ; i++ {
@@ -399,9 +446,19 @@ func (a *attack) batch() (int, error) {
 	}
 	var calls []string
 	for i := range 200 {
-		calls = append(calls, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"no_such","arguments":{"command":"true"}}}`, i+2))
+		calls = append(
+			calls,
+			fmt.Sprintf(
+				`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"no_such","arguments":{"command":"true"}}}`,
+				i+2,
+			),
+		)
 	}
-	res, err = a.send("POST", "/mcp", []byte("["+strings.Join(calls, ",")+"]"), append(header, "Mcp-Session-Id", res.Header.Get("Mcp-Session-Id"))...)
+	res, err = a.send(
+		"POST",
+		"/mcp",
+		[]byte("["+strings.Join(calls, ",")+"]"),
+		append(header, "Mcp-Session-Id", res.Header.Get("Mcp-Session-Id"))...)
 	if err != nil {
 		return 0, err
 	}

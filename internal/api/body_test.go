@@ -184,7 +184,7 @@ func TestHeldBodyIsNotCopied(t *testing.T) {
 		declared int64
 		most     float64
 	}{{"of known length", int64(len(text)), 3}, {"in chunks", -1, 4}} {
-		// What other goroutines allocate meanwhile is counted too, so the least of a few runs counts.
+		// The counter includes other goroutines of the process, so the least of a few runs counts.
 		got := math.Inf(1)
 		for range 3 {
 			got = min(got, float64(allocatedByBody(t, s, text, c.declared))/float64(len(text)))

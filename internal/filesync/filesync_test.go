@@ -88,7 +88,16 @@ func packed(t testing.TB, dir string, known Known) []byte {
 }
 
 func TestPackUnpackRoundTrip(t *testing.T) {
-	files := map[string]string{"a": "1", "d/b": "22", "d/deep/er/c": "", "empty/": "", "l": "-> /etc/passwd", "d/up": "-> ../..", "name\xff\n": "x", "hole": strings.Repeat("\x00", 300_000) + "x"}
+	files := map[string]string{
+		"a":           "1",
+		"d/b":         "22",
+		"d/deep/er/c": "",
+		"empty/":      "",
+		"l":           "-> /etc/passwd",
+		"d/up":        "-> ../..",
+		"name\xff\n":  "x",
+		"hole":        strings.Repeat("\x00", 300_000) + "x",
+	}
 	src, inside := tree(t, files), t.TempDir()
 	must(t, os.Chmod(filepath.Join(src, "a"), 0o4751))
 	when := time.Unix(1_500_000_000, 123_000_000)
@@ -108,9 +117,21 @@ func TestPackUnpackRoundTrip(t *testing.T) {
 	known, err := Remember(t.Context(), inside)
 	must(t, err)
 	must(t, errors.Join(
-		os.Remove(filepath.Join(inside, "a")), os.WriteFile(filepath.Join(inside, "d/b"), []byte("33"), 0o644), os.RemoveAll(filepath.Join(inside, "empty")),
-		os.WriteFile(filepath.Join(inside, "empty"), []byte("a file now"), 0o600), os.Remove(filepath.Join(inside, "l")), os.Mkdir(filepath.Join(inside, "l"), 0o700),
-		os.WriteFile(filepath.Join(inside, "l/x"), []byte("x"), 0o000), unix.Mkfifo(filepath.Join(inside, "fifo"), 0o644)))
+		os.Remove(
+			filepath.Join(inside, "a"),
+		),
+		os.WriteFile(filepath.Join(inside, "d/b"), []byte("33"), 0o644),
+		os.RemoveAll(filepath.Join(inside, "empty")),
+		os.WriteFile(
+			filepath.Join(inside, "empty"),
+			[]byte("a file now"),
+			0o600,
+		),
+		os.Remove(filepath.Join(inside, "l")),
+		os.Mkdir(filepath.Join(inside, "l"), 0o700),
+		os.WriteFile(filepath.Join(inside, "l/x"), []byte("x"), 0o000),
+		unix.Mkfifo(filepath.Join(inside, "fifo"), 0o644),
+	))
 	must(t, unix.Mkfifo(filepath.Join(src, "stays"), 0o644))
 	stream := packed(t, inside, known)
 	if len(stream) > 100_000 {
@@ -128,7 +149,13 @@ func TestPackUnpackRoundTrip(t *testing.T) {
 
 func TestUnpackReadOnlyDropsWriteBits(t *testing.T) {
 	inside := t.TempDir()
-	_, err := Unpack(t.Context(), bytes.NewReader(packed(t, tree(t, map[string]string{"d/f": "x"}), nil)), inside, room, true)
+	_, err := Unpack(
+		t.Context(),
+		bytes.NewReader(packed(t, tree(t, map[string]string{"d/f": "x"}), nil)),
+		inside,
+		room,
+		true,
+	)
 	must(t, err)
 	for name, want := range map[string]fs.FileMode{"d": fs.ModeDir | 0o555, "d/f": 0o444} {
 		if info, err := os.Lstat(filepath.Join(inside, name)); err != nil || info.Mode() != want {
@@ -148,7 +175,16 @@ func stream(t testing.TB, headers ...tar.Header) []byte {
 		_, err := w.Write(make([]byte, h.Size))
 		must(t, err)
 	}
-	must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "end", PAXRecords: map[string]string{endRecord: fmt.Sprint(len(headers))}}))
+	must(
+		t,
+		w.WriteHeader(
+			&tar.Header{
+				Typeflag:   tar.TypeXGlobalHeader,
+				Name:       "end",
+				PAXRecords: map[string]string{endRecord: fmt.Sprint(len(headers))},
+			},
+		),
+	)
 	must(t, w.Close())
 	return b.Bytes()
 }
@@ -311,7 +347,8 @@ func TestTooLargeErrorNamesFile(t *testing.T) {
 func TestCancelledContextStops(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("given up"))
-	if _, err := Pack(ctx, io.Discard, tree(t, map[string]string{"a": "1"}), room, nil); err == nil || !strings.Contains(err.Error(), "given up") {
+	if _, err := Pack(ctx, io.Discard, tree(t, map[string]string{"a": "1"}), room, nil); err == nil ||
+		!strings.Contains(err.Error(), "given up") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -33,7 +33,8 @@ func TestApplyFullDiskChangesNothing(t *testing.T) {
 			headers = append(headers, h)
 		}
 		err := received(t, dir, headers...)
-		if told, ok := errors.AsType[*usererror.Error](err); !ok || !errdefs.IsFailedPrecondition(err) || !strings.Contains(told.Message, "resize it") {
+		if told, ok := errors.AsType[*usererror.Error](err); !ok || !errdefs.IsFailedPrecondition(err) ||
+			!strings.Contains(told.Message, "resize it") {
 			t.Errorf("%s: Apply: %v, want FailedPrecondition", name, err)
 		}
 		if got := look(t, dir); len(got) != 1 || got["old"] == "" {

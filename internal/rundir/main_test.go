@@ -96,7 +96,13 @@ func beGuest(run, slot, root string) error {
 		_ = json.NewEncoder(c).Encode(outcome{out, errno})
 		return false
 	}
-	return guestconn.Park(context.Background(), filepath.Join(root, "run", filepath.Base(wire.HostSocket)), 4, serve, func() {})
+	return guestconn.Park(
+		context.Background(),
+		filepath.Join(root, "run", filepath.Base(wire.HostSocket)),
+		4,
+		serve,
+		func() {},
+	)
 }
 
 func obey(do, path string) (string, error) {

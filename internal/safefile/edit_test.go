@@ -44,7 +44,8 @@ func TestEditReplacesText(t *testing.T) {
 	} {
 		must(t, os.WriteFile(filepath.Join(dir, "f"), []byte(c.text), 0o640))
 		got, err := edit(t, r, "f", c.old, c.new, c.all)
-		if err != nil || got.Count != c.count || got.Line != c.line || got.Info.Mode != 0o640 || got.Info.Size != int64(len(c.want)) {
+		if err != nil || got.Count != c.count || got.Line != c.line || got.Info.Mode != 0o640 ||
+			got.Info.Size != int64(len(c.want)) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 		if b, _ := os.ReadFile(filepath.Join(dir, "f")); string(b) != c.want {

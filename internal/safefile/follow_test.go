@@ -38,7 +38,9 @@ func TestNoFollowRefusesLinks(t *testing.T) {
 		if _, err := r.Edit(t.Context(), p, Edit{Old: "c", New: "d", MaxBytes: 100}); !errdefs.IsPermissionDenied(err) {
 			t.Errorf("edit %q: %v", p, err)
 		}
-		if _, err := r.Walk(t.Context(), p, WalkOptions{}, func(*Entry) error { return nil }); !errdefs.IsPermissionDenied(err) {
+		if _, err := r.Walk(t.Context(), p, WalkOptions{}, func(*Entry) error { return nil }); !errdefs.IsPermissionDenied(
+			err,
+		) {
 			t.Errorf("walk %q: %v", p, err)
 		}
 		if _, err := r.Stat(p); !errdefs.IsPermissionDenied(err) {

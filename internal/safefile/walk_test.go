@@ -63,12 +63,17 @@ func TestWalkVisitsEverythingOnce(t *testing.T) {
 		t.Errorf("of ten: %d, whole %v, %v", n, whole, err)
 	}
 	n = 0
-	whole, err = r.Walk(t.Context(), ".", WalkOptions{Enter: func(rel string) bool { return rel != "many" }}, func(e *Entry) error {
-		if strings.HasPrefix(e.Rel, "many/") {
-			n++
-		}
-		return nil
-	})
+	whole, err = r.Walk(
+		t.Context(),
+		".",
+		WalkOptions{Enter: func(rel string) bool { return rel != "many" }},
+		func(e *Entry) error {
+			if strings.HasPrefix(e.Rel, "many/") {
+				n++
+			}
+			return nil
+		},
+	)
 	if !whole || err != nil || n != 0 {
 		t.Errorf("Walk without Enter: %d entries, complete %v, %v; want 0, true", n, whole, err)
 	}

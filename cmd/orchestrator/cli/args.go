@@ -28,7 +28,10 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 	}
 	cmd.SuggestionsMinimumDistance = 2
 	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-		return &UsageError{fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+args[0]), fmt.Sprintf("did you mean `%s %s`?", cmd.CommandPath(), MostSimilar(like, args[0]))}
+		return &UsageError{
+			fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+args[0]),
+			fmt.Sprintf("did you mean `%s %s`?", cmd.CommandPath(), MostSimilar(like, args[0])),
+		}
 	}
 	return Usage(cmd, "unknown command %q", cmd.CommandPath()+" "+args[0])
 }

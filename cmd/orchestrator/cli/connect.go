@@ -140,8 +140,16 @@ func (a *App) FindServer(ctx context.Context, c config.Config) (*client.Client, 
 		return nil, err
 	}
 	a.AwaitStart(ctx, c, startTimeout)
-	ask, cancel := context.WithTimeoutCause(ctx, answerTimeout,
-		Refuse(errdefs.ErrUnavailable, "the server at %s is there but does not answer within %s", cl.Address(), answerTimeout))
+	ask, cancel := context.WithTimeoutCause(
+		ctx,
+		answerTimeout,
+		Refuse(
+			errdefs.ErrUnavailable,
+			"the server at %s is there but does not answer within %s",
+			cl.Address(),
+			answerTimeout,
+		),
+	)
 	defer cancel()
 	switch _, err := cl.Version(ask); {
 	case errors.Is(err, client.ErrNoServer):

@@ -107,6 +107,10 @@ const ModeHelp = "`MODE` of having the workspace: rw (default), ro, or overlay, 
 // NoteOverlay says how to see the changes of a run with an overlay.
 func (a *App) NoteOverlay(r v1.ExecResult) {
 	if r.Overlay != "" {
-		fmt.Fprintf(a.Stderr, "orchestrator: changes are kept in an overlay: see `orchestrator workspace diff %s`\n", r.Overlay) //nolint:errcheck // a note
+		fmt.Fprintf(
+			a.Stderr,
+			"orchestrator: changes are kept in an overlay: see `orchestrator workspace diff %s`\n",
+			r.Overlay,
+		) //nolint:errcheck // a note
 	}
 }

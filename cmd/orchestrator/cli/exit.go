@@ -95,9 +95,14 @@ var ErrChecks = errors.New("a check failed")
 func (a *App) Finish(err error) int {
 	code := ExitCode(err)
 	e, command := errors.AsType[*EndedError](err)
-	quiet := err == nil || errors.Is(err, ErrChecks) || command && e.Result.Ending == string(runtime.Exited) || wasPrinted(err)
+	quiet := err == nil || errors.Is(err, ErrChecks) || command && e.Result.Ending == string(runtime.Exited) ||
+		wasPrinted(err)
 	if !quiet {
-		fmt.Fprintf(a.Stderr, "orchestrator: %s\n", OneLine(Describe(err))) //nolint:errcheck // there is nowhere else to say it
+		fmt.Fprintf(
+			a.Stderr,
+			"orchestrator: %s\n",
+			OneLine(Describe(err)),
+		) //nolint:errcheck // there is nowhere else to say it
 	}
 	return code
 }

@@ -14,7 +14,11 @@ import (
 // CheckReplaceable refuses to replace a device, a FIFO or a directory by a file.
 func CheckReplaceable(path string) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return Refuse(errdefs.ErrInvalidArgument, "%s is not a regular file: name the file to write, or - for standard output", path)
+		return Refuse(
+			errdefs.ErrInvalidArgument,
+			"%s is not a regular file: name the file to write, or - for standard output",
+			path,
+		)
 	}
 	return nil
 }

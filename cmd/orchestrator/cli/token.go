@@ -45,7 +45,9 @@ func ReadToken(path string) (string, error) {
 	}
 	token := strings.TrimSpace(string(text))
 	if len(token) < minToken {
-		return "", bad(fmt.Sprintf("has %d characters: at least %d, such as `openssl rand -hex 32` makes", len(token), minToken))
+		return "", bad(
+			fmt.Sprintf("has %d characters: at least %d, such as `openssl rand -hex 32` makes", len(token), minToken),
+		)
 	}
 	for _, c := range []byte(token) {
 		if c <= ' ' || c > '~' {

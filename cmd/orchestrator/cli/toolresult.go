@@ -50,7 +50,8 @@ func ToolError(r v1.ToolResult) error {
 // toolExitCode returns the exit code for a tool call.
 func toolExitCode(r v1.ToolResult) int {
 	switch {
-	case r.Error != nil && r.Error.RetryAfterMS > 0, r.Verdict != nil && (r.Verdict.Class == "rate" || r.Verdict.Class == "quota"):
+	case r.Error != nil && r.Error.RetryAfterMS > 0,
+		r.Verdict != nil && (r.Verdict.Class == "rate" || r.Verdict.Class == "quota"):
 		return ExitTryAgain
 	case r.Ending == endingOK, r.Ending == endingStarted:
 		return ExitOK

@@ -37,7 +37,14 @@ func TestToolErrorExitCodes(t *testing.T) {
 func TestToolErrorMessage(t *testing.T) {
 	var b strings.Builder
 	a := &App{Stderr: &b}
-	a.Finish(ToolError(v1.ToolResult{Ending: "policy_denied", Error: &v1.ToolError{Type: "rate", Message: "too many calls", RetryAfterMS: 1500}}))
+	a.Finish(
+		ToolError(
+			v1.ToolResult{
+				Ending: "policy_denied",
+				Error:  &v1.ToolError{Type: "rate", Message: "too many calls", RetryAfterMS: 1500},
+			},
+		),
+	)
 	a.Finish(ToolError(v1.ToolResult{Ending: "policy_denied", Verdict: &v1.Verdict{Message: "sudo\x1b is not allowed"}}))
 	a.Finish(ToolError(v1.ToolResult{Ending: "exited", ExitCode: new(int)}))
 	want := "orchestrator: too many calls (try again in 1.5s)\norchestrator: the call ended: policy denied: sudo\\x1b is not allowed\n"

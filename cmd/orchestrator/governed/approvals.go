@@ -41,7 +41,16 @@ func approvalRow(q v1.Approval) []string {
 	if q.Escalated != "" && state == "pending" {
 		state += ", to " + q.Escalated
 	}
-	return []string{q.ID, state, cli.Ago(q.CreatedAt), expires, q.Caller, q.Tool, q.Rule, cli.Truncate(string(q.Input), 80)}
+	return []string{
+		q.ID,
+		state,
+		cli.Ago(q.CreatedAt),
+		expires,
+		q.Caller,
+		q.Tool,
+		q.Rule,
+		cli.Truncate(string(q.Input), 80),
+	}
 }
 
 func newApprovalsList(a *cli.App) *cobra.Command {
@@ -196,7 +205,12 @@ type answerOptions struct {
 
 func (o *answerOptions) register(f *pflag.FlagSet, session bool) {
 	if session {
-		f.BoolVar(&o.session, "session", false, "also answer later requests of the same rule for this tool in the caller's session, with at least this trust (deny: at most)")
+		f.BoolVar(
+			&o.session,
+			"session",
+			false,
+			"also answer later requests of the same rule for this tool in the caller's session, with at least this trust (deny: at most)",
+		)
 	}
 	f.StringVar(&o.note, "note", "", "`TEXT` for the caller and the audit log")
 }

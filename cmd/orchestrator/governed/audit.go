@@ -20,10 +20,16 @@ import (
 
 // NewAuditCommand returns "orchestrator audit" with its commands.
 func NewAuditCommand(a *cli.App) *cobra.Command {
-	return cli.Group("audit", "Read, export and verify the record of calls", `  orchestrator audit ls --caller ci --since 1h
+	return cli.Group(
+		"audit",
+		"Read, export and verify the record of calls",
+		`  orchestrator audit ls --caller ci --since 1h
   orchestrator audit export > audit.jsonl
   orchestrator audit verify --head "$(cat head)"`,
-		newAuditList(a), newAuditExport(a), newAuditVerify(a))
+		newAuditList(a),
+		newAuditExport(a),
+		newAuditVerify(a),
+	)
 }
 
 // auditOptions are the flags that select records.
@@ -60,7 +66,12 @@ func (o auditOptions) auditFilter(cmd *cobra.Command) (client.AuditFilter, error
 		}
 		at, err := time.Parse(time.RFC3339, t.given)
 		if err != nil {
-			return f, cli.Usage(cmd, "%s is %q: give a time such as 2026-01-02T15:04:05Z, or how long ago, such as 90m", name, t.given)
+			return f, cli.Usage(
+				cmd,
+				"%s is %q: give a time such as 2026-01-02T15:04:05Z, or how long ago, such as 90m",
+				name,
+				t.given,
+			)
 		}
 		*t.to = at
 	}
@@ -77,12 +88,25 @@ func auditRow(r v1.AuditRecord) []string {
 	}
 	call, input := r.Call, string(r.Input)
 	if e := r.Egress; e != nil {
-		call, input = r.Sandbox, strings.TrimSpace(fmt.Sprintf("%s %s%s: %s", e.Method, cli.HostPort(e.Host, e.Port), e.Path, e.Reason))
+		call, input = r.Sandbox, strings.TrimSpace(
+			fmt.Sprintf("%s %s%s: %s", e.Method, cli.HostPort(e.Host, e.Port), e.Path, e.Reason),
+		)
 	}
 	if r.Count > 1 {
 		input = fmt.Sprintf("%d refusals", r.Count)
 	}
-	return []string{fmt.Sprint(r.Seq), r.Time.Local().Format(time.DateTime), r.Kind, r.Caller, r.Action, r.Verdict, r.Rule, ending, call, cli.Truncate(input, 60)}
+	return []string{
+		fmt.Sprint(r.Seq),
+		r.Time.Local().Format(time.DateTime),
+		r.Kind,
+		r.Caller,
+		r.Action,
+		r.Verdict,
+		r.Rule,
+		ending,
+		call,
+		cli.Truncate(input, 60),
+	}
 }
 
 func newAuditList(a *cli.App) *cobra.Command {
@@ -116,7 +140,12 @@ followed within a minute.`,
 			if err != nil {
 				return err
 			}
-			return cli.PrintList(a, got, []string{"SEQ", "TIME", "KIND", "CALLER", "ACTION", "VERDICT", "RULE", "ENDING", "CALL", "INPUT"}, auditRow)
+			return cli.PrintList(
+				a,
+				got,
+				[]string{"SEQ", "TIME", "KIND", "CALLER", "ACTION", "VERDICT", "RULE", "ENDING", "CALL", "INPUT"},
+				auditRow,
+			)
 		},
 	}
 	o.register(c.Flags())
@@ -203,7 +232,12 @@ func runAuditVerify(ctx context.Context, a *cli.App, head string) error {
 // verifyAuditFiles verifies files that no server is writing.
 func verifyAuditFiles(ctx context.Context, a *cli.App, dir, key, head string) error {
 	if pid := cli.ServerPID(dir); pid != "" {
-		return cli.Refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: verify without --dir, or copy the files", dir, pid)
+		return cli.Refuse(
+			errdefs.ErrUnavailable,
+			"state directory %s is held by the server with pid %s: verify without --dir, or copy the files",
+			dir,
+			pid,
+		)
 	}
 	if key == "" {
 		key = filepath.Join(dir, audit.KeyFile)

@@ -61,7 +61,12 @@ Standard output carries only the protocol; the log goes to standard error.`,
 	f.StringVar(&o.job, "job", "", "`UUID` of a job, which has its own workspace")
 	f.BoolVar(&o.noElicit, "no-elicit", false, "never ask the client's user for approvals")
 	f.BoolVar(&o.noServer, "no-server", false, "run in this process even if a server answers")
-	f.StringVar(&o.runtime, "runtime", "", "without a server, runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(
+		&o.runtime,
+		"runtime",
+		"",
+		"without a server, runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)",
+	)
 	f.StringVar(&o.logLevel, "log-level", "warn", "log `LEVEL`: debug, info, warn or error")
 	return c
 }
@@ -95,10 +100,24 @@ func runMCP(ctx context.Context, a *cli.App, o mcpOptions) error {
 }
 
 // serveStdio serves MCP on standard input and output, until one of them or ctx ends.
-func serveStdio(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, e mcp.Engine, p engine.Principal) error {
+func serveStdio(
+	ctx context.Context,
+	a *cli.App,
+	c config.Config,
+	o mcpOptions,
+	e mcp.Engine,
+	p engine.Principal,
+) error {
 	s := mcp.New(mcp.Options{
 		Engine: e, Version: a.Version, NoElicit: o.noElicit, Log: standalone.Logger(a.Stderr, c.Log),
-		Access: mcp.Access{Principal: p, Profile: o.profile, Workspace: o.workspace, Template: o.template, Job: o.job, ReadOnly: o.readOnly},
+		Access: mcp.Access{
+			Principal: p,
+			Profile:   o.profile,
+			Workspace: o.workspace,
+			Template:  o.template,
+			Job:       o.job,
+			ReadOnly:  o.readOnly,
+		},
 	})
 	return s.Run(ctx, io.NopCloser(a.Input(ctx)), nopCloseWriter{a.Stdout})
 }
@@ -133,7 +152,13 @@ func mcpLocally(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) 
 	if err := standalone.MakeStateDir(c.StateDir); err != nil {
 		return err
 	}
-	h := &standalone.LocalRun{App: a, Config: c, Log: standalone.Logger(a.Stderr, c.Log), Template: o.template, Governed: true}
+	h := &standalone.LocalRun{
+		App:      a,
+		Config:   c,
+		Log:      standalone.Logger(a.Stderr, c.Log),
+		Template: o.template,
+		Governed: true,
+	}
 	defer func() { err = errors.Join(err, h.Close(ctx)) }()
 	if err := h.Open(ctx, o.workspace); err != nil {
 		return err
@@ -151,7 +176,13 @@ func (r remote) Tools(ctx context.Context, _ engine.Principal, profile string) (
 }
 
 // CallTool implements mcp.Engine. It retries while the server restarts.
-func (r remote) CallTool(ctx context.Context, principal engine.Principal, name string, req v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
+func (r remote) CallTool(
+	ctx context.Context,
+	principal engine.Principal,
+	name string,
+	req v1.ToolCall,
+	w engine.Watch,
+) (v1.ToolResult, error) {
 	o := client.CallOptions{IdempotencyKey: principal.Key, Persist: true, Asked: w.Asked, Started: w.Started}
 	if w.Output != nil {
 		o.Output = func(stream string, p []byte, _ int64) { w.Output(stream, p) }
@@ -166,13 +197,27 @@ func (remote) RefuseCall(_ context.Context, _ engine.Principal, _ string, _ []by
 }
 
 // CallOutput implements mcp.Engine.
-func (r remote) CallOutput(ctx context.Context, _ engine.Principal, id string, o engine.OutputRequest) (v1.Output, error) {
-	return r.cl.Tools.Output(ctx, id, client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait})
+func (r remote) CallOutput(
+	ctx context.Context,
+	_ engine.Principal,
+	id string,
+	o engine.OutputRequest,
+) (v1.Output, error) {
+	return r.cl.Tools.Output(
+		ctx,
+		id,
+		client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait},
+	)
 }
 
 // AnswerApproval implements mcp.Engine. It answers as the caller that the server knows, and the
 // note names the one who answered.
-func (r remote) AnswerApproval(ctx context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+func (r remote) AnswerApproval(
+	ctx context.Context,
+	p engine.Principal,
+	id string,
+	a v1.ApprovalAnswer,
+) (v1.Approval, error) {
 	a.Note = p.Caller
 	return r.cl.Approvals.Answer(ctx, id, a)
 }

@@ -16,8 +16,12 @@ import (
 
 // NewPolicyCommand returns "orchestrator policy" with its commands.
 func NewPolicyCommand(a *cli.App) *cobra.Command {
-	return cli.Group("policy", "Ask what a command policy says", `  orchestrator policy check --profile phase2 -- 'rm -rf /'`,
-		newPolicyCheck(a))
+	return cli.Group(
+		"policy",
+		"Ask what a command policy says",
+		`  orchestrator policy check --profile phase2 -- 'rm -rf /'`,
+		newPolicyCheck(a),
+	)
 }
 
 type policyOptions struct {
@@ -27,7 +31,12 @@ type policyOptions struct {
 
 // profilesDir adds the flag of commands that read profiles without a server.
 func profilesDir(f *pflag.FlagSet, dir *string) {
-	f.StringVar(dir, "profiles-dir", "", "`DIR` with profiles in addition to the built-in ones (default: the configured one)")
+	f.StringVar(
+		dir,
+		"profiles-dir",
+		"",
+		"`DIR` with profiles in addition to the built-in ones (default: the configured one)",
+	)
 }
 
 func newPolicyCheck(a *cli.App) *cobra.Command {
@@ -64,7 +73,11 @@ func runPolicyCheck(a *cli.App, cmd *cobra.Command, o policyOptions, args []stri
 	case o.argv:
 		r.Argv = args
 	case len(args) > 1:
-		return cli.Usage(cmd, "COMMAND is %d arguments: quote it as one, or use --argv for a program and its arguments", len(args))
+		return cli.Usage(
+			cmd,
+			"COMMAND is %d arguments: quote it as one, or use --argv for a program and its arguments",
+			len(args),
+		)
 	default:
 		r.Command = args[0]
 	}
@@ -114,7 +127,14 @@ func checkPolicy(set *profile.Set, r v1.PolicyCheck) (v1.Verdict, error) {
 }
 
 func verdictOf(v policy.Verdict) v1.Verdict {
-	out := v1.Verdict{Verdict: string(v.Action), Rule: v.Rule, Class: v.Class, HardDeny: v.HardDeny, Message: v.Message, Program: v.Program}
+	out := v1.Verdict{
+		Verdict:  string(v.Action),
+		Rule:     v.Rule,
+		Class:    v.Class,
+		HardDeny: v.HardDeny,
+		Message:  v.Message,
+		Program:  v.Program,
+	}
 	if v.At != nil {
 		out.At = &v1.Position{Offset: v.At.Offset, Line: v.At.Line, Column: v.At.Column, Text: v.At.Text}
 	}

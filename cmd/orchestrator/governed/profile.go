@@ -111,7 +111,13 @@ profiles.dir.`,
 			for _, w := range p.Profile.Warnings {
 				a.Note("%s: %s", args[0], w)
 			}
-			_, err = fmt.Fprintf(a.Stdout, "%s is good: profile %s with %d tools\n", cli.Escape(args[0]), p.Profile.Name, len(p.Tools()))
+			_, err = fmt.Fprintf(
+				a.Stdout,
+				"%s is good: profile %s with %d tools\n",
+				cli.Escape(args[0]),
+				p.Profile.Name,
+				len(p.Tools()),
+			)
 			return err
 		},
 	}

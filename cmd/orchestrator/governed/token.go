@@ -14,9 +14,15 @@ import (
 
 // NewTokenCommand returns "orchestrator token" with its commands.
 func NewTokenCommand(a *cli.App) *cobra.Command {
-	return cli.Group("token", "Make, list and revoke the tokens of callers", `  orchestrator token create --caller ci --profile gateway --trust 2 > ci.token
+	return cli.Group(
+		"token",
+		"Make, list and revoke the tokens of callers",
+		`  orchestrator token create --caller ci --profile gateway --trust 2 > ci.token
   orchestrator token revoke $id`,
-		newTokenCreate(a), newTokenList(a), newTokenRevoke(a))
+		newTokenCreate(a),
+		newTokenList(a),
+		newTokenRevoke(a),
+	)
 }
 
 type tokenOptions struct {
@@ -49,7 +55,12 @@ or as a bearer token.`,
 	f.StringVar(&o.disk, "disk", "", "total `SIZE` of the workspaces, such as 50g (default: the service's)")
 	f.Int64Var(&o.request.Quotas.Calls, "calls", 0, "at most `N` tool calls per day in UTC (0: the service's default)")
 	f.DurationVar(&o.ttl, "ttl", 0, "lifetime (0: unlimited)")
-	f.BoolVar(&o.request.Operator, "operator", false, "allow everything: create tokens, answer approvals, read the audit log")
+	f.BoolVar(
+		&o.request.Operator,
+		"operator",
+		false,
+		"allow everything: create tokens, answer approvals, read the audit log",
+	)
 	f.StringVar(&o.request.Note, "note", "", "`TEXT` that describes its purpose")
 	return c
 }
@@ -91,12 +102,29 @@ func runTokenCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o token
 	if _, err := fmt.Fprintln(a.Stdout, t.Secret); err != nil {
 		return err
 	}
-	a.Note("token %s of %s; its secret is not shown again: give it as ORCHESTRATOR_TOKEN or with --token-file", t.ID, t.Caller)
+	a.Note(
+		"token %s of %s; its secret is not shown again: give it as ORCHESTRATOR_TOKEN or with --token-file",
+		t.ID,
+		t.Caller,
+	)
 	return nil
 }
 
 func tokenHead() []string {
-	return []string{"ID", "CALLER", "PROFILE", "TRUST", "STATE", "MADE", "LAST USED", "SANDBOXES", "MEMORY", "DISK", "CALLS", "NOTE"}
+	return []string{
+		"ID",
+		"CALLER",
+		"PROFILE",
+		"TRUST",
+		"STATE",
+		"MADE",
+		"LAST USED",
+		"SANDBOXES",
+		"MEMORY",
+		"DISK",
+		"CALLS",
+		"NOTE",
+	}
 }
 
 func tokenRow(t v1.Token) []string {

@@ -167,7 +167,15 @@ func withdrawApproval(ctx context.Context, a *cli.App, cl *client.Client, questi
 }
 
 // toolInput returns the input, from whichever flag or argument gives it.
-func toolInput(ctx context.Context, a *cli.App, cmd *cobra.Command, cl *client.Client, o toolCallOptions, name string, pairs []string) ([]byte, error) {
+func toolInput(
+	ctx context.Context,
+	a *cli.App,
+	cmd *cobra.Command,
+	cl *client.Client,
+	o toolCallOptions,
+	name string,
+	pairs []string,
+) ([]byte, error) {
 	switch {
 	case o.input != "":
 		return jsonObject(cmd, "--input", []byte(o.input))

@@ -63,7 +63,8 @@ func TestAuditFilterTimes(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for _, bad := range []string{"yesterday", "-5m", "2026-01-02"} {
-		if _, err := (auditOptions{since: bad}).auditFilter(cmd); cli.ExitCode(err) != cli.ExitUsage || !strings.Contains(err.Error(), "--since is") {
+		if _, err := (auditOptions{since: bad}).auditFilter(cmd); cli.ExitCode(err) != cli.ExitUsage ||
+			!strings.Contains(err.Error(), "--since is") {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

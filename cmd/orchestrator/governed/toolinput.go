@@ -77,7 +77,13 @@ func pairsInput(cmd *cobra.Command, t v1.Tool, pairs []string) ([]byte, error) {
 		}
 		property, ok := s.Properties[key]
 		if !ok {
-			return nil, cli.Usage(cmd, "%s takes no %q: it takes %s", t.Name, key, strings.Join(slices.Sorted(maps.Keys(s.Properties)), ", "))
+			return nil, cli.Usage(
+				cmd,
+				"%s takes no %q: it takes %s",
+				t.Name,
+				key,
+				strings.Join(slices.Sorted(maps.Keys(s.Properties)), ", "),
+			)
 		}
 		if err := property.set(in, key, value); err != nil {
 			return nil, cli.Usage(cmd, "%s %s", key, err)

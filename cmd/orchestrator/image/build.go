@@ -99,7 +99,8 @@ func runImageBuild(ctx context.Context, a *cli.App, dir string, o buildOptions) 
 	})
 	in.CloseWithError(errors.New("the build has ended"))
 	stop()
-	if packErr := <-packed; packErr != nil && err != nil && !errors.Is(packErr, io.ErrClosedPipe) && ctx.Err() == nil && strings.HasPrefix(packErr.Error(), "build context") {
+	if packErr := <-packed; packErr != nil && err != nil && !errors.Is(packErr, io.ErrClosedPipe) && ctx.Err() == nil &&
+		strings.HasPrefix(packErr.Error(), "build context") {
 		err = packErr // this is why the server got no context
 	}
 	if err != nil {

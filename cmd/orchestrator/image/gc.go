@@ -59,7 +59,14 @@ func runImageCollect(ctx context.Context, a *cli.App, dry bool) error {
 	if dry {
 		words = "would be freed"
 	}
-	_, err = fmt.Fprintf(a.Stdout, "%s %s; %s%s are used\n", cli.Size(got.FreedBytes), words, cli.Size(got.UsedBytes), budget)
+	_, err = fmt.Fprintf(
+		a.Stdout,
+		"%s %s; %s%s are used\n",
+		cli.Size(got.FreedBytes),
+		words,
+		cli.Size(got.UsedBytes),
+		budget,
+	)
 	return err
 }
 

@@ -19,10 +19,24 @@ import (
 
 // NewCommand returns "orchestrator image" with its commands.
 func NewCommand(a *cli.App) *cobra.Command {
-	return cli.Group("image", "Pull, import and list images; with or without a server",
+	return cli.Group(
+		"image",
+		"Pull, import and list images; with or without a server",
 		"  orchestrator image pull debian:12\n  orchestrator image import sandbox.tar\n  orchestrator image ls",
-		newImagePull(a), newImageBuild(a), newImageImport(a), newImageList(a), newImageRemove(a), newImageCollect(a),
-		newImagePin(a, "pin", "Protect an image from collection", true), newImagePin(a, "unpin", "Allow the collection of an image again", false))
+		newImagePull(a),
+		newImageBuild(a),
+		newImageImport(a),
+		newImageList(a),
+		newImageRemove(a),
+		newImageCollect(a),
+		newImagePin(
+			a,
+			"pin",
+			"Protect an image from collection",
+			true,
+		),
+		newImagePin(a, "unpin", "Allow the collection of an image again", false),
+	)
 }
 
 // withImages calls do with a client of the server that answers, or of this process if none does.
@@ -40,7 +54,12 @@ func withImages(ctx context.Context, a *cli.App, need standalone.ImageNeeds, do 
 
 // withClient calls do with cl, or with a client of this process if cl is nil.
 func withClient(
-	ctx context.Context, a *cli.App, c config.Config, cl *client.Client, need standalone.ImageNeeds, do func(*client.Client) error,
+	ctx context.Context,
+	a *cli.App,
+	c config.Config,
+	cl *client.Client,
+	need standalone.ImageNeeds,
+	do func(*client.Client) error,
 ) error {
 	if cl != nil {
 		return do(cl)
@@ -49,7 +68,12 @@ func withClient(
 }
 
 // listImages prints the images that get returns.
-func listImages(ctx context.Context, a *cli.App, need standalone.ImageNeeds, get func(*client.Client) ([]v1.Image, error)) error {
+func listImages(
+	ctx context.Context,
+	a *cli.App,
+	need standalone.ImageNeeds,
+	get func(*client.Client) ([]v1.Image, error),
+) error {
 	var list []v1.Image
 	err := withImages(ctx, a, need, func(cl *client.Client) (err error) {
 		list, err = get(cl)

@@ -65,7 +65,13 @@ func runAttach(ctx context.Context, a *cli.App, cmd *cobra.Command, o attachOpti
 	if !sh.TTY {
 		return attachPlain(ctx, a, cl, sh, o)
 	}
-	s := &terminalSession{app: a, screen: newScreen(a), keys: keys, viewOnly: o.look, reattachCommand: "orchestrator shell attach " + id}
+	s := &terminalSession{
+		app:             a,
+		screen:          newScreen(a),
+		keys:            keys,
+		viewOnly:        o.look,
+		reattachCommand: "orchestrator shell attach " + id,
+	}
 	opts := s.options()
 	opts.Offset = o.offset
 	t, err := cl.AttachTerminal(ctx, id, opts)
@@ -88,7 +94,13 @@ func attachPlain(ctx context.Context, a *cli.App, cl *client.Client, sh v1.Shell
 		}()
 	}
 	gap := func(from, to int64) {
-		fmt.Fprintf(a.Stderr, "orchestrator: %d bytes are no longer kept: %d to %d\n", to-from, from, to-1) //nolint:errcheck // a note
+		fmt.Fprintf(
+			a.Stderr,
+			"orchestrator: %d bytes are no longer kept: %d to %d\n",
+			to-from,
+			from,
+			to-1,
+		) //nolint:errcheck // a note
 	}
 	var both sync.WaitGroup
 	errs := make([]error, 2)
@@ -104,7 +116,11 @@ func attachPlain(ctx context.Context, a *cli.App, cl *client.Client, sh v1.Shell
 			return err // the sandbox has ended, and the command with it
 		}
 		if err != nil {
-			fmt.Fprintf(a.Stderr, "orchestrator: the command may still be running: attach again with `orchestrator shell attach %s`\n", sh.ID) //nolint:errcheck // a note
+			fmt.Fprintf(
+				a.Stderr,
+				"orchestrator: the command may still be running: attach again with `orchestrator shell attach %s`\n",
+				sh.ID,
+			) //nolint:errcheck // a note
 			return err
 		}
 	}

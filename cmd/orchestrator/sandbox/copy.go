@@ -64,7 +64,12 @@ func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst strin
 	from, to := parseLocation(src), parseLocation(dst)
 	switch {
 	case !from.remote() && !to.remote():
-		return cli.Usage(cmd, "neither %q nor %q is in a sandbox or a workspace: write SANDBOX:PATH or workspace:NAME:PATH", src, dst)
+		return cli.Usage(
+			cmd,
+			"neither %q nor %q is in a sandbox or a workspace: write SANDBOX:PATH or workspace:NAME:PATH",
+			src,
+			dst,
+		)
 	case from.std && to.std:
 		return cli.Usage(cmd, "SRC and DST are both -")
 	}
@@ -245,7 +250,13 @@ func (c *copying) progress(ctx context.Context) (stop func()) {
 			select {
 			case <-t.C:
 				shown = true
-				fmt.Fprintf(c.app.Stderr, "\r\x1b[K%d of %d files, %s", c.done.Load(), c.found.Load(), cli.Size(c.bytes.Load())) //nolint:errcheck // a note
+				fmt.Fprintf(
+					c.app.Stderr,
+					"\r\x1b[K%d of %d files, %s",
+					c.done.Load(),
+					c.found.Load(),
+					cli.Size(c.bytes.Load()),
+				) //nolint:errcheck // a note
 				continue
 			case <-quit:
 			case <-ctx.Done():

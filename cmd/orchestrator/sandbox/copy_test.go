@@ -46,7 +46,8 @@ func TestParseLocation(t *testing.T) {
 func TestNewPalette(t *testing.T) {
 	a := &cli.App{Stdout: &strings.Builder{}, Lookup: func(string) (string, bool) { return "", false }}
 	e := v1.ServiceEvent{At: time.Now(), Type: "sandbox.failed", Sandbox: "x", Reason: "two words\n\x1b[31m"}
-	if line := eventLine(e, a.NewPalette()); strings.Contains(line, "\x1b") || strings.Contains(line, "\n") || !strings.Contains(line, `sandbox.failed sandbox=x reason="two words`) {
+	if line := eventLine(e, a.NewPalette()); strings.Contains(line, "\x1b") || strings.Contains(line, "\n") ||
+		!strings.Contains(line, `sandbox.failed sandbox=x reason="two words`) {
 		t.Errorf("%q", line)
 	}
 	if line := eventLine(e, cli.Palette{On: true}); !strings.Contains(line, "\x1b[31msandbox.failed\x1b[0m") {
@@ -64,7 +65,14 @@ func TestNewPalette(t *testing.T) {
 func copied(t *testing.T, from files, src, dst string) (*copying, error) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
-	c := &copying{app: &cli.App{}, from: from, to: hostFiles{}, group: group, ctx: ctx, slots: make(chan struct{}, copyParallel)}
+	c := &copying{
+		app:   &cli.App{},
+		from:  from,
+		to:    hostFiles{},
+		group: group,
+		ctx:   ctx,
+		slots: make(chan struct{}, copyParallel),
+	}
 	err := c.start(parseLocation(src), parseLocation(dst))
 	return c, errors.Join(err, group.Wait())
 }
@@ -149,7 +157,8 @@ func TestWriteSparse(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(name)
-	if err != nil || len(got) != size || string(got[:5]) != "begin" || string(got[size-3:]) != "end" || len(bytes.Trim(got, "\x00")) != size {
+	if err != nil || len(got) != size || string(got[:5]) != "begin" || string(got[size-3:]) != "end" ||
+		len(bytes.Trim(got, "\x00")) != size {
 		t.Errorf("%d octets, %v", len(got), err)
 	}
 	var st syscall.Stat_t

@@ -91,7 +91,11 @@ func (r remoteFiles) stat(ctx context.Context, path string) (entry, error) {
 func (r remoteFiles) list(ctx context.Context, path string) ([]entry, error) {
 	list, truncated, err := r.List(ctx, path)
 	if err == nil && truncated {
-		err = cli.Refuse(errdefs.ErrFailedPrecondition, "directory %s has too many entries to list: copy it as an archive", path)
+		err = cli.Refuse(
+			errdefs.ErrFailedPrecondition,
+			"directory %s has too many entries to list: copy it as an archive",
+			path,
+		)
 	}
 	out := make([]entry, 0, len(list))
 	for _, f := range list {

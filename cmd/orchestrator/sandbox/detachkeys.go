@@ -21,7 +21,11 @@ func parseDetachKeys(cmd *cobra.Command, text string) ([]byte, error) {
 	for name := range strings.SplitSeq(text, ",") {
 		c, ok := parseKey(name)
 		if !ok {
-			return nil, cli.Usage(cmd, "--detach-keys has %q: use single characters, ctrl- and one of a-z @ [ \\ ] ^ _, or none", name)
+			return nil, cli.Usage(
+				cmd,
+				"--detach-keys has %q: use single characters, ctrl- and one of a-z @ [ \\ ] ^ _, or none",
+				name,
+			)
 		}
 		keys = append(keys, c)
 	}

@@ -17,7 +17,8 @@ func TestDetachKeysAreRead(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "ctrl-", "ctrl-1", "ab", "ctrl-p,", "é", " ", "ctrl-pq"} {
-		if got, err := parseDetachKeys(&cobra.Command{}, text); err == nil || !strings.Contains(err.Error(), "--detach-keys") {
+		if got, err := parseDetachKeys(&cobra.Command{}, text); err == nil ||
+			!strings.Contains(err.Error(), "--detach-keys") {
 			t.Errorf("%q: %q, %v", text, got, err)
 		}
 	}

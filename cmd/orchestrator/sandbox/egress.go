@@ -25,7 +25,12 @@ type egressOptions struct {
 
 func (o *egressOptions) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.rules, "egress", nil, egressHelp)
-	f.StringArrayVar(&o.secrets, "secret", nil, "`NAME` of a secret that the proxy adds to requests to its hosts; can be repeated")
+	f.StringArrayVar(
+		&o.secrets,
+		"secret",
+		nil,
+		"`NAME` of a secret that the proxy adds to requests to its hosts; can be repeated",
+	)
 }
 
 // egress returns the request's egress, or nil if no flag is given.
@@ -71,7 +76,8 @@ func egressRule(text string) (r v1.EgressRule, err error) {
 		}
 		rest = rest[:i]
 	}
-	if i := strings.LastIndexByte(rest, ':'); i >= 0 && (!strings.Contains(rest[:i], ":") || strings.HasSuffix(rest[:i], "]")) {
+	if i := strings.LastIndexByte(rest, ':'); i >= 0 &&
+		(!strings.Contains(rest[:i], ":") || strings.HasSuffix(rest[:i], "]")) {
 		for p := range strings.SplitSeq(rest[i+1:], ",") {
 			n, err := strconv.ParseUint(p, 10, 16)
 			if err != nil {
@@ -145,7 +151,12 @@ connections that are no longer allowed are closed.`,
 	f := c.Flags()
 	f.StringArrayVar(&o.allow, "allow", nil, egressHelp)
 	f.StringArrayVar(&o.deny, "deny", nil, "`RULE` of what it must not reach; overrides --allow; can be repeated")
-	f.StringArrayVar(&o.secrets, "secret", nil, "`NAME` of a secret that the proxy adds to requests to its hosts; can be repeated")
+	f.StringArrayVar(
+		&o.secrets,
+		"secret",
+		nil,
+		"`NAME` of a secret that the proxy adds to requests to its hosts; can be repeated",
+	)
 	f.BoolVar(&o.clear, "clear", false, "remove all rules and secrets before adding others")
 	return c
 }
@@ -203,7 +214,10 @@ func printEgress(a *cli.App, s v1.EgressState) error {
 		t.Add("secrets", strings.Join(s.Secrets, " "))
 	}
 	t.Add("connections", fmt.Sprintf("%d open, %d allowed, %d refused", s.Open, s.Allowed, s.Refused))
-	t.Add("bytes", fmt.Sprintf("%s sent, %s received", units.HumanSize(float64(s.Sent)), units.HumanSize(float64(s.Received))))
+	t.Add(
+		"bytes",
+		fmt.Sprintf("%s sent, %s received", units.HumanSize(float64(s.Sent)), units.HumanSize(float64(s.Received))),
+	)
 	if err := t.Write(a.Stdout); err != nil || len(s.Recent) == 0 {
 		return err
 	}
@@ -216,8 +230,18 @@ func printEgress(a *cli.App, s v1.EgressState) error {
 		if c.Allowed {
 			verdict = "yes"
 		}
-		list.Add(c.Time.Local().Format(time.TimeOnly), cli.HostPort(c.Host, c.Port), strings.TrimSpace(c.Method+" "+c.Path), verdict,
-			units.HumanSize(float64(c.Sent)), units.HumanSize(float64(c.Received)), time.Duration(c.DurationMS*float64(time.Millisecond)).Round(time.Millisecond).String(), c.Reason)
+		list.Add(
+			c.Time.Local().Format(time.TimeOnly),
+			cli.HostPort(c.Host, c.Port),
+			strings.TrimSpace(c.Method+" "+c.Path),
+			verdict,
+			units.HumanSize(
+				float64(c.Sent),
+			),
+			units.HumanSize(float64(c.Received)),
+			time.Duration(c.DurationMS*float64(time.Millisecond)).Round(time.Millisecond).String(),
+			c.Reason,
+		)
 	}
 	return list.Write(a.Stdout)
 }

@@ -105,7 +105,14 @@ func terminalType(a *cli.App, asked string, s screen) string {
 
 // finishTerminal stays attached until the command ends. If forget is set, it then removes the
 // terminal.
-func finishTerminal(ctx context.Context, a *cli.App, cl *client.Client, s *terminalSession, t *client.Terminal, forget bool) error {
+func finishTerminal(
+	ctx context.Context,
+	a *cli.App,
+	cl *client.Client,
+	s *terminalSession,
+	t *client.Terminal,
+	forget bool,
+) error {
 	r, err := s.attach(ctx, t)
 	if err != nil {
 		if r.Ending == "" || errors.Is(err, errDetach) {

@@ -66,7 +66,10 @@ func runForward(ctx context.Context, a *cli.App, cmd *cobra.Command, sandbox str
 		if err != nil {
 			return cli.Usage(cmd, "%s", err)
 		}
-		all = append(all, &forwarded{app: a, sandbox: sandbox, local: local, port: port, slots: make(chan struct{}, maxForwarded)})
+		all = append(
+			all,
+			&forwarded{app: a, sandbox: sandbox, local: local, port: port, slots: make(chan struct{}, maxForwarded)},
+		)
 	}
 	cl, err := a.Client(ctx)
 	if err != nil {
@@ -119,7 +122,14 @@ func parsePorts(s string) (local, port int, err error) {
 func (f *forwarded) listen(ctx context.Context) (err error) {
 	f.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(f.local)))
 	if err != nil {
-		return cli.Refuse(errdefs.ErrUnavailable, "listen for port %d: %w; give another one as LOCAL:%d, or 0:%d for a free one", f.port, err, f.port, f.port)
+		return cli.Refuse(
+			errdefs.ErrUnavailable,
+			"listen for port %d: %w; give another one as LOCAL:%d, or 0:%d for a free one",
+			f.port,
+			err,
+			f.port,
+			f.port,
+		)
 	}
 	_, err = fmt.Fprintf(f.app.Stdout, "%s -> %s port %d\n", f.listener.Addr(), f.sandbox, f.port)
 	return err

@@ -49,7 +49,8 @@ func TestReportHasEnding(t *testing.T) {
 				fault = f.Type
 			}
 		}
-		if s.Tests != 1 || s.Failures != c.failed || s.Errors != c.errors || fault != c.fault || s.Case.Name != "make test" || s.Case.Out != "a\ufffd<b>\ufffd" {
+		if s.Tests != 1 || s.Failures != c.failed || s.Errors != c.errors || fault != c.fault || s.Case.Name != "make test" ||
+			s.Case.Out != "a\ufffd<b>\ufffd" {
 			t.Errorf("%s: %s", name, body)
 		}
 		if out.String() != "a\x00<b>\xff" {

@@ -37,7 +37,12 @@ sandboxes: those of all callers, and those that are warm or being created.`,
 			if quiet {
 				return printIDs(a, list)
 			}
-			return cli.PrintList(a, list, []string{"ID", "TEMPLATE", "CLASS", "STATE", "AGE", "CALLER", "WORKSPACE", "LAST USE"}, psRow)
+			return cli.PrintList(
+				a,
+				list,
+				[]string{"ID", "TEMPLATE", "CLASS", "STATE", "AGE", "CALLER", "WORKSPACE", "LAST USE"},
+				psRow,
+			)
 		},
 	}
 	f := c.Flags()

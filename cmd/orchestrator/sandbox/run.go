@@ -56,12 +56,22 @@ started. The sandbox is removed even if this process is killed.`,
 	f.BoolVar(&o.readOnly, "read-only", false, "make the workspace read-only")
 	f.StringVar(&o.mode, "mode", "", cli.ModeHelp)
 	f.StringVar(&o.class, "class", "", classHelp)
-	f.StringVar(&o.whenEmpty, "when-empty", "", "`ACTION` of a server if no sandbox is warm: wait (default), cold or refuse")
+	f.StringVar(
+		&o.whenEmpty,
+		"when-empty",
+		"",
+		"`ACTION` of a server if no sandbox is warm: wait (default), cold or refuse",
+	)
 	f.DurationVar(&o.wait, "wait", 0, "maximum wait for a sandbox (0: the server's default)")
 	f.StringVar(&o.junit, "junit", "", "write a JUnit XML report with one test case to `FILE`")
 	f.StringVar(&o.junitName, "junit-name", "", "`NAME` of the test case (default: the command)")
 	f.BoolVar(&o.noServer, "no-server", false, "run in this process even if a server answers")
-	f.StringVar(&o.runtime, "runtime", "", "without a server, runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(
+		&o.runtime,
+		"runtime",
+		"",
+		"without a server, runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)",
+	)
 	f.StringVar(&o.logLevel, "log-level", "error", "without a server, log `LEVEL`: debug, info, warn or error")
 	return c
 }

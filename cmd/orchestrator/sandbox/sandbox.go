@@ -20,10 +20,23 @@ import (
 
 // NewSandboxCommand returns "orchestrator sandbox" with its commands.
 func NewSandboxCommand(a *cli.App) *cobra.Command {
-	return cli.Group("sandbox", "Lease sandboxes and end them", `  id=$(orchestrator sandbox create --workspace notes -q)
+	return cli.Group(
+		"sandbox",
+		"Lease sandboxes and end them",
+		`  id=$(orchestrator sandbox create --workspace notes -q)
   orchestrator exec $id -- ls -l
   orchestrator sandbox rm $id`,
-		newSandboxCreate(a), newSandboxEnter(a), newSandboxList(a), newSandboxSync(a), newSandboxStop(a), newSandboxRemove(a), newSandboxInspect(a), newSandboxEgress(a))
+		newSandboxCreate(
+			a,
+		),
+		newSandboxEnter(a),
+		newSandboxList(a),
+		newSandboxSync(a),
+		newSandboxStop(a),
+		newSandboxRemove(a),
+		newSandboxInspect(a),
+		newSandboxEgress(a),
+	)
 }
 
 type sandboxOptions struct {
@@ -54,7 +67,13 @@ func newSandboxCreate(a *cli.App) *cobra.Command {
 	f.BoolVar(&o.readOnly, "read-only", false, "make the workspace read-only")
 	f.StringVar(&o.mode, "mode", "", cli.ModeHelp)
 	f.StringVar(&o.class, "class", "", classHelp)
-	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE` for all its commands, or KEY to pass on your own; can be repeated")
+	f.StringArrayVarP(
+		&o.env,
+		"env",
+		"e",
+		nil,
+		"`KEY=VALUE` for all its commands, or KEY to pass on your own; can be repeated",
+	)
 	f.StringArrayVar(&o.labels, "label", nil, "label `KEY=VALUE`; can be repeated")
 	f.DurationVar(&o.ttl, "ttl", 0, "end it after this time (0: the server's default)")
 	f.DurationVar(&o.idle, "idle", 0, "end it after this time without a call (0: the server's default)")
@@ -85,7 +104,9 @@ func runSandboxCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o san
 	}
 	s, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
 		Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, Env: env, Labels: labels,
-		TTLMS: cli.Millis(o.ttl), IdleMS: cli.Millis(o.idle), WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
+		TTLMS: cli.Millis(
+			o.ttl,
+		), IdleMS: cli.Millis(o.idle), WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
 	}, cli.IdempotencyKey(o.key)...)
 	if err != nil {
 		return err

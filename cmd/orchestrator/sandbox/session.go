@@ -61,7 +61,11 @@ func runSessionCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o ses
 	if err != nil {
 		return err
 	}
-	_, s, err := cl.StartSession(ctx, sandbox, v1.ShellSessionRequest{Shell: o.shell, Cwd: o.cwd, Env: env, User: o.user}, cli.IdempotencyKey(o.key)...)
+	_, s, err := cl.StartSession(
+		ctx,
+		sandbox,
+		v1.ShellSessionRequest{Shell: o.shell, Cwd: o.cwd, Env: env, User: o.user},
+		cli.IdempotencyKey(o.key)...)
 	if err != nil {
 		return err
 	}
@@ -103,7 +107,19 @@ func sessionTable(list ...v1.ShellSession) *cli.Table {
 		if s.Result != nil {
 			end = endingText(s.Result)
 		}
-		t.Rows = append(t.Rows, []string{s.ID, s.State, s.Shell, cli.Ago(s.StartedAt), fmt.Sprint(s.Commands), fmt.Sprint(s.Waiting), fmt.Sprint(s.Left), end})
+		t.Rows = append(
+			t.Rows,
+			[]string{
+				s.ID,
+				s.State,
+				s.Shell,
+				cli.Ago(s.StartedAt),
+				fmt.Sprint(s.Commands),
+				fmt.Sprint(s.Waiting),
+				fmt.Sprint(s.Left),
+				end,
+			},
+		)
 	}
 	return t
 }
@@ -154,7 +170,12 @@ standard error says so.`,
 	f := c.Flags()
 	f.SetInterspersed(false)
 	f.StringVarP(&o.Shell, "command", "c", "", "`TEXT` for the session, instead of CMD")
-	f.DurationVar(&o.Timeout, "timeout", 0, "kill what it started after this time, and interrupt the session (0: the server's default)")
+	f.DurationVar(
+		&o.Timeout,
+		"timeout",
+		0,
+		"kill what it started after this time, and interrupt the session (0: the server's default)",
+	)
 	f.BoolVarP(&o.Interactive, "interactive", "i", false, "send standard input to the command")
 	f.BoolVar(&o.renew, "renew", false, "restart the session if it has ended")
 	f.BoolVar(&o.refuse, "no-wait", false, "fail if another command runs in the session")
@@ -199,7 +220,11 @@ func runSessionExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o sessi
 		return err
 	}
 	if r.Session == v1.SessionEnded {
-		fmt.Fprintf(a.Stderr, "orchestrator: the session ended with the command (%s)\n", endingText(&r)) //nolint:errcheck // the exit code is what counts
+		fmt.Fprintf(
+			a.Stderr,
+			"orchestrator: the session ended with the command (%s)\n",
+			endingText(&r),
+		) //nolint:errcheck // the exit code is what counts
 	}
 	return cli.ResultError(r)
 }

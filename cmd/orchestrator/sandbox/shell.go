@@ -15,10 +15,19 @@ import (
 
 // NewShellCommand returns "orchestrator shell" with its commands.
 func NewShellCommand(a *cli.App) *cobra.Command {
-	return cli.Group("shell", "Run background commands and read their output", `  sh=$(orchestrator shell start -q $id -- make test)
+	return cli.Group(
+		"shell",
+		"Run background commands and read their output",
+		`  sh=$(orchestrator shell start -q $id -- make test)
   orchestrator shell logs -f $sh
   orchestrator shell kill $sh`,
-		newShellStart(a), newShellList(a), newShellAttach(a), newShellLogs(a), newShellInput(a), newShellKill(a))
+		newShellStart(a),
+		newShellList(a),
+		newShellAttach(a),
+		newShellLogs(a),
+		newShellInput(a),
+		newShellKill(a),
+	)
 }
 
 type shellOptions struct {
@@ -96,7 +105,16 @@ func shellRow(s v1.Shell) []string {
 	if s.TTY {
 		tty = "tty"
 	}
-	return []string{s.ID, s.State, end, tty, cli.Ago(s.StartedAt), fmt.Sprint(s.StdoutEnd), fmt.Sprint(s.StderrEnd), strings.Join(s.Argv, " ")}
+	return []string{
+		s.ID,
+		s.State,
+		end,
+		tty,
+		cli.Ago(s.StartedAt),
+		fmt.Sprint(s.StdoutEnd),
+		fmt.Sprint(s.StderrEnd),
+		strings.Join(s.Argv, " "),
+	}
 }
 
 func shellHead() []string {
@@ -167,7 +185,13 @@ func runShellLogs(ctx context.Context, a *cli.App, cmd *cobra.Command, o logsOpt
 		return err
 	}
 	gap := func(from, to int64) {
-		fmt.Fprintf(a.Stderr, "orchestrator: %d bytes are no longer kept: %d to %d\n", to-from, from, to-1) //nolint:errcheck // a note
+		fmt.Fprintf(
+			a.Stderr,
+			"orchestrator: %d bytes are no longer kept: %d to %d\n",
+			to-from,
+			from,
+			to-1,
+		) //nolint:errcheck // a note
 	}
 	switch {
 	case o.follow && a.Flags.Output == "json":
@@ -193,7 +217,13 @@ func runShellLogs(ctx context.Context, a *cli.App, cmd *cobra.Command, o logsOpt
 		end = sh.StderrEnd
 	}
 	for next := o.offset; next < end; {
-		at, err := cl.CopyOutput(ctx, id, client.OutputRequest{Stream: stream, Offset: next, Limit: end - next}, gap, a.Stdout)
+		at, err := cl.CopyOutput(
+			ctx,
+			id,
+			client.OutputRequest{Stream: stream, Offset: next, Limit: end - next},
+			gap,
+			a.Stdout,
+		)
 		if err != nil {
 			return err
 		}

@@ -61,9 +61,26 @@ func runDoctor(ctx context.Context, a *cli.App) error {
 	if err != nil {
 		return err
 	}
-	checks := []check{checkUser(), checkKernel(), checkCgroups(), checkCgroupKill(), checkSwap(), checkSeccomp(), checkOverlay(), checkCores("/proc/sys/kernel/core_pattern"), checkFiles("/proc/sys/fs/file-max")}
+	checks := []check{
+		checkUser(),
+		checkKernel(),
+		checkCgroups(),
+		checkCgroupKill(),
+		checkSwap(),
+		checkSeccomp(),
+		checkOverlay(),
+		checkCores("/proc/sys/kernel/core_pattern"),
+		checkFiles("/proc/sys/fs/file-max"),
+	}
 	checks = append(checks, checkRuntimes(ctx, a, c)...)
-	checks = append(checks, checkSpace(c.StateDir), checkQuota(c), checkRetained(c.StateDir), checkServer(ctx, a, c), checkImage(ctx, a, c))
+	checks = append(
+		checks,
+		checkSpace(c.StateDir),
+		checkQuota(c),
+		checkRetained(c.StateDir),
+		checkServer(ctx, a, c),
+		checkImage(ctx, a, c),
+	)
 	t := &cli.Table{Head: []string{"CHECK", "STATUS", "FOUND", "FIX"}}
 	failed := false
 	for _, k := range checks {
@@ -86,7 +103,12 @@ func runDoctor(ctx context.Context, a *cli.App) error {
 func checkUser() check {
 	uid := os.Geteuid()
 	if uid != 0 {
-		return check{"user", checkWarn, fmt.Sprintf("uid %d", uid), "run as root: the embedded runtime and workspaces need it"}
+		return check{
+			"user",
+			checkWarn,
+			fmt.Sprintf("uid %d", uid),
+			"run as root: the embedded runtime and workspaces need it",
+		}
 	}
 	return check{"user", checkOK, "root", ""}
 }
@@ -99,7 +121,12 @@ func checkKernel() check {
 	release := unix.ByteSliceToString(u.Release[:])
 	// If the call exists, it fails because of its arguments.
 	if err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{}); errors.Is(err, unix.ENOSYS) {
-		return check{"kernel", checkFail, release + ", without mount_setattr", "use Linux 5.12 or later: workspaces are bound with it"}
+		return check{
+			"kernel",
+			checkFail,
+			release + ", without mount_setattr",
+			"use Linux 5.12 or later: workspaces are bound with it",
+		}
 	}
 	return check{"kernel", checkOK, release, ""}
 }
@@ -119,14 +146,24 @@ func checkCgroups() check {
 		}
 	}
 	if len(missing) > 0 {
-		return check{"cgroup", checkWarn, fmt.Sprintf("%s, without %s", h.Mode, strings.Join(missing, ", ")), "mount /sys/fs/cgroup read-write, with these controllers"}
+		return check{
+			"cgroup",
+			checkWarn,
+			fmt.Sprintf("%s, without %s", h.Mode, strings.Join(missing, ", ")),
+			"mount /sys/fs/cgroup read-write, with these controllers",
+		}
 	}
 	return check{"cgroup", checkOK, fmt.Sprintf("%s with memory, pids, cpu", h.Mode), ""}
 }
 
 func checkCgroupKill() check {
 	if h, err := cgroup.Detect(); err != nil || !h.Kill {
-		return check{"cgroup.kill", checkWarn, "missing", "use Linux 5.14 or later with a cgroup2 tree: kills are quicker with it, and as complete without"}
+		return check{
+			"cgroup.kill",
+			checkWarn,
+			"missing",
+			"use Linux 5.14 or later with a cgroup2 tree: kills are quicker with it, and as complete without",
+		}
 	}
 	return check{"cgroup.kill", checkOK, "there", ""}
 }
@@ -166,7 +203,12 @@ func checkCores(file string) check {
 	if !piped {
 		return check{"core dumps", checkOK, "to files", ""}
 	}
-	return check{"core dumps", checkWarn, "a crash in a sandbox starts " + program + " as root on this host", "sysctl kernel.core_pattern=core"}
+	return check{
+		"core dumps",
+		checkWarn,
+		"a crash in a sandbox starts " + program + " as root on this host",
+		"sysctl kernel.core_pattern=core",
+	}
 }
 
 // manyFiles exceeds what the sandboxes of one host can open. systemd sets no limit.
@@ -184,7 +226,12 @@ func checkFiles(file string) check {
 		return check{"open files", checkWarn, err.Error(), ""}
 	}
 	if n < manyFiles {
-		return check{"open files", checkWarn, fmt.Sprintf("%d for the whole host: sandboxes can use them up", n), "sysctl fs.file-max=9223372036854775807"}
+		return check{
+			"open files",
+			checkWarn,
+			fmt.Sprintf("%d for the whole host: sandboxes can use them up", n),
+			"sysctl fs.file-max=9223372036854775807",
+		}
 	}
 	return check{"open files", checkOK, "as many as memory holds", ""}
 }
@@ -211,8 +258,11 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 		return []check{{"runtime", checkFail, err.Error(), "run as root, or name a --state-dir of your own"}}
 	}
 	dir := tried.Path
-	defer func() { _ = tried.Release() }()                      // the next start removes what is left
-	defer standalone.RemoveRun(context.WithoutCancel(ctx), dir) //nolint:errcheck // it holds nothing, and is looked at by nobody
+	defer func() { _ = tried.Release() }() // the next start removes what is left
+	defer standalone.RemoveRun(
+		context.WithoutCancel(ctx),
+		dir,
+	) //nolint:errcheck // it holds nothing, and is looked at by nobody
 	guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
 	if err != nil {
 		return []check{{"guest", checkFail, err.Error(), "build with `make build`"}}
@@ -229,11 +279,21 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 	}
 	forOCI := try(standalone.RuntimeOCI)
 	host := standalone.DockerHost(c.Docker.Host)
-	forDocker := check{"runtime docker", checkWarn, "nobody answers on " + host, "start a Docker Engine, or leave it: the embedded runtime needs none"}
+	forDocker := check{
+		"runtime docker",
+		checkWarn,
+		"nobody answers on " + host,
+		"start a Docker Engine, or leave it: the embedded runtime needs none",
+	}
 	if err := standalone.DockerAnswers(ctx, host); err == nil {
 		forDocker = try(standalone.RuntimeDocker)
 	}
-	forContainerd := check{"runtime containerd", checkWarn, "nobody listens on " + c.Containerd.Address, "start containerd, or leave it: the embedded runtime needs none"}
+	forContainerd := check{
+		"runtime containerd",
+		checkWarn,
+		"nobody listens on " + c.Containerd.Address,
+		"start containerd, or leave it: the embedded runtime needs none",
+	}
 	if _, err := os.Stat(c.Containerd.Address); err == nil {
 		forContainerd = try(standalone.RuntimeContainerd)
 	}
@@ -287,7 +347,12 @@ func checkSpace(dir string) check {
 	found := fmt.Sprintf("%s: %s and %d inodes free", dir, cli.Size(free), fs.Ffree)
 	switch {
 	case unix.Access(at, unix.W_OK) != nil:
-		return check{"state directory", checkFail, found + ", not writable", "run as root, or name another one with --state-dir"}
+		return check{
+			"state directory",
+			checkFail,
+			found + ", not writable",
+			"run as root, or name another one with --state-dir",
+		}
 	case free < 2<<30 || fs.Files > 0 && fs.Ffree < 100_000:
 		return check{"state directory", checkWarn, found, "free some: an image takes about 1 GiB and 50,000 inodes"}
 	}
@@ -326,7 +391,12 @@ func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
 		}
 	}
 	if len(missing) > 0 {
-		return check{"image", checkFail, strings.Join(missing, ", ") + " not imported", "orchestrator image import \"$(make -s image)\""}
+		return check{
+			"image",
+			checkFail,
+			strings.Join(missing, ", ") + " not imported",
+			"orchestrator image import \"$(make -s image)\"",
+		}
 	}
 	return check{"image", checkOK, c.Templates[config.DefaultTemplate].Image, ""}
 }

@@ -29,7 +29,12 @@ func checkQuota(c config.Config) check {
 	}
 	want := c.Workspaces.Mechanism
 	if want == string(quotadir.None) {
-		return check{name, checkWarn, "none, as configured: a workspace can fill the host's disk", "set workspaces.mechanism to auto"}
+		return check{
+			name,
+			checkWarn,
+			"none, as configured: a workspace can fill the host's disk",
+			"set workspaces.mechanism to auto",
+		}
 	}
 	m, why := quotadir.Detect(dir)
 	if want == string(quotadir.Project) {

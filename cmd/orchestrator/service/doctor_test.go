@@ -37,7 +37,8 @@ func TestDoctorChecksSharedLimits(t *testing.T) {
 			}
 		}
 		got := c.check(file)
-		if got.Status != c.status || !strings.Contains(got.Found, c.found) || (c.status == checkWarn && c.text != missing && c.text != "x\n") != (got.Fix != "") {
+		if got.Status != c.status || !strings.Contains(got.Found, c.found) ||
+			(c.status == checkWarn && c.text != missing && c.text != "x\n") != (got.Fix != "") {
 			t.Errorf("%q: %+v", c.text, got)
 		}
 	}

@@ -93,7 +93,12 @@ func lockState(ctx context.Context, a *cli.App, dir string) (*store.Lock, error)
 			return lock, err
 		}
 		if first {
-			fmt.Fprintf(a.Stderr, "orchestrator: waiting for the end of process %s, which holds %s\n", cli.ServerPID(dir), dir) //nolint:errcheck // it is waited for anyway
+			fmt.Fprintf(
+				a.Stderr,
+				"orchestrator: waiting for the end of process %s, which holds %s\n",
+				cli.ServerPID(dir),
+				dir,
+			) //nolint:errcheck // it is waited for anyway
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):

@@ -21,7 +21,12 @@ func checkEphemeral(a *cli.App, cmd *cobra.Command, dir string) error {
 		return cli.Usage(cmd, "--ephemeral removes the state directory at the end: name one for it with --state-dir")
 	}
 	if info, err := os.Lstat(filepath.Join(dir, ephemeralMarker)); err != nil || !info.Mode().IsRegular() {
-		return cli.Usage(cmd, "%s may not be removed at the end: make an empty directory with a file %q in it", dir, ephemeralMarker)
+		return cli.Usage(
+			cmd,
+			"%s may not be removed at the end: make an empty directory with a file %q in it",
+			dir,
+			ephemeralMarker,
+		)
 	}
 	return nil
 }

@@ -67,9 +67,24 @@ also happens when their files change.`,
 	f.StringVar(&o.listen, "listen", "", "unix:`PATH` or HOST:PORT (ORCHESTRATOR_LISTEN)")
 	f.StringVar(&o.runtime, "runtime", "", "runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
 	f.BoolVar(&o.allowRemote, "allow-remote", false, "allow an address that is not loopback")
-	f.BoolVar(&o.ephemeral, "ephemeral", false, "destroy everything and remove the state directory at the end, also when standard input ends; needs --state-dir")
-	f.BoolVar(&o.adoptNone, "adopt-none", false, "if state.db was lost, create a new one: destroy the sandboxes, keep workspaces and the audit log")
-	f.BoolVar(&o.adoptOlder, "adopt-older", false, "accept a state.db that is older than the one last used: destroy the sandboxes it does not know")
+	f.BoolVar(
+		&o.ephemeral,
+		"ephemeral",
+		false,
+		"destroy everything and remove the state directory at the end, also when standard input ends; needs --state-dir",
+	)
+	f.BoolVar(
+		&o.adoptNone,
+		"adopt-none",
+		false,
+		"if state.db was lost, create a new one: destroy the sandboxes, keep workspaces and the audit log",
+	)
+	f.BoolVar(
+		&o.adoptOlder,
+		"adopt-older",
+		false,
+		"accept a state.db that is older than the one last used: destroy the sandboxes it does not know",
+	)
 	f.StringVar(&o.logLevel, "log-level", "", "log `LEVEL`: debug, info, warn or error (ORCHESTRATOR_LOG_LEVEL)")
 	f.StringVar(&o.logFormat, "log-format", "", "log `FORMAT`: text or json (ORCHESTRATOR_LOG_FORMAT)")
 	return c
@@ -107,7 +122,15 @@ func runServe(ctx context.Context, a *cli.App, cmd *cobra.Command, o serveOption
 		}
 	}
 	a.Serving.Store(true)
-	s := &service{app: a, config: c, token: token, log: standalone.Logger(a.Stderr, c.Log), ephemeral: o.ephemeral, adoptNone: o.adoptNone, adoptOlder: o.adoptOlder}
+	s := &service{
+		app:        a,
+		config:     c,
+		token:      token,
+		log:        standalone.Logger(a.Stderr, c.Log),
+		ephemeral:  o.ephemeral,
+		adoptNone:  o.adoptNone,
+		adoptOlder: o.adoptOlder,
+	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.open(ctx); err != nil {
 		return startError(ctx, err)
@@ -196,7 +219,14 @@ func lostError(x *store.Examined, dir string, found remains.Found) error {
 	} else {
 		e = &store.StateError{Condition: store.Lost}
 	}
-	return cli.Refuse(errdefs.ErrFailedPrecondition, "state directory %s: %s, and it still has %s: %s", dir, what, found, e.WayOut())
+	return cli.Refuse(
+		errdefs.ErrFailedPrecondition,
+		"state directory %s: %s, and it still has %s: %s",
+		dir,
+		what,
+		found,
+		e.WayOut(),
+	)
 }
 
 // openState opens the database of the state directory. If it was lost, openState refuses unless
@@ -370,6 +400,31 @@ func ignoreClosed(err error) error {
 	return err
 }
 
+// interfaces returns the servers of MCP and HTTP. down is called when a request takes the service
+// down.
+func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
+	refusals, callers, requests := api.NewRefusalPacer(), s.config.Callers, s.config.Requests
+	talk := mcp.New(mcp.Options{
+		Engine: s.engine, Refused: refusals.Wait, Version: s.app.Version, Requests: callers.MaxRequests, Log: s.log,
+	})
+	return talk, api.New(api.Options{
+		Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
+		Bodies:      api.BodyBudget{Total: int64(requests.Bodies), Caller: int64(requests.CallerBodies)},
+		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
+	})
+}
+
+// sweepLeftovers removes what commands without a server, doctors and workspaces of killed processes
+// left behind.
+func (s *service) sweepLeftovers(ctx context.Context) error {
+	return errors.Join(
+		standalone.SweepRuns(ctx, s.config.StateDir, s.log),
+		standalone.SweepBuilds(s.config.StateDir),
+		sweepDoctors(ctx, s.config, s.log),
+		s.volumes.Sweep(ctx),
+	)
+}
+
 // run serves until ctx ends or a client asks to take everything down.
 func (s *service) run(ctx context.Context) error {
 	var once sync.Once
@@ -380,18 +435,14 @@ func (s *service) run(ctx context.Context) error {
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
 	defer endBack()
 	defer context.AfterFunc(front, s.engine.HandOver)()
-	refusals := api.NewRefusalPacer()
-	talk := mcp.New(mcp.Options{Engine: s.engine, Refused: refusals.Wait, Version: s.app.Version, Requests: s.config.Callers.MaxRequests, Log: s.log})
+	talk, server := s.interfaces(func() {
+		once.Do(func() {
+			s.log.Info("taking everything down")
+			close(down)
+			endFront()
+		})
+	})
 	defer context.AfterFunc(front, talk.Stop)()
-	bodies := api.BodyBudget{Total: int64(s.config.Requests.Bodies), Caller: int64(s.config.Requests.CallerBodies)}
-	server := api.New(api.Options{Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk, Bodies: bodies,
-		MaxRequests: s.config.Callers.MaxRequests, MaxStreams: s.config.Callers.MaxStreams, Down: func() {
-			once.Do(func() {
-				s.log.Info("taking everything down")
-				close(down)
-				endFront()
-			})
-		}})
 	if s.ephemeral {
 		go func() { // ends with standard input, or with the process
 			_, _ = io.Copy(io.Discard, s.app.Stdin)
@@ -405,7 +456,7 @@ func (s *service) run(ctx context.Context) error {
 		endFront()
 	})
 	work.Go(func() { // waited for below; ends with back
-		if err := errors.Join(standalone.SweepRuns(back, s.config.StateDir, s.log), standalone.SweepBuilds(s.config.StateDir), sweepDoctors(back, s.config, s.log), s.volumes.Sweep(back)); err != nil && back.Err() == nil {
+		if err := s.sweepLeftovers(back); err != nil && back.Err() == nil {
 			s.log.Warn("leftovers of earlier commands not all removed", "error", err)
 		}
 	})

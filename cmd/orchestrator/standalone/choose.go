@@ -103,7 +103,16 @@ func (d Drivers) Open(ctx context.Context, name string) (runtime.Driver, string,
 		info := got.Info()
 		return got, info, nil
 	case RuntimeOCI:
-		got, err := oci.New(ctx, oci.Options{StateDir: d.StateDir, GuestPath: d.Guest, Runtime: d.Config.OCI.Runtime, GVisor: d.Config.OCI.GVisor, Log: d.Log})
+		got, err := oci.New(
+			ctx,
+			oci.Options{
+				StateDir:  d.StateDir,
+				GuestPath: d.Guest,
+				Runtime:   d.Config.OCI.Runtime,
+				GVisor:    d.Config.OCI.GVisor,
+				Log:       d.Log,
+			},
+		)
 		if err != nil {
 			return nil, "", err
 		}
@@ -131,8 +140,15 @@ func (d Drivers) Choose(ctx context.Context, live []store.Sandbox) (got runtime.
 	}
 	if name := d.Config.Runtime; name != RuntimeAuto {
 		if had != "" && had != name {
-			return nil, "", cli.Refuse(errdefs.ErrFailedPrecondition, "runtime is %s, but the state directory %s has live sandboxes of %s: start with --runtime %s, or take them down first with `orchestrator down --runtime %s`",
-				name, d.StateDir, had, had, had)
+			return nil, "", cli.Refuse(
+				errdefs.ErrFailedPrecondition,
+				"runtime is %s, but the state directory %s has live sandboxes of %s: start with --runtime %s, or take them down first with `orchestrator down --runtime %s`",
+				name,
+				d.StateDir,
+				had,
+				had,
+				had,
+			)
 		}
 		got, what, err := d.Open(ctx, name)
 		return got, "as configured, " + what, err
@@ -140,7 +156,12 @@ func (d Drivers) Choose(ctx context.Context, live []store.Sandbox) (got runtime.
 	if had != "" {
 		got, what, err := d.Open(ctx, had)
 		if err != nil {
-			return nil, "", fmt.Errorf("the state directory has live sandboxes of runtime %s, which cannot be used now; bring it back, or remove them with `orchestrator down --runtime %s` when it is: %w", had, had, err)
+			return nil, "", fmt.Errorf(
+				"the state directory has live sandboxes of runtime %s, which cannot be used now; bring it back, or remove them with `orchestrator down --runtime %s` when it is: %w",
+				had,
+				had,
+				err,
+			)
 		}
 		return got, "its sandboxes are live, " + what, nil
 	}
@@ -181,8 +202,12 @@ func runtimeOf(live []store.Sandbox) (string, error) {
 		return names[0], nil
 	}
 	slices.Sort(names)
-	return "", cli.Refuse(errdefs.ErrFailedPrecondition, "the state directory has live sandboxes of %s: take one kind down with `orchestrator down --runtime %s`",
-		strings.Join(names, " and "), names[0])
+	return "", cli.Refuse(
+		errdefs.ErrFailedPrecondition,
+		"the state directory has live sandboxes of %s: take one kind down with `orchestrator down --runtime %s`",
+		strings.Join(names, " and "),
+		names[0],
+	)
 }
 
 // DockerHost returns the address that the docker driver uses.
@@ -199,7 +224,11 @@ func DockerHost(configured string) string {
 // DockerAnswers returns an error unless a Docker Engine answers within pingTime. A dead engine may
 // accept connections and never answer. With TLS or another transport it only connects.
 func DockerAnswers(ctx context.Context, host string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, pingTime, cli.Refuse(errdefs.ErrUnavailable, "no answer within %s", pingTime))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		pingTime,
+		cli.Refuse(errdefs.ErrUnavailable, "no answer within %s", pingTime),
+	)
 	defer cancel()
 	u, err := url.Parse(host)
 	if err != nil {

@@ -55,7 +55,13 @@ func (g *Governance) Close() error {
 
 // OpenGovernance opens the parts that tool calls need, in a state directory whose lock the caller
 // holds. Close it after the engine has ended.
-func OpenGovernance(ctx context.Context, c config.Config, dir string, st *store.Store, log *slog.Logger) (g *Governance, err error) {
+func OpenGovernance(
+	ctx context.Context,
+	c config.Config,
+	dir string,
+	st *store.Store,
+	log *slog.Logger,
+) (g *Governance, err error) {
 	g = &Governance{Governance: &engine.Governance{Default: c.Profiles.Default, Outputs: filepath.Join(dir, outputsDir)}}
 	defer func() {
 		if err != nil {
@@ -76,7 +82,9 @@ func OpenGovernance(ctx context.Context, c config.Config, dir string, st *store.
 	g.Audit, err = audit.Open(ctx, audit.Options{
 		Store: db, Redactor: g.Redactor, Head: filepath.Join(dir, audit.HeadFile), CallerDailyBytes: int64(c.Audit.CallerDailyBytes), Log: log,
 		Retention: audit.Retention{
-			PartSize: int64(c.Audit.PartSize), PartAge: c.Audit.PartAge.Std(), KeepAge: c.Audit.KeepAge.Std(), KeepSize: int64(c.Audit.KeepSize),
+			PartSize: int64(
+				c.Audit.PartSize,
+			), PartAge: c.Audit.PartAge.Std(), KeepAge: c.Audit.KeepAge.Std(), KeepSize: int64(c.Audit.KeepSize),
 		},
 	})
 	if err != nil {
@@ -161,7 +169,13 @@ func webhook(c config.Approvals) (w approval.Webhook, err error) {
 
 // Quotas returns the quotas of callers whose tokens set none.
 func Quotas(c config.Callers) engine.Quotas {
-	return engine.Quotas{Sandboxes: c.Sandboxes, MemoryBytes: int64(c.Memory), DiskBytes: int64(c.Disk), Calls: c.Calls, Waiting: c.MaxWaiting}
+	return engine.Quotas{
+		Sandboxes:   c.Sandboxes,
+		MemoryBytes: int64(c.Memory),
+		DiskBytes:   int64(c.Disk),
+		Calls:       c.Calls,
+		Waiting:     c.MaxWaiting,
+	}
 }
 
 // LoadProfiles reads the profiles in dir beside the built-in ones, or only those if dir is "".

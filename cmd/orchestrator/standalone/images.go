@@ -78,7 +78,9 @@ func ImageFetcher(c config.Images, p *pull.Puller, log *slog.Logger) func(contex
 		// A name without a registry is local: an image of that name at a public registry is another
 		// one.
 		if !ref.HasRegistry(name) {
-			return explainMissingImage(cli.Refuse(errdefs.ErrNotFound, "image %q not found, and its name has no registry to pull it from", name))
+			return explainMissingImage(
+				cli.Refuse(errdefs.ErrNotFound, "image %q not found, and its name has no registry to pull it from", name),
+			)
 		}
 		log.Info("pulling a template's image", "ref", name)
 		told, phase := time.Now(), ""
@@ -101,7 +103,11 @@ func ImageFetcher(c config.Images, p *pull.Puller, log *slog.Logger) func(contex
 // explainMissingImage adds how to get an image that is not found.
 func explainMissingImage(err error) error {
 	if errdefs.IsNotFound(err) {
-		return cli.Refuse(errdefs.ErrNotFound, "%s: make it with `make image` and give its path to `orchestrator image import`", cli.WithoutClass(err.Error()))
+		return cli.Refuse(
+			errdefs.ErrNotFound,
+			"%s: make it with `make image` and give its path to `orchestrator image import`",
+			cli.WithoutClass(err.Error()),
+		)
 	}
 	return err
 }

@@ -46,7 +46,13 @@ const sweepTime = 10 * time.Second
 // with the request completed for it. The engine has its own state directory S/runs/<id> for
 // everything that it makes, and the images and workspaces of S. A janitor is started before
 // anything is made, and cleans up however this process ends.
-func RunLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, do func(*client.Client, v1.Run) error) (err error) {
+func RunLocally(
+	ctx context.Context,
+	a *cli.App,
+	c config.Config,
+	req v1.Run,
+	do func(*client.Client, v1.Run) error,
+) (err error) {
 	log := Logger(a.Stderr, c.Log)
 	if req.Template == "" {
 		if req.Template, err = templateOfClass(a, c, req.Class); err != nil {
@@ -167,10 +173,20 @@ func ExplainHeld(dir string, err error) error {
 		return err
 	}
 	if pid := cli.ServerPID(dir); pid != "" {
-		return &HeldByServerError{cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: use that server (--address) without --no-server", dir, pid)}
+		return &HeldByServerError{
+			cli.Refuse(
+				errdefs.ErrUnavailable,
+				"the workspaces in %s are held by the server with pid %s: use that server (--address) without --no-server",
+				dir,
+				pid,
+			),
+		}
 	}
-	return cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are used by another command without a server: wait for its end, or start a server",
-		dir)
+	return cli.Refuse(
+		errdefs.ErrUnavailable,
+		"the workspaces in %s are used by another command without a server: wait for its end, or start a server",
+		dir,
+	)
 }
 
 // makeDir makes S/runs/<id> and takes its lock.

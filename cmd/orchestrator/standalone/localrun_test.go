@@ -239,18 +239,21 @@ func TestChooseUsesRuntimeOfLiveSandboxes(t *testing.T) {
 			t.Errorf("got %q, %v, want %q", got, err, c.want)
 		}
 	}
-	if _, err := runtimeOf([]store.Sandbox{o, d}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "orchestrator down --runtime docker") {
+	if _, err := runtimeOf([]store.Sandbox{o, d}); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "orchestrator down --runtime docker") {
 		t.Errorf("two at once: got %v", err)
 	}
 	c := config.Default()
 	c.Runtime = RuntimeOCI
 	x := Drivers{Config: c, StateDir: t.TempDir(), Guest: "/bin/true", Log: slog.New(slog.DiscardHandler)}
-	if _, _, err := x.Choose(t.Context(), []store.Sandbox{d}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "live sandboxes of docker") {
+	if _, _, err := x.Choose(t.Context(), []store.Sandbox{d}); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "live sandboxes of docker") {
 		t.Errorf("another one configured: got %v", err)
 	}
 	x.Config.Runtime = RuntimeAuto
 	x.Config.Docker.Host = "unix://" + filepath.Join(t.TempDir(), "none.sock")
-	if _, _, err := x.Choose(t.Context(), []store.Sandbox{d}); err == nil || !strings.Contains(err.Error(), "which cannot be used now") {
+	if _, _, err := x.Choose(t.Context(), []store.Sandbox{d}); err == nil ||
+		!strings.Contains(err.Error(), "which cannot be used now") {
 		t.Errorf("a dead engine that has them: got %v", err)
 	}
 }

@@ -54,7 +54,11 @@ func LockFile(path string, how int) (*os.File, error) {
 // waitForLock is LockFile that waits. It does not wait for a server, which holds its locks for its
 // life: that is a HeldByServerError.
 func waitForLock(ctx context.Context, dir, name string, how int) (*os.File, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lockWait, cli.Refuse(errdefs.ErrUnavailable, "%s was held by another process for %s", filepath.Join(dir, name), lockWait))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		lockWait,
+		cli.Refuse(errdefs.ErrUnavailable, "%s was held by another process for %s", filepath.Join(dir, name), lockWait),
+	)
 	defer cancel()
 	for {
 		f, err := LockFile(filepath.Join(dir, name), how)
@@ -62,8 +66,14 @@ func waitForLock(ctx context.Context, dir, name string, how int) (*os.File, erro
 			return f, err
 		}
 		if pid := cli.ServerPID(dir); pid != "" {
-			return nil, &HeldByServerError{cli.Refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir",
-				dir, pid)}
+			return nil, &HeldByServerError{
+				cli.Refuse(
+					errdefs.ErrUnavailable,
+					"state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir",
+					dir,
+					pid,
+				),
+			}
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
@@ -83,7 +93,12 @@ func (e *HeldByServerError) Unwrap() error { return e.error }
 func MakeStateDir(dir string) error {
 	err := os.MkdirAll(dir, 0o700)
 	if errors.Is(err, os.ErrPermission) {
-		return cli.Refuse(errdefs.ErrPermissionDenied, "state directory %s: %w: run as root, or name a directory of your own with --state-dir", dir, err)
+		return cli.Refuse(
+			errdefs.ErrPermissionDenied,
+			"state directory %s: %w: run as root, or name a directory of your own with --state-dir",
+			dir,
+			err,
+		)
 	}
 	if err != nil {
 		return fmt.Errorf("state directory: %w", err)
@@ -117,8 +132,12 @@ func CheckUnheld(ctx context.Context, dir, workspace string) error {
 	}
 	for _, s := range live {
 		if s.Lease.Workspace == workspace {
-			return cli.Refuse(errdefs.ErrFailedPrecondition, "workspace %s is used by sandbox %s of a stopped server, which is still running: start it again, or end it with `orchestrator down`",
-				workspace, s.ID)
+			return cli.Refuse(
+				errdefs.ErrFailedPrecondition,
+				"workspace %s is used by sandbox %s of a stopped server, which is still running: start it again, or end it with `orchestrator down`",
+				workspace,
+				s.ID,
+			)
 		}
 	}
 	return nil

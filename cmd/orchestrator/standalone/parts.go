@@ -32,13 +32,23 @@ type ImageNeeds struct {
 // WithImages calls do with a client of an engine in this process that has the images of the state
 // directory. It waits for other commands that use them. If a server holds them, it returns a
 // HeldByServerError.
-func WithImages(ctx context.Context, a *cli.App, c config.Config, need ImageNeeds, do func(*client.Client) error) (err error) {
+func WithImages(
+	ctx context.Context,
+	a *cli.App,
+	c config.Config,
+	need ImageNeeds,
+	do func(*client.Client) error,
+) (err error) {
 	p, library, err := openImages(ctx, a, c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
-	opts := engine.Options{Images: library, ImageBounds: ImageBounds(c.Images), Builder: docker.Builder{Host: c.Docker.Host}}
+	opts := engine.Options{
+		Images:      library,
+		ImageBounds: ImageBounds(c.Images),
+		Builder:     docker.Builder{Host: c.Docker.Host},
+	}
 	if need.Registry {
 		if opts.Puller, err = NewPuller(c.Images, opts.Images, slog.New(slog.DiscardHandler)); err != nil {
 			return err
@@ -106,7 +116,11 @@ func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
 	}
 	live, err := StoppedServerSandboxes(ctx, c.StateDir)
 	if err == nil && len(live) > 0 { // the images are their root filesystems
-		err = cli.Refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server are still running: start it again, or end them with `orchestrator down`", len(live))
+		err = cli.Refuse(
+			errdefs.ErrFailedPrecondition,
+			"%d sandboxes of a stopped server are still running: start it again, or end them with `orchestrator down`",
+			len(live),
+		)
 	}
 	if err != nil {
 		return nil, errors.Join(err, use.Close())

@@ -44,11 +44,22 @@ func templateOf(name string, t config.Template, alone time.Duration) scheduler.T
 			Template: name, Image: runtime.Image{Ref: t.Image}, Class: runtime.Class(t.Class), Limits: t.Limits.Runtime(),
 			Tmpfs: byteSizes(t.Tmpfs), Ulimits: byteSizes(t.Ulimits), Entrypoint: t.Entrypoint, OrphanTimeout: alone,
 		},
-		Pool: pool.Settings{Min: t.Pool.Min, Max: t.Pool.Max, Rate: t.Pool.Rate, Parallel: t.Pool.Parallel, MaxAge: t.Pool.MaxAge.Std(), RefillDelay: t.Pool.RefillDelay.Std(), Adaptive: t.Pool.Adaptive},
-		Env:  t.Env, User: t.User,
+		Pool: pool.Settings{
+			Min:         t.Pool.Min,
+			Max:         t.Pool.Max,
+			Rate:        t.Pool.Rate,
+			Parallel:    t.Pool.Parallel,
+			MaxAge:      t.Pool.MaxAge.Std(),
+			RefillDelay: t.Pool.RefillDelay.Std(),
+			Adaptive:    t.Pool.Adaptive,
+		},
+		Env: t.Env, User: t.User,
 	}
 	for _, h := range t.Warmup {
-		out.Warmup = append(out.Warmup, scheduler.Hook{Argv: h.Argv, Timeout: cmp.Or(h.Timeout, config.DefaultHookTimeout).Std(), Background: h.Background})
+		out.Warmup = append(
+			out.Warmup,
+			scheduler.Hook{Argv: h.Argv, Timeout: cmp.Or(h.Timeout, config.DefaultHookTimeout).Std(), Background: h.Background},
+		)
 	}
 	return out
 }

@@ -87,7 +87,12 @@ func readCredential(path string) (string, error) {
 		return "", err
 	}
 	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 {
-		return "", cli.Refuse(errdefs.ErrFailedPrecondition, "%s has mode %v: it must be a file that only its owner can read (chmod 600)", path, info.Mode())
+		return "", cli.Refuse(
+			errdefs.ErrFailedPrecondition,
+			"%s has mode %v: it must be a file that only its owner can read (chmod 600)",
+			path,
+			info.Mode(),
+		)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
 	if err != nil {

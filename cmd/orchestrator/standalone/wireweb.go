@@ -25,7 +25,10 @@ import (
 // WebOptions returns the configuration of the web tools. It passes the keys to redact.
 func WebOptions(c config.Config, redact func(string)) (*engine.WebOptions, error) {
 	w := c.Web
-	o := &engine.WebOptions{Template: w.Template, Host: tool.WebHost{Cache: cache.New(w.Cache.Entries, int64(w.Cache.Bytes))}}
+	o := &engine.WebOptions{
+		Template: w.Template,
+		Host:     tool.WebHost{Cache: cache.New(w.Cache.Entries, int64(w.Cache.Bytes))},
+	}
 	var err error
 	if o.Host.Fetch, err = tool.Reach(w.Fetch).Compile(); err != nil {
 		return nil, fmt.Errorf("configuration: web.fetch.%w", err)
@@ -119,7 +122,12 @@ func webRoots(caFile string) (string, error) {
 		}
 	}
 	if all.Len() > maxRoots {
-		return "", cli.Refuse(errdefs.ErrInvalidArgument, "the authorities of this host and of ca_file are %d bytes together: at most %d", all.Len(), maxRoots)
+		return "", cli.Refuse(
+			errdefs.ErrInvalidArgument,
+			"the authorities of this host and of ca_file are %d bytes together: at most %d",
+			all.Len(),
+			maxRoots,
+		)
 	}
 	return all.String(), nil
 }

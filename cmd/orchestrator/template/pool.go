@@ -25,7 +25,20 @@ func NewPoolCommand(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			head := []string{"TEMPLATE", "IMAGE", "MIN", "MAX", "TARGET", "CREATING", "WARM", "LEASED", "WAITING", "CREATED", "FAILED", "LAST ERROR"}
+			head := []string{
+				"TEMPLATE",
+				"IMAGE",
+				"MIN",
+				"MAX",
+				"TARGET",
+				"CREATING",
+				"WARM",
+				"LEASED",
+				"WAITING",
+				"CREATED",
+				"FAILED",
+				"LAST ERROR",
+			}
 			return cli.PrintList(a, list, head, func(p v1.Pool) []string {
 				return []string{
 					p.Template, p.Image, fmt.Sprint(p.Min), fmt.Sprint(p.Max), fmt.Sprint(p.Target), fmt.Sprint(p.Creating), fmt.Sprint(p.Warm), fmt.Sprint(p.Leased),

@@ -47,7 +47,16 @@ ready says why its latest version is not in use; the last valid version is.`,
 			}
 			head := []string{"NAME", "STATE", "IMAGE", "CLASS", "MEMORY", "POOL", "FILE", "ERROR"}
 			return cli.PrintList(a, list, head, func(t v1.Template) []string {
-				return []string{t.Name, t.State, t.Image, t.Class, cli.Size(t.Limits.MemoryBytes), poolOf(t.Pool), t.File, cli.OneLine(t.Error)}
+				return []string{
+					t.Name,
+					t.State,
+					t.Image,
+					t.Class,
+					cli.Size(t.Limits.MemoryBytes),
+					poolOf(t.Pool),
+					t.File,
+					cli.OneLine(t.Error),
+				}
 			})
 		},
 	}
@@ -157,7 +166,12 @@ func printReload(a *cli.App, r v1.TemplateReload) error {
 		return err
 	}
 	if n := len(r.Failed); n > 0 {
-		return cli.Refuse(errdefs.ErrFailedPrecondition, "of the templates %d cannot be used as written: %s", n, strings.Join(slices.Sorted(maps.Keys(r.Failed)), ", "))
+		return cli.Refuse(
+			errdefs.ErrFailedPrecondition,
+			"of the templates %d cannot be used as written: %s",
+			n,
+			strings.Join(slices.Sorted(maps.Keys(r.Failed)), ", "),
+		)
 	}
 	return nil
 }

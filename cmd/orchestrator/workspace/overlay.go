@@ -216,16 +216,21 @@ func newWorkspaceOverlays(a *cli.App) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return cli.PrintList(a, list, []string{"SANDBOX", "CREATED", "STATE", "CHANGES", "EXPIRES"}, func(o v1.Overlay) []string {
-					row := []string{o.ID, cli.Ago(o.CreatedAt), "kept", fmt.Sprint(o.Changes), ""}
-					if o.Live {
-						row[2], row[3] = "live", ""
-					}
-					if o.ExpiresAt != nil {
-						row[4] = cli.Until(*o.ExpiresAt)
-					}
-					return row
-				})
+				return cli.PrintList(
+					a,
+					list,
+					[]string{"SANDBOX", "CREATED", "STATE", "CHANGES", "EXPIRES"},
+					func(o v1.Overlay) []string {
+						row := []string{o.ID, cli.Ago(o.CreatedAt), "kept", fmt.Sprint(o.Changes), ""}
+						if o.Live {
+							row[2], row[3] = "live", ""
+						}
+						if o.ExpiresAt != nil {
+							row[4] = cli.Until(*o.ExpiresAt)
+						}
+						return row
+					},
+				)
 			})
 		},
 	}

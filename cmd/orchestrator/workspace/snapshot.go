@@ -67,7 +67,13 @@ func newWorkspaceSnapshots(a *cli.App) *cobra.Command {
 			})
 		},
 	}
-	return cli.Group("snapshots", "List and remove copies of a workspace", "  orchestrator workspace snapshots ls notes", ls, rm)
+	return cli.Group(
+		"snapshots",
+		"List and remove copies of a workspace",
+		"  orchestrator workspace snapshots ls notes",
+		ls,
+		rm,
+	)
 }
 
 func newWorkspaceRestore(a *cli.App) *cobra.Command {

@@ -24,13 +24,30 @@ import (
 
 // NewCommand returns "orchestrator workspace" with its commands.
 func NewCommand(a *cli.App) *cobra.Command {
-	return cli.Group("workspace", "Keep files that outlive sandboxes; with or without a server", `  orchestrator workspace create notes
+	return cli.Group(
+		"workspace",
+		"Keep files that outlive sandboxes; with or without a server",
+		`  orchestrator workspace create notes
   orchestrator workspace put notes report.csv data/report.csv
   orchestrator run --workspace notes -- head -3 data/report.csv
   orchestrator workspace get notes data/report.csv -`,
-		newWorkspaceCreate(a), newWorkspaceList(a), newWorkspaceResize(a), newWorkspaceRemove(a), newWorkspacePut(a), newWorkspaceGet(a), newWorkspaceFiles(a),
-		newWorkspaceDiff(a), newWorkspaceCommit(a), newWorkspaceDiscard(a), newWorkspaceOverlays(a),
-		newWorkspaceSnapshot(a), newWorkspaceSnapshots(a), newWorkspaceRestore(a))
+		newWorkspaceCreate(
+			a,
+		),
+		newWorkspaceList(a),
+		newWorkspaceResize(a),
+		newWorkspaceRemove(a),
+		newWorkspacePut(a),
+		newWorkspaceGet(a),
+		newWorkspaceFiles(a),
+		newWorkspaceDiff(a),
+		newWorkspaceCommit(a),
+		newWorkspaceDiscard(a),
+		newWorkspaceOverlays(a),
+		newWorkspaceSnapshot(a),
+		newWorkspaceSnapshots(a),
+		newWorkspaceRestore(a),
+	)
 }
 
 // withWorkspaces calls do with the workspaces of the server that answers, or of the state directory
@@ -143,7 +160,13 @@ func newWorkspaceFiles(a *cli.App) *cobra.Command {
 					case f.Target != "":
 						name += " -> " + f.Target
 					}
-					return []string{f.Mode, fmt.Sprintf("%d:%d", f.UID, f.GID), fmt.Sprint(f.Size), f.ModTime.Local().Format("2006-01-02 15:04"), name}
+					return []string{
+						f.Mode,
+						fmt.Sprintf("%d:%d", f.UID, f.GID),
+						fmt.Sprint(f.Size),
+						f.ModTime.Local().Format("2006-01-02 15:04"),
+						name,
+					}
 				})
 			})
 		},
@@ -177,7 +200,8 @@ func newWorkspacePut(a *cli.App) *cobra.Command {
 			}
 			defer done()
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				_, err := w.Workspaces.Files(args[0]).Write(cmd.Context(), path, in, client.WriteOptions{Mode: mode, Size: n, Sized: n >= 0})
+				_, err := w.Workspaces.Files(args[0]).
+					Write(cmd.Context(), path, in, client.WriteOptions{Mode: mode, Size: n, Sized: n >= 0})
 				return err
 			})
 		},
