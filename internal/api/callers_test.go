@@ -124,7 +124,7 @@ func TestErrorsHideHostDetails(t *testing.T) {
 		"panic":        {errors.New("panic: " + host + "\ngoroutine 1 [running]"), 500, ""},
 		"joined": {errors.Join(usererror.Errorf(errdefs.ErrNotFound, "x not found"), path), 404,
 			"x not found"},
-		"around a field": {fmt.Errorf("%s: %w", host, &engine.InvalidError{Field: "f", Message: "is wrong"}), 400,
+		"around a field": {fmt.Errorf("%s: %w", host, &usererror.InvalidError{Field: "f", Message: "is wrong"}), 400,
 			"f is wrong"},
 		"around what is said": {fmt.Errorf("%s: %w", host, usererror.Errorf(errdefs.ErrUnavailable, "try later")), 503,
 			"try later"},

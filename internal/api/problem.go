@@ -113,7 +113,7 @@ func clip(s string, n int) string {
 }
 
 func field(err error) string {
-	if e, ok := errors.AsType[*engine.InvalidError](err); ok {
+	if e, ok := errors.AsType[*usererror.InvalidError](err); ok {
 		return e.Field
 	}
 	if e, ok := errors.AsType[*engine.InputError](err); ok {

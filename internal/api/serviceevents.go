@@ -9,6 +9,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 func (s *Server) eventRoutes() []route {
@@ -86,7 +87,7 @@ func eventQuery(r *http.Request, after, since string) (q engine.EventQuery, err 
 	}
 	if after != "" {
 		if q.After, err = strconv.ParseInt(after, 10, 64); err != nil {
-			return q, &engine.InvalidError{Field: "after",
+			return q, &usererror.InvalidError{Field: "after",
 				Message: fmt.Sprintf("is %q: use the id of an event, or -1 for those to come", after)}
 		}
 	}
@@ -98,7 +99,7 @@ func eventQuery(r *http.Request, after, since string) (q engine.EventQuery, err 
 		return q, nil
 	}
 	if q.Since, err = time.Parse(time.RFC3339, since); err != nil {
-		return q, &engine.InvalidError{Field: "since",
+		return q, &usererror.InvalidError{Field: "since",
 			Message: fmt.Sprintf("is %q: use a time such as 10m or 2026-01-02T15:04:05Z", since)}
 	}
 	return q, nil

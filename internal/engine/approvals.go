@@ -24,7 +24,7 @@ func (e *Engine) Approvals(ctx context.Context, p Principal, state string) ([]v1
 	switch approval.State(state) {
 	case "", approval.Pending, approval.Approved, approval.Denied, approval.Expired, approval.Cancelled:
 	default:
-		return nil, invalid("state", "is %q: use pending, approved, denied, expired or cancelled", state)
+		return nil, usererror.Invalid("state", "is %q: use pending, approved, denied, expired or cancelled", state)
 	}
 	list, err := g.Gate.List(ctx, approval.Filter{Caller: visibleCaller(p), State: approval.State(state), Limit: maxListed})
 	if err != nil {
@@ -67,7 +67,7 @@ func (e *Engine) Approval(ctx context.Context, p Principal, id string) (v1.Appro
 	}
 	q, err := g.Gate.Get(ctx, id)
 	if !p.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != p.Caller) { // Return the same error for a missing request and for another caller's.
-		err = usererror.Errorf(errdefs.ErrNotFound, "approval %q not found", truncateForRecord(id))
+		err = usererror.Errorf(errdefs.ErrNotFound, "approval %q not found", audit.TruncateName(id))
 	}
 	if err != nil {
 		return v1.Approval{}, err
@@ -89,7 +89,7 @@ func (e *Engine) AnswerApproval(ctx context.Context, p Principal, id string, a v
 		by = p.Caller
 	}
 	q, err := g.Gate.Answer(ctx, id, by, approval.Answer{Action: a.Action, Scope: approval.Scope(a.Scope), Input: a.Input, To: a.To, Note: a.Note})
-	e.recordOperator(ctx, p, audit.Record{Action: "approval." + truncateForRecord(a.Action), Approval: truncateForRecord(id), By: by}, a, err)
+	e.recordOperator(ctx, p, audit.Record{Action: "approval." + audit.TruncateName(a.Action), Approval: audit.TruncateName(id), By: by}, a, err)
 	if err != nil {
 		return v1.Approval{}, err
 	}
@@ -110,7 +110,7 @@ func (e *Engine) recordOperator(ctx context.Context, p Principal, r audit.Record
 	if body, err := json.Marshal(input); err == nil {
 		r.Input = body
 	}
-	ctx, cancel := detach(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
 	if err := g.Audit.Event(ctx, r); err != nil {
 		e.log.Error("failed to record an operator's action", "action", r.Action, "error", err)

@@ -207,5 +207,5 @@ func withUse[T any](ctx context.Context, b *box, do func(*scheduler.Use) (T, err
 	}
 	defer u.Leave()
 	got, err := do(u)
-	return got, b.e.endedOr(b.lease, err)
+	return got, b.lease.Explain(err)
 }

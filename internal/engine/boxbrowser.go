@@ -83,7 +83,7 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 			return tool.Sight{}, err
 		}
 	}
-	got, err := browser.Open(ctx, func(ctx context.Context) (net.Conn, error) { return b.e.dial(ctx, l, browserPort) }, v.Request)
+	got, err := browser.Open(ctx, func(ctx context.Context) (net.Conn, error) { return l.Dial(ctx, browserPort) }, v.Request)
 	if err != nil {
 		return tool.Sight{}, b.browserFailed(ctx, l, v, got, err)
 	}
@@ -108,7 +108,7 @@ func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visi
 	}
 	f, ok := errors.AsType[*browser.Fault](err)
 	if !ok {
-		return b.e.endedOr(l, err)
+		return l.Explain(err)
 	}
 	switch f.Kind {
 	case web.FaultDenied:

@@ -62,7 +62,7 @@ func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 	case err != nil:
 		return none, err
 	case len(body) > web.MaxRequest:
-		return none, invalid("body", "makes a request of %d bytes: at most %d", len(body), web.MaxRequest)
+		return none, usererror.Invalid("body", "makes a request of %d bytes: at most %d", len(body), web.MaxRequest)
 	}
 	egress := &toolEgress{Rules: x.Reach.Rules, Secrets: x.Secrets}
 	if x.Ceiling != nil {
@@ -98,7 +98,7 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 			return use.Exec(use.Ctx, c, io)
 		})
 	if err != nil {
-		return web.Answer{}, b.e.endedOr(l, err)
+		return web.Answer{}, l.Explain(err)
 	}
 	switch runtime.Ending(res.Ending) {
 	case runtime.Exited:

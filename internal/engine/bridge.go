@@ -72,7 +72,7 @@ func (t *toolCall) checkSessionNetwork(ctx context.Context, l *scheduler.Lease) 
 	if err != nil || row.Lease.Egress != nil {
 		return err
 	}
-	return &InvalidError{
+	return &usererror.InvalidError{
 		Field: "session", Class: errdefs.ErrFailedPrecondition,
 		Message: fmt.Sprintf("has a sandbox without egress, and profile %s has network bridge: end the session or use another", t.profile.Profile.Name),
 	}

@@ -2,22 +2,19 @@ package engine
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"io"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/containerd/errdefs"
-
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -50,6 +47,8 @@ type (
 	EmptyError = pool.EmptyError
 	// EndedError reports that the lease is over, and why.
 	EndedError = scheduler.EndedError
+	// PortError reports that a server in the sandbox cannot be reached.
+	PortError = scheduler.PortError
 )
 
 // LocalCaller is the caller of the service's own socket.
@@ -66,28 +65,6 @@ type Stream struct {
 
 func (s Stream) live() bool { return s.Stdout != nil || s.Stderr != nil }
 
-// InvalidError reports an invalid field of a request and the allowed values. Its class is
-// InvalidArgument unless Class is set.
-type InvalidError struct {
-	Field, Message string
-	Class          error
-}
-
-// Error implements error. The text begins with the field.
-func (e *InvalidError) Error() string { return e.Field + " " + e.Message }
-
-// Unwrap returns the errdefs class.
-func (e *InvalidError) Unwrap() error {
-	if e.Class != nil {
-		return e.Class
-	}
-	return errdefs.ErrInvalidArgument
-}
-
-func invalid(field, format string, args ...any) error {
-	return &InvalidError{Field: field, Message: fmt.Sprintf(format, args...)}
-}
-
 // Limits of requests that the guest does not check.
 const (
 	maxKey      = 255
@@ -101,38 +78,38 @@ const (
 
 func (c Principal) validate() error {
 	if len(c.Key) > maxKey {
-		return invalid("Idempotency-Key", "is %d bytes long: at most %d", len(c.Key), maxKey)
+		return usererror.Invalid("Idempotency-Key", "is %d bytes long: at most %d", len(c.Key), maxKey)
 	}
 	if !utf8.ValidString(c.Key) {
-		return invalid("Idempotency-Key", "is not valid UTF-8")
+		return usererror.Invalid("Idempotency-Key", "is not valid UTF-8")
 	}
 	return nil
 }
 
 func validateEnv(field string, env map[string]string) error {
 	if len(env) > maxEnv {
-		return invalid(field, "has %d entries: at most %d", len(env), maxEnv)
+		return usererror.Invalid(field, "has %d entries: at most %d", len(env), maxEnv)
 	}
 	total := 0
 	for k, v := range env {
 		total += len(k) + len(v)
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
-			return invalid(field, "has a name that is empty or has '=', or a NUL byte: %q", k)
+			return usererror.Invalid(field, "has a name that is empty or has '=', or a NUL byte: %q", k)
 		}
 	}
 	if total > maxEnvBytes {
-		return invalid(field, "is %d bytes long: at most %d", total, maxEnvBytes)
+		return usererror.Invalid(field, "is %d bytes long: at most %d", total, maxEnvBytes)
 	}
 	return nil
 }
 
 func validateLabels(labels map[string]string) error {
 	if len(labels) > maxLabels {
-		return invalid("labels", "has %d entries: at most %d", len(labels), maxLabels)
+		return usererror.Invalid("labels", "has %d entries: at most %d", len(labels), maxLabels)
 	}
 	for k, v := range labels {
 		if k == "" || len(k)+len(v) > maxLabel {
-			return invalid("labels", "has an empty name, or one over %d bytes with its value", maxLabel)
+			return usererror.Invalid("labels", "has an empty name, or one over %d bytes with its value", maxLabel)
 		}
 	}
 	return nil
@@ -142,21 +119,21 @@ func validateLabels(labels map[string]string) error {
 func (e *Engine) command(id string, x v1.Exec) (wire.Command, error) {
 	switch {
 	case len(x.Argv) > 0 && x.Command != "":
-		return wire.Command{}, invalid("command", "and argv are both set: use one of them")
+		return wire.Command{}, usererror.Invalid("command", "and argv are both set: use one of them")
 	case len(x.Argv) == 0 && x.Command == "":
-		return wire.Command{}, invalid("argv", "is empty: give argv, or command for a shell")
+		return wire.Command{}, usererror.Invalid("argv", "is empty: give argv, or command for a shell")
 	case x.TimeoutMS < 0:
-		return wire.Command{}, invalid("timeout_ms", "is negative")
+		return wire.Command{}, usererror.Invalid("timeout_ms", "is negative")
 	case x.TimeoutMS > e.opts.MaxTimeout.Milliseconds():
-		return wire.Command{}, invalid("timeout_ms", "is %d: at most %d (exec.max_timeout)", x.TimeoutMS, e.opts.MaxTimeout.Milliseconds())
+		return wire.Command{}, usererror.Invalid("timeout_ms", "is %d: at most %d (exec.max_timeout)", x.TimeoutMS, e.opts.MaxTimeout.Milliseconds())
 	case x.MaxOutputBytes < 0 || x.MaxOutputBytes > e.opts.OutputCap:
-		return wire.Command{}, invalid("max_output_bytes", "is %d: from 0 to %d (exec.output_cap); larger output is for raw streams", x.MaxOutputBytes, e.opts.OutputCap)
+		return wire.Command{}, usererror.Invalid("max_output_bytes", "is %d: from 0 to %d (exec.output_cap); larger output is for raw streams", x.MaxOutputBytes, e.opts.OutputCap)
 	case x.StopAtOutput && x.MaxOutputBytes == 0:
-		return wire.Command{}, invalid("stop_at_output", "needs max_output_bytes")
+		return wire.Command{}, usererror.Invalid("stop_at_output", "needs max_output_bytes")
 	case x.Stdin != "" && x.StdinBase64 != "":
-		return wire.Command{}, invalid("stdin_base64", "and stdin are both set: use one of them")
+		return wire.Command{}, usererror.Invalid("stdin_base64", "and stdin are both set: use one of them")
 	case len(x.Stdin) > maxStdin || len(x.StdinBase64) > maxStdin/3*4:
-		return wire.Command{}, invalid("stdin", "is over %d bytes: write a file, or stream it", maxStdin)
+		return wire.Command{}, usererror.Invalid("stdin", "is over %d bytes: write a file, or stream it", maxStdin)
 	}
 	if err := validateEnv("env", x.Env); err != nil {
 		return wire.Command{}, err
@@ -177,7 +154,7 @@ func stdin(x v1.Exec) (io.Reader, error) {
 	case x.StdinBase64 != "":
 		b, err := base64.StdEncoding.DecodeString(x.StdinBase64)
 		if err != nil {
-			return nil, invalid("stdin_base64", "is not base64")
+			return nil, usererror.Invalid("stdin_base64", "is not base64")
 		}
 		return bytes.NewReader(b), nil
 	case x.Stdin != "":
@@ -215,10 +192,4 @@ type newlineTrimmer struct{ w io.Writer }
 func (u newlineTrimmer) Write(p []byte) (int, error) {
 	_, err := u.w.Write(bytes.TrimSuffix(p, []byte("\n")))
 	return len(p), err
-}
-
-// detach returns a context with ctx's values that ignores its cancellation and ends after d. It is
-// for work that must finish.
-func detach(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), d)
 }

@@ -185,23 +185,23 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 	q := r.Quotas
 	switch {
 	case !callerPattern.MatchString(r.Caller):
-		return invalid("caller", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, and begin with a letter or a digit", r.Caller)
+		return usererror.Invalid("caller", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, and begin with a letter or a digit", r.Caller)
 	case r.Caller == LocalCaller:
-		return invalid("caller", "is %q, which is reserved for the service's own socket: use another name", r.Caller)
+		return usererror.Invalid("caller", "is %q, which is reserved for the service's own socket: use another name", r.Caller)
 	case r.Trust < tool.TrustNone || r.Trust > tool.TrustMax:
-		return invalid("trust", "is %d: from %d to %d", r.Trust, tool.TrustNone, tool.TrustMax)
+		return usererror.Invalid("trust", "is %d: from %d to %d", r.Trust, tool.TrustNone, tool.TrustMax)
 	case q.Sandboxes < 0:
-		return invalid("quotas.sandboxes", "is %d: must not be negative (0: the service's default)", q.Sandboxes)
+		return usererror.Invalid("quotas.sandboxes", "is %d: must not be negative (0: the service's default)", q.Sandboxes)
 	case q.MemoryBytes < 0:
-		return invalid("quotas.memory_bytes", "is %d: must not be negative (0: the service's default)", q.MemoryBytes)
+		return usererror.Invalid("quotas.memory_bytes", "is %d: must not be negative (0: the service's default)", q.MemoryBytes)
 	case q.DiskBytes < 0:
-		return invalid("quotas.disk_bytes", "is %d: must not be negative (0: the service's default)", q.DiskBytes)
+		return usererror.Invalid("quotas.disk_bytes", "is %d: must not be negative (0: the service's default)", q.DiskBytes)
 	case q.Calls < 0:
-		return invalid("quotas.calls", "is %d: must not be negative (0: the service's default)", q.Calls)
+		return usererror.Invalid("quotas.calls", "is %d: must not be negative (0: the service's default)", q.Calls)
 	case r.TTLMS < 0 || r.TTLMS > maxTokenTTL.Milliseconds():
-		return invalid("ttl_ms", "is %d: from 0 (no expiry) to %d", r.TTLMS, maxTokenTTL.Milliseconds())
+		return usererror.Invalid("ttl_ms", "is %d: from 0 (no expiry) to %d", r.TTLMS, maxTokenTTL.Milliseconds())
 	case len(r.Note) > maxNote || !utf8.ValidString(r.Note):
-		return invalid("note", "is over %d bytes, or not valid UTF-8", maxNote)
+		return usererror.Invalid("note", "is over %d bytes, or not valid UTF-8", maxNote)
 	}
 	switch {
 	case r.Profile == "":
@@ -248,7 +248,7 @@ func (e *Engine) RevokeToken(ctx context.Context, p Principal, id string) (v1.To
 	c := e.callers
 	t, err := c.store.RevokeToken(ctx, id, c.now())
 	defer func() { // record the outcome
-		e.recordOperator(ctx, p, audit.Record{Action: "token.revoke"}, map[string]string{"id": truncateForRecord(id), "caller": t.Caller}, err)
+		e.recordOperator(ctx, p, audit.Record{Action: "token.revoke"}, map[string]string{"id": audit.TruncateName(id), "caller": t.Caller}, err)
 	}()
 	if err != nil {
 		return v1.Token{}, err
@@ -302,7 +302,7 @@ func (c *callers) run(ctx context.Context, log *slog.Logger) error {
 
 // finalFlush writes the remaining counters when the service stops.
 func (c *callers) finalFlush(ctx context.Context) error {
-	ctx, cancel := detach(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	return errors.Join(c.counts.flush(ctx, c.store), c.noteUses(ctx))
 }

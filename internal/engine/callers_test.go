@@ -15,6 +15,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 var boss = Local("")
@@ -131,7 +132,7 @@ func TestBadTokenRequestsNameTheField(t *testing.T) {
 		if name == "known" {
 			return nil
 		}
-		return invalid("profile", "%q is not known", name)
+		return usererror.Invalid("profile", "%q is not known", name)
 	}
 	for _, c := range []struct {
 		field string
@@ -155,7 +156,7 @@ func TestBadTokenRequestsNameTheField(t *testing.T) {
 		{"profile", v1.TokenRequest{Caller: "a", Profile: "other"}},
 	} {
 		_, err := s.CreateToken(t.Context(), boss, c.r)
-		if e, ok := errors.AsType[*InvalidError](err); !ok || e.Field != c.field || !errdefs.IsInvalidArgument(err) {
+		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != c.field || !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%+v: %v", c.r, err)
 		}
 	}
@@ -262,7 +263,7 @@ func TestSecondWriterErrorNamesWayOut(t *testing.T) {
 			t.Fatalf("%+v %v", first, err)
 		}
 		_, err = s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w"})
-		e, ok := errors.AsType[*InvalidError](err)
+		e, ok := errors.AsType[*usererror.InvalidError](err)
 		if !ok || e.Field != "workspace" || !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), first.ID) || !strings.Contains(err.Error(), "read_only") {
 			t.Errorf("got %v", err)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -144,7 +145,7 @@ func (t *toolCall) execute(ctx context.Context) (res v1.ToolResult, err error) {
 		if err != nil {
 			t.record.Error = auditText(err)
 		}
-		finish, cancel := detach(ctx, recordTimeout)
+		finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 		defer cancel()
 		if cerr := t.entry.Close(finish, t.record); cerr != nil {
 			t.e.log.Error("failed to record the end of a call", "call", t.id, "error", cerr)
@@ -173,17 +174,8 @@ func (t *toolCall) opening() audit.Record {
 	c := t.principal
 	return audit.Record{
 		Kind: audit.KindOpen, Call: t.id, Caller: c.Caller, Token: c.Token, Profile: t.profileName(), Trust: c.Trust, Session: t.r.Session, Via: c.Via,
-		Action: truncateForRecord(t.name), Input: t.input, Workspace: truncateForRecord(t.r.Workspace), Uncharged: c.Operator,
+		Action: audit.TruncateName(t.name), Input: t.input, Workspace: audit.TruncateName(t.r.Workspace), Uncharged: c.Operator,
 	}
-}
-
-// truncateForRecord returns the first 256 bytes of a name that the caller chose.
-func truncateForRecord(s string) string {
-	const most = 256
-	if len(s) > most {
-		return s[:most]
-	}
-	return s
 }
 
 // noOutcome is the outcome of calls that did not reach the tool.
@@ -212,10 +204,10 @@ func (t *toolCall) executeRecorded(ctx context.Context) (any, tool.Outcome, erro
 // find looks up the profile and the tool.
 func (t *toolCall) find() (err error) {
 	if t.r.Profile != "" && !t.principal.Operator && t.r.Profile != t.principal.Profile {
-		return &InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
+		return &usererror.InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
 	}
 	if t.profile, err = t.g.profile(t.profileName()); err != nil {
-		return &InvalidError{Field: "profile", Message: "cannot be used: " + err.Error(), Class: err}
+		return &usererror.InvalidError{Field: "profile", Message: "cannot be used: " + err.Error(), Class: err}
 	}
 	if t.tool, err = t.profile.Tool(t.name); err != nil {
 		return err
@@ -333,13 +325,13 @@ func (t *toolCall) validatePlacement() error {
 	r := t.r
 	switch {
 	case r.Sandbox != "" && (r.Session != "" || r.Job != ""):
-		return invalid("sandbox", "and session or job are both set: use one of them")
+		return usererror.Invalid("sandbox", "and session or job are both set: use one of them")
 	case r.Sandbox != "" && (r.Workspace != "" || r.Template != "" || r.ReadOnly):
-		return invalid("sandbox", "is already leased: workspace, template and read_only are for new leases")
+		return usererror.Invalid("sandbox", "is already leased: workspace, template and read_only are for new leases")
 	case r.Job != "" && r.Workspace != "":
-		return invalid("job", "and workspace are both set: a job has its own workspace")
+		return usererror.Invalid("job", "and workspace are both set: a job has its own workspace")
 	case r.Job != "" && !isUUID(r.Job):
-		return invalid("job", "is not a uuid")
+		return usererror.Invalid("job", "is not a uuid")
 	}
 	if r.Session != "" {
 		return validateSession(r.Session)

@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -17,7 +18,7 @@ import (
 func (e *Engine) resolveTemplate(r *v1.SandboxRequest) error {
 	least, err := runtime.ParseClass(r.Class)
 	if err != nil {
-		return invalid("class", "%q is not known: use container, gvisor or vm", r.Class)
+		return usererror.Invalid("class", "%q is not known: use container, gvisor or vm", r.Class)
 	}
 	named := r.Template != ""
 	if !named {
@@ -40,7 +41,7 @@ func (e *Engine) resolveTemplate(r *v1.SandboxRequest) error {
 	if known {
 		weak = fmt.Sprintf("template %s is of class %s, weaker than %s", r.Template, t.Spec.Class.OrDefault(), least)
 	}
-	return &InvalidError{Field: "class", Message: weak + ": " + which, Class: errdefs.ErrFailedPrecondition}
+	return &usererror.InvalidError{Field: "class", Message: weak + ": " + which, Class: errdefs.ErrFailedPrecondition}
 }
 
 // templatesOfClass returns the templates of at least the class least, sorted by name.

@@ -12,6 +12,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Names and messages that the readonly system's own clients expect.
@@ -46,7 +47,7 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 			return nil, err
 		}
 		//nolint:errcheck // it gives back the cause, which the answer says
-		e.RefuseCall(ctx, p, compatTool, body, invalid("workspace", "is not mapped"))
+		e.RefuseCall(ctx, p, compatTool, body, usererror.Invalid("workspace", "is not mapped"))
 		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}
 	input, err := json.Marshal(map[string]any{"command": command, "timeout": timeout.Seconds()})
@@ -54,7 +55,7 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 		return nil, err
 	}
 	res, err := e.CallTool(ctx, p, compatTool, v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true}, Watch{})
-	if _, bad := errors.AsType[*InvalidError](err); bad && errdefs.IsNotFound(err) { // the workspace was not created yet
+	if _, bad := errors.AsType[*usererror.InvalidError](err); bad && errdefs.IsNotFound(err) { // the workspace was not created yet
 		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}
 	if err != nil {

@@ -80,7 +80,7 @@ func (t *toolCall) awaitApproval(ctx context.Context, q approval.Request) error 
 	got, err := t.g.Gate.Wait(waiting, q.ID)
 	if err != nil {
 		if t.principal.Key == "" && waiting.Err() != nil {
-			give, cancel := detach(ctx, recordTimeout)
+			give, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 			defer cancel()
 			err = errors.Join(err, t.g.Gate.Abandon(give, q.ID))
 		}
@@ -133,7 +133,7 @@ func (t *toolCall) refundBudget(ctx context.Context, why error) {
 	if t.reserved == "" || t.toolStarted {
 		return
 	}
-	finish, cancel := detach(ctx, recordTimeout)
+	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
 	if err := t.g.Gate.Refund(finish, t.reserved); err != nil {
 		t.e.log.Error("failed to refund an approval budget", "call", t.id, "error", err, "cause", why)

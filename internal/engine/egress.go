@@ -14,6 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
@@ -73,7 +74,7 @@ type egressGrant struct {
 	env     map[string]string // variables with placeholders of secrets
 }
 
-var errNoGateway = &InvalidError{
+var errNoGateway = &usererror.InvalidError{
 	Field: "egress", Message: "is not available: this service has no gateway (egress.enabled in its configuration)", Class: errdefs.ErrFailedPrecondition,
 }
 
@@ -85,7 +86,7 @@ func (e *Engine) grantFor(p Principal, r *v1.Egress) (*egressGrant, error) {
 	case e.egress == nil:
 		return nil, errNoGateway
 	case len(r.Rules) == 0:
-		return nil, invalid("egress.rules", "is empty: secrets need rules that allow their hosts")
+		return nil, usererror.Invalid("egress.rules", "is empty: secrets need rules that allow their hosts")
 	}
 	g := &egressGrant{asked: v1.Egress{Rules: slices.Clone(r.Rules), Secrets: slices.Clone(r.Secrets)}}
 	if !p.Operator {
@@ -94,7 +95,7 @@ func (e *Engine) grantFor(p Principal, r *v1.Egress) (*egressGrant, error) {
 			return nil, err
 		}
 		if g.ceiling.Empty() {
-			return nil, &InvalidError{Field: "egress", Message: "is not allowed for this caller: an operator can add it to egress.allow in the service's configuration", Class: errdefs.ErrPermissionDenied}
+			return nil, &usererror.InvalidError{Field: "egress", Message: "is not allowed for this caller: an operator can add it to egress.allow in the service's configuration", Class: errdefs.ErrPermissionDenied}
 		}
 		g.profile = p.Profile
 	}
@@ -108,10 +109,10 @@ func (e *Engine) grantFor(p Principal, r *v1.Egress) (*egressGrant, error) {
 	for i, name := range r.Secrets {
 		c, ok := e.egress.credential(p, name)
 		if !ok {
-			return nil, &InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: secret not found for this caller (egress.secrets in the service's configuration)", truncateForRecord(name)), Class: errdefs.ErrNotFound}
+			return nil, &usererror.InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: secret not found for this caller (egress.secrets in the service's configuration)", audit.TruncateName(name)), Class: errdefs.ErrNotFound}
 		}
 		if slices.Contains(r.Secrets[:i], name) {
-			return nil, invalid(fmt.Sprintf("egress.secrets[%d]", i), "is %q, which is listed twice", name)
+			return nil, usererror.Invalid(fmt.Sprintf("egress.secrets[%d]", i), "is %q, which is listed twice", name)
 		}
 		g.addCredential(c)
 	}
@@ -121,7 +122,7 @@ func (e *Engine) grantFor(p Principal, r *v1.Egress) (*egressGrant, error) {
 func (g *egressGrant) compile(rules []netpolicy.Rule) (err error) {
 	g.rules, err = netpolicy.Compile(rules)
 	if bad, ok := errors.AsType[*netpolicy.InvalidError](err); ok {
-		return &InvalidError{Field: bad.Field, Message: bad.Message}
+		return &usererror.InvalidError{Field: bad.Field, Message: bad.Message}
 	}
 	return err
 }
@@ -271,10 +272,10 @@ func (e *Engine) SetEgress(ctx context.Context, p Principal, id string, r v1.Egr
 		return v1.EgressState{}, err
 	}
 	// Detach from the caller: an interrupted change would leave an inconsistent state.
-	ctx, cancel := detach(use.Ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(use.Ctx), time.Minute)
 	defer cancel()
 	if err := e.changeEgress(ctx, l, use, g); err != nil {
-		return v1.EgressState{}, e.endedOr(l, err)
+		return v1.EgressState{}, l.Explain(err)
 	}
 	return e.egressState(id), nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
@@ -45,7 +46,7 @@ func TestInvalidEgressIsRefused(t *testing.T) {
 		{Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}, Secrets: []string{"x"}}, errdefs.IsNotFound, "egress.secrets[0]"},
 	} {
 		_, err := s.Lease(t.Context(), c.principal, v1.SandboxRequest{Egress: &c.ask})
-		if bad, ok := errors.AsType[*InvalidError](err); !ok || !c.is(err) || bad.Field != c.field {
+		if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || !c.is(err) || bad.Field != c.field {
 			t.Errorf("%+v: %v", c.ask, err)
 		}
 	}

@@ -33,7 +33,7 @@ func (e *Engine) ReadFile(ctx context.Context, p Principal, sandbox string, r wi
 	body, info, err := u.ReadFile(u.Ctx, r)
 	if err != nil {
 		u.Leave()
-		return nil, v1.File{}, e.endedOr(l, err)
+		return nil, v1.File{}, l.Explain(err)
 	}
 	return &leaseBody{ReadCloser: body, use: u}, presentFile(info), nil
 }
@@ -83,7 +83,7 @@ func (e *Engine) file(ctx context.Context, p Principal, sandbox string, do func(
 	}
 	defer u.Leave()
 	info, err := do(u)
-	return presentFile(info), e.endedOr(l, err)
+	return presentFile(info), l.Explain(err)
 }
 
 // ListFiles lists a directory and reports whether the list was truncated.
@@ -95,7 +95,7 @@ func (e *Engine) ListFiles(ctx context.Context, p Principal, sandbox string, r w
 	defer u.Leave()
 	list, err := u.List(u.Ctx, r)
 	if err != nil {
-		return nil, false, e.endedOr(l, err)
+		return nil, false, l.Explain(err)
 	}
 	out := make([]v1.File, 0, len(list.Items))
 	for _, i := range list.Items {

@@ -132,11 +132,11 @@ func (e *Engine) requestedProfile(principal Principal, name string) (*profile.Co
 	case name == "":
 		name = e.profileOf(principal)
 	case !principal.Operator && name != e.profileOf(principal):
-		return nil, &InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
+		return nil, &usererror.InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
 	}
 	p, err := g.profile(name)
 	if err != nil {
-		return nil, &InvalidError{Field: "profile", Message: "cannot be used: " + err.Error(), Class: err}
+		return nil, &usererror.InvalidError{Field: "profile", Message: "cannot be used: " + err.Error(), Class: err}
 	}
 	return p, nil
 }
@@ -222,13 +222,13 @@ func (e *Engine) RefuseBody(ctx context.Context, p Principal, name string, size 
 func (e *Engine) refusal(p Principal, name string, cause error) audit.Record {
 	return audit.Record{
 		Kind: audit.KindEvent, Caller: p.Caller, Token: p.Token, Profile: e.profileOf(p), Trust: p.Trust, Via: p.Via,
-		Action: truncateForRecord(name), Ending: endedFailed, Error: cause.Error(), Uncharged: p.Operator,
+		Action: audit.TruncateName(name), Ending: endedFailed, Error: cause.Error(), Uncharged: p.Operator,
 	}
 }
 
 // recordRefusal writes the record and returns cause, joined with the error if it could not be written.
 func (e *Engine) recordRefusal(ctx context.Context, r audit.Record, cause error) error {
-	ctx, cancel := detach(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
 	if err := e.opts.Governance.Audit.Event(ctx, r); err != nil {
 		return errors.Join(cause, fmt.Errorf("and the call was not recorded: %w", err))

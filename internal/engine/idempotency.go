@@ -62,7 +62,7 @@ func idempotent[T any](ctx context.Context, e *Engine, p Principal, op, ref stri
 		return storedAnswer[T](k)
 	}
 	answer, err := do(ctx)
-	finish, cancel := detach(ctx, 10*time.Second)
+	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if errors.Is(err, errMayHaveRun) {
 		return zero, err // Keep the key: the request may have run, so a retry must not repeat it.

@@ -12,6 +12,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Images lists the images. Only operators see what uses an image.
@@ -138,7 +139,7 @@ func (e *Engine) PullImage(ctx context.Context, p Principal, r v1.PullRequest, t
 		return nil, fmt.Errorf("image pulls are not configured on this service: %w", errdefs.ErrNotImplemented)
 	}
 	if r.Ref == "" {
-		return nil, &InvalidError{Field: "ref", Message: "is missing: it names the image to pull", Class: errdefs.ErrInvalidArgument}
+		return nil, &usererror.InvalidError{Field: "ref", Message: "is missing: it names the image to pull", Class: errdefs.ErrInvalidArgument}
 	}
 	var watch func(pull.Progress)
 	if tell != nil {

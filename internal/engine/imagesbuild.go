@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/images/build"
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -51,7 +52,7 @@ func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, 
 		return images.Image{}, fmt.Errorf("image builds are not configured on this service: %w", errdefs.ErrNotImplemented)
 	}
 	if _, err := images.ParseName(r.Ref); err != nil {
-		return images.Image{}, &InvalidError{Field: "ref", Message: "is the name that the image gets: " + err.Error(), Class: errdefs.ErrInvalidArgument}
+		return images.Image{}, &usererror.InvalidError{Field: "ref", Message: "is the name that the image gets: " + err.Error(), Class: errdefs.ErrInvalidArgument}
 	}
 	if r.File == "" {
 		r.File = "Dockerfile"

@@ -14,6 +14,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
@@ -50,7 +51,7 @@ func (e *Engine) Lease(ctx context.Context, p Principal, r v1.SandboxRequest) (v
 // describeNewLease returns the answer for a new lease. If the caller is gone and has no idempotency
 // key to retry with, the lease ends.
 func (e *Engine) describeNewLease(ctx context.Context, p Principal, l *scheduler.Lease) (v1.Sandbox, error) {
-	read, cancel := detach(ctx, 10*time.Second)
+	read, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	row, err := e.sched.Row(read, p.Caller, l.ID)
 	if err == nil && ctx.Err() != nil && p.Key == "" {
@@ -122,18 +123,18 @@ func (e *Engine) acquire(ctx context.Context, p Principal, r v1.SandboxRequest, 
 func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 	switch {
 	case r.TTLMS < 0 || r.TTLMS > e.opts.MaxTTL.Milliseconds():
-		return invalid("ttl_ms", "is %d: from 0 to %d (leases.max_ttl)", r.TTLMS, e.opts.MaxTTL.Milliseconds())
+		return usererror.Invalid("ttl_ms", "is %d: from 0 to %d (leases.max_ttl)", r.TTLMS, e.opts.MaxTTL.Milliseconds())
 	case r.IdleMS < 0 || r.IdleMS > e.opts.MaxTTL.Milliseconds():
-		return invalid("idle_ms", "is %d: from 0 to %d (leases.max_ttl)", r.IdleMS, e.opts.MaxTTL.Milliseconds())
+		return usererror.Invalid("idle_ms", "is %d: from 0 to %d (leases.max_ttl)", r.IdleMS, e.opts.MaxTTL.Milliseconds())
 	case r.WaitMS < 0 || r.WaitMS > time.Hour.Milliseconds():
-		return invalid("wait_ms", "is %d: from 0 to 3600000", r.WaitMS)
+		return usererror.Invalid("wait_ms", "is %d: from 0 to 3600000", r.WaitMS)
 	case r.ReadOnly && r.Workspace == "":
-		return invalid("read_only", "needs a workspace")
+		return usererror.Invalid("read_only", "needs a workspace")
 	}
 	switch pool.Mode(r.WhenEmpty) {
 	case "", pool.Wait, pool.Cold, pool.Refuse:
 	default:
-		return invalid("when_empty", "is %q: use wait, cold or refuse", r.WhenEmpty)
+		return usererror.Invalid("when_empty", "is %q: use wait, cold or refuse", r.WhenEmpty)
 	}
 	if err := validateEnv("env", r.Env); err != nil {
 		return err
@@ -158,7 +159,7 @@ func (e *Engine) checkKnown(p Principal, r v1.SandboxRequest) error {
 		return nil
 	}
 	if _, err := e.opts.Volumes.Get(diskName(p.Caller, r.Workspace)); err != nil {
-		return &InvalidError{Field: "workspace", Message: fmt.Sprintf("%q not found: create it first", r.Workspace), Class: errdefs.ErrNotFound}
+		return &usererror.InvalidError{Field: "workspace", Message: fmt.Sprintf("%q not found: create it first", r.Workspace), Class: errdefs.ErrNotFound}
 	}
 	return nil
 }
@@ -217,7 +218,7 @@ func (e *Engine) Remove(ctx context.Context, p Principal, id string) error {
 // Stop ends a sandbox. Every shell first gets TERM and up to grace to exit.
 func (e *Engine) Stop(ctx context.Context, p Principal, id string, grace time.Duration) (v1.Sandbox, error) {
 	if grace < 0 || grace > time.Minute {
-		return v1.Sandbox{}, invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
+		return v1.Sandbox{}, usererror.Invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}
 	if _, err := e.sched.Row(ctx, p.Caller, id); err != nil {
 		return v1.Sandbox{}, err

@@ -18,6 +18,7 @@ import (
 	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -231,7 +232,7 @@ func ignoreMissing(err error) error {
 // this id.
 func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err error) {
 	if _, err := uuid.Parse(id); err != nil || len(id) != 36 {
-		return out, usererror.Errorf(errdefs.ErrNotFound, "output of call %q not found", truncateForRecord(id))
+		return out, usererror.Errorf(errdefs.ErrNotFound, "output of call %q not found", audit.TruncateName(id))
 	}
 	if r.Stream == "" {
 		r.Stream = "stdout"

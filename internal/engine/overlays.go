@@ -34,13 +34,13 @@ func resolveMode(r *v1.SandboxRequest) error {
 		return nil
 	case modeWrite, modeRead, modeOverlay:
 	default:
-		return invalid("mode", "is %q: use rw, ro or overlay", r.Mode)
+		return usererror.Invalid("mode", "is %q: use rw, ro or overlay", r.Mode)
 	}
 	switch {
 	case r.Workspace == "":
-		return invalid("mode", "needs a workspace")
+		return usererror.Invalid("mode", "needs a workspace")
 	case r.ReadOnly && r.Mode != modeRead:
-		return invalid("mode", "is %q, and read_only is set: leave one of them out", r.Mode)
+		return usererror.Invalid("mode", "is %q, and read_only is set: leave one of them out", r.Mode)
 	}
 	r.ReadOnly = r.Mode == modeRead
 	return nil
@@ -246,7 +246,7 @@ func overlayError(err error, disk, name string) error {
 		return usererror.Errorf(errdefs.ErrConflict, "%s", c.Error())
 	}
 	if p, ok := errors.AsType[*volumes.PathError](err); ok {
-		return invalid("paths", "names %q, which is not among the changes: see the diff for those", p.Path)
+		return usererror.Invalid("paths", "names %q, which is not among the changes: see the diff for those", p.Path)
 	}
 	if _, ok := errors.AsType[*volumes.BusyError](err); ok {
 		return workspaceError(err, disk, name)

@@ -259,7 +259,7 @@ const unknownTool = "unknown"
 // recordRefused counts a refused call. A failure is only logged: the call does not run, so it needs
 // no record.
 func (e *Engine) recordRefused(ctx context.Context, r audit.Record) {
-	ctx, cancel := detach(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
 	if err := e.opts.Governance.Audit.Refused(ctx, r); err != nil {
 		e.log.Error("failed to record a refused call; will retry", "caller", r.Caller, "rule", r.Rule, "error", err)

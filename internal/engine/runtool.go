@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
@@ -152,7 +153,7 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 func (t *toolCall) checkSessionMatches(ctx context.Context, l *scheduler.Lease) error {
 	r := t.r
 	if r.Template != "" && r.Template != l.Template {
-		return invalid("template", "is %q, and the session's sandbox is of %q: leave it out, or use another session", r.Template, l.Template)
+		return usererror.Invalid("template", "is %q, and the session's sandbox is of %q: leave it out, or use another session", r.Template, l.Template)
 	}
 	if r.Workspace == "" && !r.ReadOnly {
 		return nil
@@ -162,9 +163,9 @@ func (t *toolCall) checkSessionMatches(ctx context.Context, l *scheduler.Lease) 
 	case err != nil:
 		return err
 	case r.Workspace != "" && r.Workspace != s.Workspace:
-		return invalid("workspace", "is %q, and the session has %q: leave it out, or use another session", r.Workspace, s.Workspace)
+		return usererror.Invalid("workspace", "is %q, and the session has %q: leave it out, or use another session", r.Workspace, s.Workspace)
 	case r.ReadOnly && !s.ReadOnly:
-		return invalid("read_only", "is set, and the session may write: use another session")
+		return usererror.Invalid("read_only", "is set, and the session may write: use another session")
 	}
 	return nil
 }
@@ -197,7 +198,7 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 	for pass := func() {}; ; {
 		l, err := t.e.acquire(ctx, t.principal.keyless(), r, a)
 		pass()
-		busy, ok := errors.AsType[*InvalidError](err)
+		busy, ok := errors.AsType[*usererror.InvalidError](err)
 		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.workspaceFreesSoon(ctx, t.principal, r.Workspace) {
 			return l, err
 		}

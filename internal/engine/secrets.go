@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // secretName matches names of variables that hold secrets.
@@ -24,7 +25,7 @@ const maxEnvJSON = 8 * maxEnvBytes
 func (g *Governance) hide(ctx context.Context, caller string, values []string) (show func(), err error) {
 	show, err = g.Redactor.Own(ctx, caller, values)
 	if errdefs.IsResourceExhausted(err) {
-		err = &InvalidError{
+		err = &usererror.InvalidError{
 			Field: "env", Class: errdefs.ErrResourceExhausted,
 			Message: "holds secrets, and with those of this caller's running calls and sandboxes they exceed the bound: " +
 				"end some, or pass fewer variables",
@@ -85,7 +86,7 @@ func (e *Engine) hideLease(
 // limits of inputs and variables.
 func secretsOf(input json.RawMessage) ([]string, error) {
 	if len(input) > maxToolInput {
-		return nil, invalid("input", "is %d bytes long: at most %d", len(input), maxToolInput)
+		return nil, usererror.Invalid("input", "is %d bytes long: at most %d", len(input), maxToolInput)
 	}
 	var in struct {
 		Env json.RawMessage `json:"env"`
@@ -95,7 +96,7 @@ func secretsOf(input json.RawMessage) ([]string, error) {
 		return nil, nil
 	}
 	if len(in.Env) > maxEnvJSON {
-		return nil, invalid("env", "is %d bytes long: at most %d", len(in.Env), maxEnvBytes)
+		return nil, usererror.Invalid("env", "is %d bytes long: at most %d", len(in.Env), maxEnvBytes)
 	}
 	return secretMembers(in.Env)
 }
@@ -104,12 +105,12 @@ func secretsOf(input json.RawMessage) ([]string, error) {
 func secretMembers(env json.RawMessage) (values []string, err error) {
 	d := json.NewDecoder(bytes.NewReader(env))
 	if _, err := d.Token(); err != nil {
-		return nil, invalid("env", "is not an object")
+		return nil, usererror.Invalid("env", "is not an object")
 	}
 	total := 0
 	for n := 1; d.More(); n++ {
 		if n > maxEnv {
-			return nil, invalid("env", "has over %d entries: at most %d", maxEnv, maxEnv)
+			return nil, usererror.Invalid("env", "has over %d entries: at most %d", maxEnv, maxEnv)
 		}
 		var value any
 		name, err := d.Token()
@@ -117,12 +118,12 @@ func secretMembers(env json.RawMessage) (values []string, err error) {
 			err = d.Decode(&value)
 		}
 		if err != nil {
-			return nil, invalid("env", "is not an object")
+			return nil, usererror.Invalid("env", "is not an object")
 		}
 		key, _ := name.(string)
 		text, _ := value.(string)
 		if total += len(key) + len(text); total > maxEnvBytes {
-			return nil, invalid("env", "is over %d bytes long: at most %d", maxEnvBytes, maxEnvBytes)
+			return nil, usererror.Invalid("env", "is over %d bytes long: at most %d", maxEnvBytes, maxEnvBytes)
 		}
 		if secretName.MatchString(key) {
 			values = append(values, text)

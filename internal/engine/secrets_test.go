@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // victim is a caller other than agent.
@@ -91,7 +92,7 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 	for what, env := range map[string]map[string]string{"40,000 variables": many, "a long variable": long} {
 		r := bashEnv(t, "true", env)
 		_, err := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
-		if invalid, ok := errors.AsType[*InvalidError](err); !ok || invalid.Field != "env" || !errdefs.IsInvalidArgument(err) {
+		if invalid, ok := errors.AsType[*usererror.InvalidError](err); !ok || invalid.Field != "env" || !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: %v, want an invalid env", what, err)
 		}
 		all, err := s.Audit(t.Context(), Local(""), AuditFilter{Newest: true, Limit: 2})
@@ -139,7 +140,7 @@ func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 	s := newWorld(t).governed(t)
 	secret := "under-an-unusual-name"
 	body := []byte(`{"input":{"command":"echo ` + secret + `","env":{"MY_SESSION_COOKIES":"` + secret + `"}},"nonsense":1}`)
-	cause := invalid("nonsense", "is unknown")
+	cause := usererror.Invalid("nonsense", "is unknown")
 	for _, body := range [][]byte{body, bashEnv(t, "echo "+secret, map[string]string{"MY_SESSION_COOKIES": secret}).Input} {
 		if err := s.RefuseCall(t.Context(), agent, "system.bash", body, cause); !errors.Is(err, cause) {
 			t.Fatal(err)

@@ -22,11 +22,11 @@ func sessionKey(p Principal, name string) Principal {
 
 func validateSession(name string) error {
 	if name == "" || len(name) > maxSession || !utf8.ValidString(name) {
-		return invalid("session", "is not a name of 1 to %d bytes", maxSession)
+		return usererror.Invalid("session", "is not a name of 1 to %d bytes", maxSession)
 	}
 	for _, c := range name {
 		if c < ' ' || c == 0x7f {
-			return invalid("session", "has a control character")
+			return usererror.Invalid("session", "has a control character")
 		}
 	}
 	return nil

@@ -13,7 +13,6 @@ import (
 	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -46,9 +45,9 @@ func (e *Engine) StartShell(ctx context.Context, p Principal, id string, r v1.Sh
 func (e *Engine) startShell(ctx context.Context, p Principal, sandbox, id string, r v1.ShellRequest, tune func(*wire.Command)) (v1.Shell, error) {
 	switch {
 	case r.StopAtOutput || r.MaxOutputBytes != 0:
-		return v1.Shell{}, invalid("max_output_bytes", "is not for shells: use spool_bytes")
+		return v1.Shell{}, usererror.Invalid("max_output_bytes", "is not for shells: use spool_bytes")
 	case r.SpoolBytes < 0 || r.SpoolBytes > maxSpool:
-		return v1.Shell{}, invalid("spool_bytes", "is %d: from 0 to %d", r.SpoolBytes, maxSpool)
+		return v1.Shell{}, usererror.Invalid("spool_bytes", "is %d: from 0 to %d", r.SpoolBytes, maxSpool)
 	}
 	c, err := e.command(id, r.Exec)
 	if err != nil {
@@ -88,7 +87,7 @@ func (e *Engine) startShell(ctx context.Context, p Principal, sandbox, id string
 		err = use.Input(use.Ctx, id, in, !r.KeepOpen)
 	}
 	if err != nil {
-		return v1.Shell{}, errors.Join(e.endedOr(l, err), e.abandonShell(ctx, l, use, id))
+		return v1.Shell{}, errors.Join(l.Explain(err), e.abandonShell(ctx, l, use, id))
 	}
 	e.events.publish(v1.ServiceEvent{Type: "shell.started", Caller: row.Caller, Sandbox: row.Sandbox, Shell: row.ID})
 	return presentShell(row, sh), nil
@@ -111,7 +110,7 @@ func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, kn
 	case errdefs.IsNotFound(err):
 		return v1.Shell{}, true, e.opts.Store.DeleteShell(ctx, k.Ref)
 	case err != nil:
-		e.log.Warn("failed to look up the shell of an earlier request", "shell", k.Ref, "error", e.endedOr(l, err))
+		e.log.Warn("failed to look up the shell of an earlier request", "shell", k.Ref, "error", l.Explain(err))
 		return v1.Shell{}, false, nil
 	}
 	return presentShell(row, got), true, nil
@@ -120,7 +119,7 @@ func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, kn
 // abandonShell kills a shell whose caller gets an error. If the outcome is unknown, the shell stays
 // stored.
 func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *scheduler.Use, id string) error {
-	ctx, cancel := detach(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	sh, err := use.Kill(ctx, wire.Kill{ID: id})
 	switch {
@@ -150,7 +149,7 @@ func (e *Engine) Shells(ctx context.Context, p Principal, sandbox string) ([]v1.
 			defer use.Leave()
 			list, err := use.Shells(use.Ctx)
 			if err != nil {
-				return nil, e.endedOr(l, err)
+				return nil, l.Explain(err)
 			}
 			for _, sh := range list {
 				live[sh.ID] = sh
@@ -195,7 +194,7 @@ func (e *Engine) Shell(ctx context.Context, p Principal, id string) (v1.Shell, e
 	defer use.Leave()
 	sh, err := use.Shell(use.Ctx, id)
 	if err != nil {
-		return v1.Shell{}, e.endedOr(l, err)
+		return v1.Shell{}, l.Explain(err)
 	}
 	e.recordShellEnd(ctx, sh)
 	return presentShell(row, sh), nil
@@ -216,7 +215,7 @@ func (e *Engine) recordShellEnd(ctx context.Context, sh wire.Shell) {
 // shell that has ended keeps its result. If forget is set, its record and output are deleted.
 func (e *Engine) KillShell(ctx context.Context, p Principal, id string, grace time.Duration, forget bool) (v1.Shell, error) {
 	if grace < 0 || grace > time.Minute {
-		return v1.Shell{}, invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
+		return v1.Shell{}, usererror.Invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}
 	row, l, use, err := e.shell(ctx, p, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
@@ -231,7 +230,7 @@ func (e *Engine) KillShell(ctx context.Context, p Principal, id string, grace ti
 	defer use.Leave()
 	sh, err := use.Kill(use.Ctx, wire.Kill{ID: id, Grace: grace})
 	if err != nil {
-		return v1.Shell{}, e.endedOr(l, err)
+		return v1.Shell{}, l.Explain(err)
 	}
 	e.recordShellEnd(ctx, sh)
 	if sh.Result != nil && sh.Result.Unclean {
@@ -239,7 +238,7 @@ func (e *Engine) KillShell(ctx context.Context, p Principal, id string, grace ti
 	}
 	if forget {
 		if err := use.Forget(use.Ctx, id); err != nil {
-			return v1.Shell{}, e.endedOr(l, err)
+			return v1.Shell{}, l.Explain(err)
 		}
 		return presentShell(row, sh), e.opts.Store.DeleteShell(ctx, id)
 	}
@@ -249,14 +248,14 @@ func (e *Engine) KillShell(ctx context.Context, p Principal, id string, grace ti
 // SignalShell sends a signal to every process of a shell.
 func (e *Engine) SignalShell(ctx context.Context, p Principal, id string, number int) error {
 	if number < 1 || number > 64 {
-		return invalid("signal", "is %d: from 1 to 64", number)
+		return usererror.Invalid("signal", "is %d: from 1 to 64", number)
 	}
 	_, l, use, err := e.shell(ctx, p, id)
 	if err != nil {
 		return err
 	}
 	defer use.Leave()
-	return e.endedOr(l, use.Signal(use.Ctx, wire.Signal{ID: id, Number: number, All: true}))
+	return l.Explain(use.Signal(use.Ctx, wire.Signal{ID: id, Number: number, All: true}))
 }
 
 // Input writes to a shell's stdin and closes it if closeIt is set. A terminal's input cannot be
@@ -269,11 +268,11 @@ func (e *Engine) Input(ctx context.Context, p Principal, id string, r io.Reader,
 	defer use.Leave()
 	if row.TTY {
 		if closeIt {
-			return invalid("close", "is not for terminals: write the end-of-file character, 0x04, and leave the input open")
+			return usererror.Invalid("close", "is not for terminals: write the end-of-file character, 0x04, and leave the input open")
 		}
-		return e.endedOr(l, use.Type(use.Ctx, id, r, nil))
+		return l.Explain(use.Type(use.Ctx, id, r, nil))
 	}
-	return e.endedOr(l, use.Input(use.Ctx, id, r, closeIt))
+	return l.Explain(use.Input(use.Ctx, id, r, closeIt))
 }
 
 // OutputRequest selects a part of a shell's output.
@@ -291,13 +290,13 @@ func (r *OutputRequest) validate() error {
 	}
 	switch {
 	case r.Stream != string(wire.Stdout) && r.Stream != string(wire.Stderr):
-		return invalid("stream", "is %q: use stdout or stderr", r.Stream)
+		return usererror.Invalid("stream", "is %q: use stdout or stderr", r.Stream)
 	case r.Offset < 0:
-		return invalid("offset", "is negative")
+		return usererror.Invalid("offset", "is negative")
 	case r.Limit < 0:
-		return invalid("limit", "is negative")
+		return usererror.Invalid("limit", "is negative")
 	case r.Wait < 0 || r.Wait > maxWait:
-		return invalid("wait_ms", "is %d: from 0 to %d", r.Wait.Milliseconds(), maxWait.Milliseconds())
+		return usererror.Invalid("wait_ms", "is %d: from 0 to %d", r.Wait.Milliseconds(), maxWait.Milliseconds())
 	}
 	return nil
 }
@@ -356,21 +355,10 @@ func (e *Engine) output(ctx context.Context, p Principal, id string, r *OutputRe
 	defer use.Leave()
 	end, err := use.Output(use.Ctx, wire.Output{ID: id, Stream: wire.Stream(r.Stream), Offset: r.Offset, Limit: r.Limit, Follow: r.Follow, Wait: r.Wait}, sink)
 	if err != nil {
-		return end, row, e.endedOr(l, err)
+		return end, row, l.Explain(err)
 	}
 	e.recordShellEnd(ctx, end.Shell)
 	return end, row, nil
-}
-
-// endedOr returns the reason for which the lease ended if that caused err, else err.
-func (e *Engine) endedOr(l *scheduler.Lease, err error) error {
-	if err == nil {
-		return nil
-	}
-	if ended := l.Cause(); ended != nil && (errors.Is(err, guest.ErrLost) || errors.Is(err, context.Canceled)) {
-		return ended
-	}
-	return err
 }
 
 func presentShell(row store.Shell, sh wire.Shell) v1.Shell {

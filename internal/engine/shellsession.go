@@ -42,7 +42,7 @@ func (e *Engine) StartShellSession(ctx context.Context, p Principal, sandbox str
 
 func (e *Engine) startShellSession(ctx context.Context, p Principal, sandbox, id string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
 	if r.Shell != "" && r.Shell != "bash" && r.Shell != "sh" {
-		return v1.ShellSession{}, invalid("shell", "is %q: use bash or sh, or leave it out for what the image has", r.Shell)
+		return v1.ShellSession{}, usererror.Invalid("shell", "is %q: use bash or sh, or leave it out for what the image has", r.Shell)
 	}
 	if err := validateEnv("env", r.Env); err != nil {
 		return v1.ShellSession{}, err
@@ -64,7 +64,7 @@ func (e *Engine) startShellSession(ctx context.Context, p Principal, sandbox, id
 	}
 	if err != nil {
 		e.dropShellSession(ctx, use, id)
-		return v1.ShellSession{}, e.endedOr(l, err)
+		return v1.ShellSession{}, l.Explain(err)
 	}
 	return presentShellSession(sandbox, se), nil
 }
@@ -72,7 +72,7 @@ func (e *Engine) startShellSession(ctx context.Context, p Principal, sandbox, id
 // dropShellSession ends a session whose start failed. If that fails too, the session ends with the
 // sandbox.
 func (e *Engine) dropShellSession(ctx context.Context, use *scheduler.Use, id string) {
-	ctx, cancel := detach(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if _, err := use.EndSession(ctx, id); err != nil && !errdefs.IsNotFound(err) {
 		e.log.Warn("failed to end a session after a failed start", "session", id, "error", err)
@@ -97,7 +97,7 @@ func (e *Engine) ShellSessions(ctx context.Context, p Principal, sandbox string)
 	defer use.Leave()
 	list, err := use.Sessions(use.Ctx)
 	if err != nil {
-		return nil, e.endedOr(l, err)
+		return nil, l.Explain(err)
 	}
 	out := make([]v1.ShellSession, 0, len(list))
 	for _, se := range list {
@@ -115,7 +115,7 @@ func (e *Engine) EndShellSession(ctx context.Context, p Principal, sandbox, id s
 	defer use.Leave()
 	se, err := use.EndSession(use.Ctx, id)
 	if err != nil {
-		return v1.ShellSession{}, e.endedOr(l, sessionNotFound(id, err))
+		return v1.ShellSession{}, l.Explain(sessionNotFound(id, err))
 	}
 	if se.Result != nil && se.Result.Unclean {
 		err = e.sched.End(ctx, l, scheduler.Unclean, false)
@@ -177,19 +177,19 @@ func (e *Engine) execShellSession(ctx context.Context, p Principal, sandbox, id,
 func sessionWaitTime(x v1.ShellSessionExec) (time.Duration, error) {
 	switch {
 	case x.Cwd != "":
-		return 0, invalid("cwd", "is the session's: use cd in the command")
+		return 0, usererror.Invalid("cwd", "is the session's: use cd in the command")
 	case len(x.Env) > 0:
-		return 0, invalid("env", "is the session's: use export in the command")
+		return 0, usererror.Invalid("env", "is the session's: use export in the command")
 	case x.User != "":
-		return 0, invalid("user", "is the session's")
+		return 0, usererror.Invalid("user", "is the session's")
 	case x.WaitMS < 0 || x.WaitMS > wire.MaxSessionWait.Milliseconds():
-		return 0, invalid("wait_ms", "is %d: from 0 to %d", x.WaitMS, wire.MaxSessionWait.Milliseconds())
+		return 0, usererror.Invalid("wait_ms", "is %d: from 0 to %d", x.WaitMS, wire.MaxSessionWait.Milliseconds())
 	case x.WhenBusy == "refuse" && x.WaitMS > 0:
-		return 0, invalid("wait_ms", "needs when_busy wait")
+		return 0, usererror.Invalid("wait_ms", "needs when_busy wait")
 	case x.WhenBusy == "refuse":
 		return 0, nil
 	case x.WhenBusy != "" && x.WhenBusy != "wait":
-		return 0, invalid("when_busy", "is %q: use wait or refuse", x.WhenBusy)
+		return 0, usererror.Invalid("when_busy", "is %q: use wait or refuse", x.WhenBusy)
 	case x.WaitMS > 0:
 		return time.Duration(x.WaitMS) * time.Millisecond, nil
 	}

@@ -31,7 +31,7 @@ func (e *Engine) ResizeWorkspace(ctx context.Context, p Principal, name string, 
 		return v1.Workspace{}, err
 	}
 	if r.QuotaBytes <= 0 {
-		return v1.Workspace{}, invalid("quota_bytes", "is %d: must be a positive number of bytes", r.QuotaBytes)
+		return v1.Workspace{}, usererror.Invalid("quota_bytes", "is %d: must be a positive number of bytes", r.QuotaBytes)
 	}
 	if err := e.checkQuota(r.QuotaBytes); err != nil {
 		return v1.Workspace{}, err
@@ -90,10 +90,10 @@ func (e *Engine) checkQuota(bytes int64) error {
 		most = quotadir.MaxBytes
 	}
 	if bytes < quotadir.MinBytes || bytes > most {
-		return invalid("quota_bytes", "is %d: must be from %d to %d bytes (workspaces.max_quota)", bytes, int64(quotadir.MinBytes), most)
+		return usererror.Invalid("quota_bytes", "is %d: must be from %d to %d bytes (workspaces.max_quota)", bytes, int64(quotadir.MinBytes), most)
 	}
 	if m, why := e.opts.Volumes.Mechanism(); m == quotadir.None {
-		return &InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
+		return &usererror.InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
 			Message: strings.TrimSuffix("cannot be enforced here (workspaces.mechanism): ask without one; "+why, "; ")}
 	}
 	return nil
@@ -145,7 +145,7 @@ func (e *Engine) diskQuota(p Principal) int64 {
 // spaceError converts errors about sizes and a full host for the caller.
 func spaceError(err error) error {
 	if small, ok := errors.AsType[*quotadir.NoRoomError](err); ok {
-		return &InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
+		return &usererror.InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
 			Message: fmt.Sprintf("is %d, and the workspace holds %d bytes: remove files first", small.Bytes, small.Used)}
 	}
 	if errors.Is(err, unix.ENOSPC) {

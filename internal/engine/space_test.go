@@ -18,6 +18,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
@@ -77,7 +78,7 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	}
 	for _, bytes := range []int64{-1, 7, 65 << 20} {
 		_, err := s.CreateWorkspace(t.Context(), Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: bytes})
-		if bad, ok := errors.AsType[*InvalidError](err); !ok || bad.Field != "quota_bytes" {
+		if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" {
 			t.Errorf("%d bytes: %v", bytes, err)
 		}
 	}
@@ -88,7 +89,7 @@ func TestUnenforceableQuotaIsRefused(t *testing.T) {
 	s := newWorld(t).start(t)
 	defer s.stop()
 	_, err := s.CreateWorkspace(t.Context(), Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
-	if bad, ok := errors.AsType[*InvalidError](err); !ok || bad.Field != "quota_bytes" || !errdefs.IsFailedPrecondition(err) {
+	if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" || !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("%v", err)
 	}
 }

@@ -16,7 +16,7 @@ func (e *Engine) Sync(ctx context.Context, p Principal, id string) (v1.Sync, err
 	defer use.Leave()
 	sum, carried, err := e.sched.Sync(use.Ctx, l)
 	if err != nil {
-		return v1.Sync{}, e.endedOr(l, err)
+		return v1.Sync{}, l.Explain(err)
 	}
 	return v1.Sync{Carried: carried, Entries: sum.Entries, Bytes: sum.Bytes}, nil
 }

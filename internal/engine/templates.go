@@ -364,13 +364,13 @@ func (e *Engine) checkTemplate(p Principal, name string) error {
 	}
 	why := e.NotReady(name)
 	if why == nil {
-		return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", name, known), Class: errdefs.ErrNotFound}
+		return &usererror.InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", name, known), Class: errdefs.ErrNotFound}
 	}
 	text := "try again later"
 	if p.Operator {
 		text = strings.TrimSpace(singleLine(why))
 	}
-	return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not ready: %s; ready are %v", name, text, known), Class: errdefs.ErrUnavailable}
+	return &usererror.InvalidError{Field: "template", Message: fmt.Sprintf("%q is not ready: %s; ready are %v", name, text, known), Class: errdefs.ErrUnavailable}
 }
 
 func singleLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -73,7 +74,7 @@ func TestReloadAppliesChanges(t *testing.T) {
 	}
 	for p, want := range map[*Principal]string{&op: "not/there:1", {Caller: "you"}: "try again later"} {
 		_, err := s.Lease(t.Context(), *p, v1.SandboxRequest{Template: "far"})
-		if e, ok := errors.AsType[*InvalidError](err); !ok || e.Field != "template" || !errdefs.IsUnavailable(err) || !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "[default]") {
+		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != "template" || !errdefs.IsUnavailable(err) || !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "[default]") {
 			t.Error(err)
 		}
 	}

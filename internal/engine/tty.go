@@ -34,7 +34,7 @@ func (e *Engine) OpenTerminal(ctx context.Context, p Principal, sandbox string, 
 	return idempotent(ctx, e, p, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
 		tty := &wire.TTY{Term: r.Term, Cols: r.Cols, Rows: r.Rows}
 		if f := tty.Check(); f != nil {
-			return v1.Shell{}, invalid(f.Field, "%s", f.Message)
+			return v1.Shell{}, usererror.Invalid(f.Field, "%s", f.Message)
 		}
 		req := v1.ShellRequest{
 			Exec:       v1.Exec{Argv: r.Argv, Command: r.Command, Cwd: r.Cwd, Env: r.Env, User: r.User, TimeoutMS: r.TimeoutMS},
@@ -85,7 +85,7 @@ func (e *Engine) Attach(ctx context.Context, p Principal, sandbox, id string) (*
 		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "shell %q has no terminal: read its output and write to its input instead", id)
 	default:
 		a.state, err = use.Shell(use.Ctx, id)
-		err = e.endedOr(l, err)
+		err = l.Explain(err)
 	}
 	if err != nil {
 		a.Leave()
@@ -113,7 +113,7 @@ func (a *Attachment) Size() (cols, rows int) {
 func (a *Attachment) Follow(offset int64, sink func(offset int64, data []byte) error) (v1.ExecResult, error) {
 	end, err := a.use.Output(a.use.Ctx, wire.Output{ID: a.row.ID, Stream: wire.Stdout, Offset: offset, Follow: true}, sink)
 	if err != nil {
-		return v1.ExecResult{}, a.e.endedOr(a.lease, err)
+		return v1.ExecResult{}, a.lease.Explain(err)
 	}
 	a.e.recordShellEnd(a.use.Ctx, end.Shell)
 	sh := presentShell(a.row, end.Shell)
@@ -126,23 +126,23 @@ func (a *Attachment) Follow(offset int64, sink func(offset int64, data []byte) e
 // Type copies r to the terminal's input until r ends. taken is called with the total bytes that the
 // terminal accepted.
 func (a *Attachment) Type(r io.Reader, taken func(total int64)) error {
-	return a.e.endedOr(a.lease, a.use.Type(a.use.Ctx, a.row.ID, r, taken))
+	return a.lease.Explain(a.use.Type(a.use.Ctx, a.row.ID, r, taken))
 }
 
 // Resize sets the terminal's size. If several clients are attached, the last call wins.
 func (a *Attachment) Resize(cols, rows int) error {
 	if f := wire.CheckSize(cols, rows); f != nil {
-		return invalid(f.Field, "%s", f.Message)
+		return usererror.Invalid(f.Field, "%s", f.Message)
 	}
-	return a.e.endedOr(a.lease, a.use.Resize(a.use.Ctx, wire.Resize{ID: a.row.ID, Cols: cols, Rows: rows}))
+	return a.lease.Explain(a.use.Resize(a.use.Ctx, wire.Resize{ID: a.row.ID, Cols: cols, Rows: rows}))
 }
 
 // Signal sends a signal to every process of the terminal's command.
 func (a *Attachment) Signal(number int) error {
 	if number < 1 || number > 64 {
-		return invalid("signal", "is %d: from 1 to 64", number)
+		return usererror.Invalid("signal", "is %d: from 1 to 64", number)
 	}
-	return a.e.endedOr(a.lease, a.use.Signal(a.use.Ctx, wire.Signal{ID: a.row.ID, Number: number, All: true}))
+	return a.lease.Explain(a.use.Signal(a.use.Ctx, wire.Signal{ID: a.row.ID, Number: number, All: true}))
 }
 
 // Ended reports whether err means that the command has ended.

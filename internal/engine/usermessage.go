@@ -17,7 +17,7 @@ import (
 // The texts of errors that wrap it may name host paths or quote a driver.
 func ForCallers(err error) error {
 	for _, find := range []func(error) error{
-		As[*InvalidError], As[*strictjson.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*tool.WebError], As[*search.AnswerError], As[*guest.Error],
+		As[*usererror.InvalidError], As[*strictjson.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*tool.WebError], As[*search.AnswerError], As[*guest.Error],
 	} {
 		if got := find(err); got != nil {
 			return got
@@ -54,5 +54,5 @@ func inputErrorForCaller(err error) error {
 	case e.Type != "": // the profile defines the whole message
 		return &usererror.Error{Message: e.Message, Class: err}
 	}
-	return &InvalidError{Field: cmp.Or(e.Field, "input"), Message: e.Message, Class: err}
+	return &usererror.InvalidError{Field: cmp.Or(e.Field, "input"), Message: e.Message, Class: err}
 }

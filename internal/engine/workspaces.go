@@ -59,10 +59,10 @@ func workspaceError(err error, disk, name string) error {
 		return nil
 	}
 	if busy, ok := errors.AsType[*volumes.BusyError](err); ok {
-		return &InvalidError{Field: "workspace", Class: errdefs.ErrUnavailable, Message: busyText(busy, name)}
+		return &usererror.InvalidError{Field: "workspace", Class: errdefs.ErrUnavailable, Message: busyText(busy, name)}
 	}
 	if full, ok := errors.AsType[*volumes.FullError](err); ok {
-		return &InvalidError{Field: "workspace", Class: errdefs.ErrFailedPrecondition,
+		return &usererror.InvalidError{Field: "workspace", Class: errdefs.ErrFailedPrecondition,
 			Message: fmt.Sprintf("%q has no room for %s: remove files, discard overlays, or resize it", name, full.For)}
 	}
 	if disk == name || disk == "" {
@@ -113,10 +113,10 @@ func (e *Engine) CreateWorkspace(ctx context.Context, p Principal, r v1.Workspac
 		}
 		w, err := e.createWithinQuota(ctx, p, disk, volumes.CreateOptions{QuotaBytes: r.QuotaBytes})
 		switch {
-		case As[*InvalidError](err) != nil:
+		case As[*usererror.InvalidError](err) != nil:
 			return v1.Workspace{}, err
 		case errdefs.IsInvalidArgument(err):
-			return v1.Workspace{}, invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, ownedPrefix)
+			return v1.Workspace{}, usererror.Invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, ownedPrefix)
 		case errdefs.IsAlreadyExists(err):
 			return v1.Workspace{}, usererror.Errorf(errdefs.ErrAlreadyExists, "workspace %q already exists", r.Name)
 		}
@@ -184,7 +184,7 @@ func (e *Engine) DeleteWorkspace(ctx context.Context, p Principal, name string) 
 		e.events.publish(v1.ServiceEvent{Type: "workspace.removed", Caller: p.Caller, Workspace: name})
 		return workspaceError(err, disk, name)
 	}
-	again, cancel := detach(ctx, 10*time.Second)
+	again, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if _, find := e.findWorkspace(p, name); find == nil {
 		err = errors.Join(err, e.recordOwner(again, p, disk, name))

@@ -16,6 +16,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -96,7 +97,7 @@ func (f *fake) CallTool(
 		Command string `json:"command"`
 	}
 	if err := json.Unmarshal(r.Input, &in); err != nil || in.Command == "" {
-		return v1.ToolResult{}, &engine.InvalidError{Field: "input.command", Message: "is missing"}
+		return v1.ToolResult{}, &usererror.InvalidError{Field: "input.command", Message: "is missing"}
 	}
 	res := v1.ToolResult{ID: id, Tool: name, Ending: "exited", SandboxID: "sb-1"}
 	verb, rest, _ := strings.Cut(in.Command, " ")

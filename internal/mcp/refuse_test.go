@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Every refusal of a tool call is recorded, at whatever point it is refused.
@@ -70,7 +71,7 @@ func TestRefusedCallIsRecorded(t *testing.T) {
 // The engine refuses and records a profile that the caller may not use.
 func TestRefusedProfileReachesEngine(t *testing.T) {
 	f := newFake()
-	f.toolsErr = &engine.InvalidError{Field: "profile", Message: "is not yours to choose"}
+	f.toolsErr = &usererror.InvalidError{Field: "profile", Message: "is not yours to choose"}
 	f.callErr = f.toolsErr
 	at, _ := serve(t, Options{Engine: f})
 	id := introduce(t, at, "ben")
