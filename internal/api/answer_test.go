@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func serveOne(t *testing.T, stall time.Duration, h handler) *httptest.Server {
@@ -51,7 +51,7 @@ func TestUnauthenticatedClientThatNeverReadsIsDroppedSoon(t *testing.T) {
 	ended := make(chan error, 1)
 	s := New(Options{Token: "secret"})
 	s.stall = time.Hour
-	handle := func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
+	handle := func(w http.ResponseWriter, _ *http.Request, _ caller.Principal) error {
 		for {
 			if _, err := w.Write(make([]byte, 32<<10)); err != nil {
 				ended <- err
@@ -87,7 +87,7 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ended := make(chan error, 1)
-			srv := serveOne(t, time.Second, func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
+			srv := serveOne(t, time.Second, func(w http.ResponseWriter, _ *http.Request, _ caller.Principal) error {
 				for {
 					if err := piece(w); err != nil {
 						ended <- err
@@ -104,7 +104,7 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 func TestSilentAnswerIsNotDropped(t *testing.T) {
 	t.Parallel()
 	const stall = 4 * time.Second
-	srv := serveOne(t, stall, func(w http.ResponseWriter, r *http.Request, _ engine.Principal) error {
+	srv := serveOne(t, stall, func(w http.ResponseWriter, r *http.Request, _ caller.Principal) error {
 		for _, piece := range []string{"first ", "last"} {
 			if _, err := io.WriteString(w, piece); err != nil {
 				return err

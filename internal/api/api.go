@@ -24,6 +24,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -58,9 +59,9 @@ type Options struct {
 	ShellCaller string
 	// MCP serves /mcp. If nil, the path does not exist.
 	MCP interface {
-		Serve(w http.ResponseWriter, r *http.Request, p engine.Principal)
+		Serve(w http.ResponseWriter, r *http.Request, p caller.Principal)
 		// Refuse records the tool calls of a request that is refused before Serve.
-		Refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, cause error) error
+		Refuse(w http.ResponseWriter, r *http.Request, p caller.Principal, cause error) error
 	}
 	// Bodies bounds the memory of request bodies.
 	Bodies BodyBudget
@@ -183,7 +184,7 @@ func (s *Server) untilStop(r *http.Request) (context.Context, context.CancelFunc
 }
 
 // handler serves a route. It writes an answer or returns an error, never both.
-type handler func(w http.ResponseWriter, r *http.Request, p engine.Principal) error
+type handler func(w http.ResponseWriter, r *http.Request, p caller.Principal) error
 
 type route struct {
 	method, path string // method "": all methods
@@ -199,7 +200,7 @@ type route struct {
 	twice bool
 	// refused records a tool call that did not reach handle. It is nil for routes that are not tool
 	// calls.
-	refused func(w http.ResponseWriter, r *http.Request, p engine.Principal, err error) error
+	refused func(w http.ResponseWriter, r *http.Request, p caller.Principal, err error) error
 	// summary, query, body and answer describe the route in /openapi.json.
 	summary      string
 	query        []string
@@ -218,7 +219,7 @@ func (s *Server) wrap(rt route) http.Handler {
 			out.stall = min(out.stall, refusedTime)
 		}
 		if rt.open && errors.Is(err, errUnauthenticated) { // invalid credentials are refused here too
-			p, err = engine.Principal{}, nil
+			p, err = caller.Principal{}, nil
 		}
 		end, full := s.conns.begin(r, s.holder(rt, r, p))
 		defer end()
@@ -257,7 +258,7 @@ func (s *Server) wrap(rt route) http.Handler {
 }
 
 // serve calls a route's handler, answers its error, and returns the body's memory to the budget.
-func (s *Server) serve(out *answer, r *http.Request, rt route, p engine.Principal) {
+func (s *Server) serve(out *answer, r *http.Request, rt route, p caller.Principal) {
 	r, in := s.receive(out, r, rt, p)
 	defer in.boundRest()
 	defer in.release()
@@ -273,7 +274,7 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, p engine.Principa
 // paceRefusal counts n refusals of the caller and waits until the request may be answered. It does
 // not count errors of the service, and not connections over the limit, because those end with the
 // answer.
-func (s *Server) paceRefusal(p engine.Principal, err error, n int) {
+func (s *Server) paceRefusal(p caller.Principal, err error, n int) {
 	if _, over := errors.AsType[*connectionError](err); !over && problem(err).Status < http.StatusInternalServerError {
 		s.opts.Refusals.Wait(p, n)
 	}
@@ -281,16 +282,16 @@ func (s *Server) paceRefusal(p engine.Principal, err error, n int) {
 
 // holder returns the caller that a request counts for. A command without a token counts for the
 // caller that it runs as, even if its sender has more rights.
-func (s *Server) holder(rt route, r *http.Request, p engine.Principal) engine.Principal {
+func (s *Server) holder(rt route, r *http.Request, p caller.Principal) caller.Principal {
 	if rt.path == shellCompatRoute && p.Token == "" && checkLocal(r) == nil {
-		return engine.Principal{Caller: s.opts.ShellCaller}
+		return caller.Principal{Caller: s.opts.ShellCaller}
 	}
 	return p
 }
 
 // refuse records the refusal of a tool call that does not reach its handler, and returns the error
 // to answer.
-func (rt route) refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, err error) error {
+func (rt route) refuse(w http.ResponseWriter, r *http.Request, p caller.Principal, err error) error {
 	if rt.refused == nil {
 		return err
 	}
@@ -311,7 +312,7 @@ func dropBody(w http.ResponseWriter, r *http.Request) error {
 }
 
 // handle calls a handler and returns a panic in it as an error, which is logged and answered.
-func handle(w http.ResponseWriter, r *http.Request, h handler, principal engine.Principal) (err error) {
+func handle(w http.ResponseWriter, r *http.Request, h handler, principal caller.Principal) (err error) {
 	defer func() {
 		switch p := recover(); p {
 		case nil:
@@ -327,21 +328,21 @@ func handle(w http.ResponseWriter, r *http.Request, h handler, principal engine.
 // identify returns the caller of a request. A token that the service issued identifies its caller
 // on every listener. A request without an Authorization header is the local operator, if the
 // service has no token of its own. If it has one, only that token identifies the operator.
-func (s *Server) identify(r *http.Request) (engine.Principal, error) {
+func (s *Server) identify(r *http.Request) (caller.Principal, error) {
 	got, given, err := bearerToken(r.Header)
-	p := engine.Local("")
+	p := caller.Local("")
 	switch {
 	case err != nil:
-		return engine.Principal{}, err
+		return caller.Principal{}, err
 	case !given && s.opts.Token != "":
-		return engine.Principal{}, errUnauthenticated
+		return caller.Principal{}, errUnauthenticated
 	case !given:
 	case s.opts.Token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) == 1:
-	case !strings.HasPrefix(got, engine.TokenPrefix):
-		return engine.Principal{}, engine.ErrToken
+	case !strings.HasPrefix(got, caller.TokenPrefix):
+		return caller.Principal{}, caller.ErrToken
 	default:
-		if p, err = s.opts.Engine.Identify(r.Context(), got); err != nil {
-			return engine.Principal{}, err
+		if p, err = s.opts.Engine.Callers.Identify(r.Context(), got); err != nil {
+			return caller.Principal{}, err
 		}
 	}
 	p.Key, p.Via = r.Header.Get("Idempotency-Key"), "http"
@@ -350,7 +351,7 @@ func (s *Server) identify(r *http.Request) (engine.Principal, error) {
 
 // serveMCP forwards a request of the Model Context Protocol, which answers errors in its own form.
 // A body that is refused may be a tool call, so it is recorded as one.
-func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if in, ok := r.Body.(*callBody); ok {
 		raw, err := in.hold()
 		if err != nil {
@@ -367,6 +368,6 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p engine.Princ
 }
 
 // unknown answers requests that match no route.
-func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ engine.Principal) error {
+func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ caller.Principal) error {
 	return usererror.Errorf(errdefs.ErrNotFound, "route %s %s not found: see /openapi.json", r.Method, r.URL.Path)
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func (s *Server) approvalRoutes() []route {
@@ -33,7 +33,7 @@ func (s *Server) approvalRoutes() []route {
 	}
 }
 
-func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "state")
 	if q.err != nil {
 		return q.err
@@ -42,7 +42,7 @@ func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, p engine.
 	return replyList(w, items, err)
 }
 
-func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Approval(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.ApprovalAnswer
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p engine
 // watchApprovals sends the pending approval requests and then every change, until the client leaves
 // or a hand-over begins. A client that is too slow is disconnected. It gets all pending requests
 // again when it reconnects.
-func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if q := queryOf(r); q.err != nil {
 		return q.err
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
@@ -57,7 +58,7 @@ func (q *query) time(name string) time.Time {
 	return t
 }
 
-func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	f, err := auditFilter(r)
 	if err != nil {
 		return err
@@ -68,7 +69,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p engine.Prin
 
 // exportAudit streams records. An error in the middle aborts the answer, so that the client cannot
 // take it for complete.
-func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	f, err := auditFilter(r)
 	if err != nil {
 		return err
@@ -77,7 +78,7 @@ func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return s.opts.Engine.ExportAudit(r.Context(), p, f, w)
 }
 
-func (s *Server) verifyAudit(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) verifyAudit(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "head")
 	if q.err != nil {
 		return q.err

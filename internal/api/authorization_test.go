@@ -14,17 +14,17 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // talker is an MCP server that reports who called.
 type talker struct{}
 
-func (talker) Serve(w http.ResponseWriter, _ *http.Request, p engine.Principal) {
+func (talker) Serve(w http.ResponseWriter, _ *http.Request, p caller.Principal) {
 	fmt.Fprintf(w, "operator %v", p.Operator)
 }
 
-func (talker) Refuse(_ http.ResponseWriter, _ *http.Request, _ engine.Principal, cause error) error {
+func (talker) Refuse(_ http.ResponseWriter, _ *http.Request, _ caller.Principal, cause error) error {
 	return cause
 }
 
@@ -77,7 +77,7 @@ func rawly(t *testing.T, at net.Addr, head string) (status int, body string) {
 func TestInvalidAuthorizationIsRefusedOnEveryRoute(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	tok, err := e.CreateToken(t.Context(), engine.Local(""), v1.TokenRequest{Caller: "ann", Trust: 1})
+	tok, err := e.Callers.CreateToken(t.Context(), caller.Local(""), v1.TokenRequest{Caller: "ann", Trust: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -85,7 +85,7 @@ type callBody struct {
 	src       io.ReadCloser
 	w         http.ResponseWriter
 	ctl       *http.ResponseController
-	principal engine.Principal
+	principal caller.Principal
 	budget    *budget
 	refusals  *RefusalPacer
 	pace      bodyPace
@@ -105,7 +105,7 @@ type callBody struct {
 // receive replaces the body of a request, if it has one, by a callBody and returns both. It returns
 // a copy of r, because net/http inspects the body of the original request.
 func (s *Server) receive(
-	w http.ResponseWriter, r *http.Request, rt route, p engine.Principal,
+	w http.ResponseWriter, r *http.Request, rt route, p caller.Principal,
 ) (*http.Request, *callBody) {
 	b := &callBody{
 		src: r.Body, w: w, ctl: http.NewResponseController(w), principal: p, budget: s.bodies,

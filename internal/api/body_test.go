@@ -22,7 +22,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // spent returns the bytes that bodies hold, and the number of callers that hold some.
@@ -203,7 +203,7 @@ func allocatedByBody(t *testing.T, s *Server, text string, declared int64) uint6
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/run", strings.NewReader(text))
 	r.ContentLength = declared
-	r, in := s.receive(httptest.NewRecorder(), r, route{body: v1.Run{}, limit: maxExecBody}, engine.Local(""))
+	r, in := s.receive(httptest.NewRecorder(), r, route{body: v1.Run{}, limit: maxExecBody}, caller.Local(""))
 	defer in.release()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -317,10 +317,10 @@ func TestBodyIsNotReadBeforeCallerIsIdentified(t *testing.T) {
 
 func TestBudgetReservesShares(t *testing.T) {
 	b := newBudget(BodyBudget{Total: 1 << 20, Caller: 512 << 10})
-	op := engine.Principal{Caller: "ops", Operator: true}
-	ann, ben, eve := engine.Principal{Caller: "ann"}, engine.Principal{Caller: "ben"}, engine.Principal{Caller: "eve"}
+	op := caller.Principal{Caller: "ops", Operator: true}
+	ann, ben, eve := caller.Principal{Caller: "ann"}, caller.Principal{Caller: "ben"}, caller.Principal{Caller: "eve"}
 	for _, c := range []struct {
-		who  engine.Principal
+		who  caller.Principal
 		n    int64
 		says string
 	}{
@@ -397,7 +397,7 @@ func TestRefusedCallRecordsBoundedInput(t *testing.T) {
 // reading is an MCP server that reads the whole body.
 type reading struct{ during func(whole int) }
 
-func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ engine.Principal) {
+func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ caller.Principal) {
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -408,7 +408,7 @@ func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ engine.Principa
 }
 
 // Refuse records nothing.
-func (reading) Refuse(_ http.ResponseWriter, _ *http.Request, _ engine.Principal, cause error) error {
+func (reading) Refuse(_ http.ResponseWriter, _ *http.Request, _ caller.Principal, cause error) error {
 	return cause
 }
 

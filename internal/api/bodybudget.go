@@ -6,7 +6,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // Defaults of BodyBudget. They are the smallest values that let every route receive its largest
@@ -54,7 +54,7 @@ func newBudget(o BodyBudget) *budget {
 
 // check returns an error unless a body that holds have bytes may take n more. The caller holds
 // b.mu.
-func (b *budget) check(p engine.Principal, have, n int64) error {
+func (b *budget) check(p caller.Principal, have, n int64) error {
 	if b.byCaller[p.Caller]+n > b.caller {
 		return overBudget("your requests", "requests.caller_bodies", b.caller)
 	}
@@ -79,14 +79,14 @@ func overBudget(whose, key string, limit int64) error {
 }
 
 // checkRoom returns an error unless a body of n bytes would fit now. It reserves nothing.
-func (b *budget) checkRoom(p engine.Principal, n int64) error {
+func (b *budget) checkRoom(p caller.Principal, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.check(p, 0, n)
 }
 
 // charge charges n more bytes to a body that holds have bytes.
-func (b *budget) charge(p engine.Principal, have, n int64) error {
+func (b *budget) charge(p caller.Principal, have, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.check(p, have, n); err != nil {
@@ -99,7 +99,7 @@ func (b *budget) charge(p engine.Principal, have, n int64) error {
 }
 
 // release returns n bytes to the budget.
-func (b *budget) release(p engine.Principal, n int64) {
+func (b *budget) release(p caller.Principal, n int64) {
 	if n == 0 {
 		return
 	}

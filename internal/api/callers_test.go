@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
@@ -129,7 +130,7 @@ func TestErrorsHideHostDetails(t *testing.T) {
 		"around what is said": {fmt.Errorf("%s: %w", host, usererror.Errorf(errdefs.ErrUnavailable, "try later")), 503,
 			"try later"},
 		"around a quota": {fmt.Errorf("%s: %w", host,
-			&engine.QuotaError{Quota: "calls", Limit: 1, Used: 1, Unit: "u"}), 429, "the quota calls is used up"},
+			&caller.QuotaError{Quota: "calls", Limit: 1, Used: 1, Unit: "u"}), 429, "the quota calls is used up"},
 		"around an end": {fmt.Errorf("%s: %w", host, &engine.EndedError{ID: "x", Reason: "idle"}), 404,
 			"sandbox x is gone: idle"},
 		"around the guest's": {fmt.Errorf("%s: %w", host, &guest.Error{Code: wire.NotFound, Message: "no file"}), 404,
@@ -140,7 +141,7 @@ func TestErrorsHideHostDetails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var logged bytes.Buffer
 			log := slog.New(slog.NewTextHandler(&logged, nil))
-			p := problem(redactError(engine.Principal{Caller: "ann"}, log, c.err))
+			p := problem(redactError(caller.Principal{Caller: "ann"}, log, c.err))
 			if strings.Contains(p.Detail, "/var") || strings.Contains(p.Detail, "goroutine") ||
 				!strings.Contains(p.Detail, c.want) || p.Status != c.status {
 				t.Errorf("problem = %d %q, want no details of the host", p.Status, p.Detail)
@@ -152,7 +153,7 @@ func TestErrorsHideHostDetails(t *testing.T) {
 			if ref != "" && (!strings.Contains(logged.String(), ref) || !strings.Contains(logged.String(), host)) {
 				t.Errorf("the log has %q", logged.String())
 			}
-			if p := problem(redactError(engine.Local(""), log, c.err)); p.Status != c.status ||
+			if p := problem(redactError(caller.Local(""), log, c.err)); p.Status != c.status ||
 				c.status != 500 && !strings.Contains(p.Detail, "/var") {
 				t.Errorf("an operator is told %q", p.Detail)
 			}

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // A request counts until its handler returns, also when its connection is closed.
@@ -22,7 +22,7 @@ func TestRequestCountsAfterConnectionCloses(t *testing.T) {
 	l := newConnLimiter(connBounds{total: 8, anonymous: 2, callers: 4, requests: 2, streams: 2},
 		slog.New(slog.DiscardHandler))
 	r := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
-	ann := engine.Principal{Caller: "ann"}
+	ann := caller.Principal{Caller: "ann"}
 	first, err := l.begin(r, ann)
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestAcceptWithoutDescriptorsClosesCallerConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
-	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), engine.Principal{Caller: "ann"}); err != nil {
+	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), caller.Principal{Caller: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	full.failed.Store(false)

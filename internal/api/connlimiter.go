@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // Shares of the file descriptors that this process may open.
@@ -65,7 +65,7 @@ func boundsOf(files, requests, streams int) connBounds {
 // anonymous connection evicts the anonymous one that waits longest. A caller's connection evicts
 // one of the caller with the most connections: idle ones first, then the newest. Operators evict
 // callers, and lose only idle connections to other operators. A caller with too many requests or
-// streams gets a *engine.QuotaError.
+// streams gets a *caller.QuotaError.
 type connLimiter struct {
 	bounds connBounds
 	log    *slog.Logger
@@ -222,7 +222,7 @@ func (l *connLimiter) forget(h *connHolder) {
 }
 
 // holder returns the holder for the connections of a call. The caller holds the lock.
-func (l *connLimiter) holder(p engine.Principal) *connHolder {
+func (l *connLimiter) holder(p caller.Principal) *connHolder {
 	switch {
 	case p.Operator:
 		return l.operators
@@ -239,7 +239,7 @@ func (l *connLimiter) holder(p engine.Principal) *connHolder {
 
 // begin counts a request of the call's caller until end is called, and assigns its connection to
 // that caller. Operators and anonymous requests are bounded only by their connections.
-func (l *connLimiter) begin(r *http.Request, p engine.Principal) (end func(), err error) {
+func (l *connLimiter) begin(r *http.Request, p caller.Principal) (end func(), err error) {
 	none := func() {}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -280,11 +280,11 @@ func (l *connLimiter) begin(r *http.Request, p engine.Principal) (end func(), er
 // connectionError is the refusal of a connection over its holder's limit, not of a request.
 type connectionError struct{ error }
 
-// Unwrap returns the *engine.QuotaError.
+// Unwrap returns the *caller.QuotaError.
 func (e *connectionError) Unwrap() error { return e.error }
 
 func tooMany(quota string, used, limit int, unit string) error {
-	return &engine.QuotaError{Quota: quota, Limit: int64(limit), Used: int64(used), Unit: unit, RetryAfter: retryTime}
+	return &caller.QuotaError{Quota: quota, Limit: int64(limit), Used: int64(used), Unit: unit, RetryAfter: retryTime}
 }
 
 // assign gives a connection that serves a request to h, and evicts another one if needed. The

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
@@ -135,7 +136,7 @@ func (p *peer) closed(t *testing.T, who string) {
 
 func tokenOf(t *testing.T, e *engine.Engine, r v1.TokenRequest) []string {
 	t.Helper()
-	tok, err := e.CreateToken(t.Context(), engine.Local(""), r)
+	tok, err := e.Callers.CreateToken(t.Context(), caller.Local(""), r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +352,7 @@ func TestHijackedConnectionCounts(t *testing.T) {
 	s := New(Options{})
 	s.conns.bounds = connBounds{total: 8, anonymous: 2, callers: 4, requests: 4, streams: 2}
 	leave := make(chan struct{})
-	hijack := func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
+	hijack := func(w http.ResponseWriter, _ *http.Request, _ caller.Principal) error {
 		c, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return err

@@ -4,7 +4,7 @@ import (
 	"net/http"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func (s *Server) egressRoutes() []route {
@@ -24,7 +24,7 @@ func (s *Server) egressRoutes() []route {
 	}
 }
 
-func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Egress(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
@@ -32,7 +32,7 @@ func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, p engine.Prin
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.Egress
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p engine.Prin
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) deleteEgress(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) deleteEgress(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if _, err := s.opts.Engine.SetEgress(r.Context(), p, r.PathValue("id"), v1.Egress{}); err != nil {
 		return err
 	}

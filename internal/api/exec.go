@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
@@ -23,7 +24,7 @@ const (
 // runFunc runs a command with the given streams.
 type runFunc func(st engine.Stream) (v1.ExecResult, error)
 
-func (s *Server) exec(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) exec(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.Exec
 	stdin, err := execBody(w, r, &req)
 	if err != nil {
@@ -34,7 +35,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, p engine.Principal
 	})
 }
 
-func (s *Server) run(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) run(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.Run
 	stdin, err := execBody(w, r, &req)
 	if err != nil {

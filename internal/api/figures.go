@@ -4,7 +4,7 @@ import (
 	"net/http"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func (s *Server) figureRoutes() []route {
@@ -17,7 +17,7 @@ func (s *Server) figureRoutes() []route {
 	}
 }
 
-func (s *Server) figures(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) figures(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Figures(r.Context(), p)
 	if err != nil {
 		return err

@@ -8,7 +8,7 @@ import (
 	"strconv"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
@@ -20,22 +20,22 @@ type Listing struct {
 
 // fileOps has the operations on files in a sandbox, or in a workspace at rest.
 type fileOps struct {
-	read func(context.Context, engine.Principal, string, wire.FileRequest) (io.ReadCloser, v1.File, error)
-	stat func(context.Context, engine.Principal, string, wire.FileRequest) (v1.File, error)
-	list func(context.Context, engine.Principal, string, wire.FileRequest) ([]v1.File, bool, error)
+	read func(context.Context, caller.Principal, string, wire.FileRequest) (io.ReadCloser, v1.File, error)
+	stat func(context.Context, caller.Principal, string, wire.FileRequest) (v1.File, error)
+	list func(context.Context, caller.Principal, string, wire.FileRequest) ([]v1.File, bool, error)
 }
 
-func (s *Server) getFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	e := s.opts.Engine
 	return fileOps{e.ReadFile, e.StatFile, e.ListFiles}.get(w, r, p, r.PathValue("id"))
 }
 
-func (s *Server) getWorkspaceFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getWorkspaceFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	e := s.opts.Engine
 	return fileOps{e.ReadWorkspaceFile, e.StatWorkspaceFile, e.ListWorkspaceFiles}.get(w, r, p, r.PathValue("name"))
 }
 
-func (f fileOps) get(w http.ResponseWriter, r *http.Request, p engine.Principal, of string) (err error) {
+func (f fileOps) get(w http.ResponseWriter, r *http.Request, p caller.Principal, of string) (err error) {
 	q := queryOf(r, "path", "offset", "limit", "list", "stat")
 	req, list, stat := q.file(), q.boolean("list"), q.boolean("stat")
 	if list && stat {
@@ -73,7 +73,7 @@ func (f fileOps) get(w http.ResponseWriter, r *http.Request, p engine.Principal,
 	return err
 }
 
-func (s *Server) putFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) putFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "path", "mode", "dir")
 	req, dir := q.file(), q.boolean("dir")
 	if q.err != nil {
@@ -95,7 +95,7 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request, p engine.Princi
 	return reply(w, http.StatusOK, info)
 }
 
-func (s *Server) moveFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) moveFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "path", "to")
 	if q.err != nil {
 		return q.err
@@ -107,7 +107,7 @@ func (s *Server) moveFile(w http.ResponseWriter, r *http.Request, p engine.Princ
 	return reply(w, http.StatusOK, info)
 }
 
-func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "path", "recursive")
 	req := q.file()
 	if q.err != nil {
@@ -120,7 +120,7 @@ func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return nil
 }
 
-func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.WorkspaceRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -132,7 +132,7 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p engin
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Workspaces(r.Context(), p)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, p engine
 	return reply(w, http.StatusOK, v1.List[v1.Workspace]{Items: items})
 }
 
-func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Workspace(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, p engine.P
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if err := s.opts.Engine.DeleteWorkspace(r.Context(), p, r.PathValue("name")); err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, p engin
 	return nil
 }
 
-func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "path", "mode", "dir")
 	req, dir := q.file(), q.boolean("dir")
 	if q.err != nil {
@@ -177,7 +177,7 @@ func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, p engi
 	return reply(w, http.StatusOK, info)
 }
 
-func (s *Server) removeWorkspaceFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) removeWorkspaceFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "path", "recursive")
 	req := q.file()
 	if q.err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // A query with an invalid part is refused as a whole.
@@ -102,7 +102,7 @@ func TestUnusedBodyDoesNotHoldConnection(t *testing.T) {
 func TestPanicIsAnswered(t *testing.T) {
 	var log strings.Builder
 	s := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
-	panics := func(http.ResponseWriter, *http.Request, engine.Principal) error { panic("a nil somewhere") }
+	panics := func(http.ResponseWriter, *http.Request, caller.Principal) error { panic("a nil somewhere") }
 	h := s.wrap(route{handle: panics})
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))

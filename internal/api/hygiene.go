@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -32,7 +33,7 @@ var generalMessages = map[string]string{
 // redactError returns the error that the caller may see. Operators see the whole error. Others see
 // the part that was written for callers, or else a general message with a reference; the log has
 // the error under that reference.
-func redactError(principal engine.Principal, log *slog.Logger, err error) error {
+func redactError(principal caller.Principal, log *slog.Logger, err error) error {
 	if err == nil || principal.Operator {
 		return err
 	}
@@ -61,7 +62,7 @@ func redactedProblem(w any, err error) *v1.Problem {
 	if a, ok := w.(*answer); ok && a.redact != nil {
 		err = a.redact(err)
 	} else {
-		err = redactError(engine.Principal{}, slog.New(slog.DiscardHandler), err)
+		err = redactError(caller.Principal{}, slog.New(slog.DiscardHandler), err)
 	}
 	return problem(err)
 }

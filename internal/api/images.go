@@ -6,7 +6,7 @@ import (
 	"net/http"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func (s *Server) imageRoutes() []route {
@@ -45,12 +45,12 @@ func (s *Server) imageRoutes() []route {
 	}
 }
 
-func (s *Server) listImages(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listImages(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Images(r.Context(), p)
 	return replyList(w, items, err)
 }
 
-func (s *Server) importImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) importImage(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "ref")
 	if q.err != nil {
 		return q.err
@@ -62,7 +62,7 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return reply(w, http.StatusCreated, v1.List[v1.Image]{Items: got})
 }
 
-func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "ref")
 	if q.err != nil {
 		return q.err
@@ -76,7 +76,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, p engine.Pr
 
 // pullImage answers when the image is stored, or reports progress as events. If the client goes
 // away, the pull is canceled unless others wait for it.
-func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.PullRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p engine.Prin
 }
 
 // buildImage reads the whole context before it answers.
-func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "ref", "file", "target", "network", "args", "keep")
 	req := v1.BuildRequest{Ref: q.text("ref"), File: q.text("file"), Target: q.text("target"),
 		Network: q.text("network"), Keep: q.boolean("keep")}
@@ -138,7 +138,7 @@ func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: got})
 }
 
-func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "dry_run")
 	dry := q.boolean("dry_run")
 	if q.err != nil {
@@ -151,7 +151,7 @@ func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, p engine.
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) pinImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) pinImage(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "ref")
 	if q.err != nil {
 		return q.err

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 type object = map[string]any
@@ -18,7 +18,7 @@ var pathParameter = regexp.MustCompile(`\{(\w+)(\.\.\.)?\}`)
 
 // openapi answers with the description of the interface. It is generated from the routes and the
 // types, so that it cannot differ from them.
-func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
+func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ caller.Principal) error {
 	schemas := object{}
 	paths := map[string]object{}
 	for _, r := range s.routes() {
@@ -37,7 +37,7 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Princi
 	schemaOf(reflect.TypeFor[v1.Problem](), schemas)
 	return reply(w, http.StatusOK, object{
 		"openapi": "3.1.0",
-		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version(engine.Principal{}).Version},
+		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version(caller.Principal{}).Version},
 		"paths":   paths,
 		"components": object{
 			"schemas":         schemas,

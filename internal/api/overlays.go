@@ -4,7 +4,7 @@ import (
 	"net/http"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func (s *Server) overlayRoutes() []route {
@@ -51,7 +51,7 @@ func (s *Server) overlayRoutes() []route {
 	}
 }
 
-func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Overlays(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, p engine.P
 	return reply(w, http.StatusOK, v1.List[v1.Overlay]{Items: items})
 }
 
-func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Overlay(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.DiffRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -79,7 +79,7 @@ func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.CommitRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p engine.
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "end")
 	end := q.boolean("end")
 	if q.err != nil {
@@ -104,7 +104,7 @@ func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p engine
 	return nil
 }
 
-func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.SnapshotRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p engine.P
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Snapshots(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, p engine.
 	return reply(w, http.StatusOK, v1.List[v1.Snapshot]{Items: items})
 }
 
-func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if err := s.opts.Engine.RemoveSnapshot(r.Context(), p, r.PathValue("name"), r.PathValue("id")); err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, p engine
 	return nil
 }
 
-func (s *Server) restore(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) restore(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.RestoreRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err

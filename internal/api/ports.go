@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
@@ -52,7 +53,7 @@ func portFrom(r *http.Request) (int, error) {
 // proxyPort forwards one request to a server in a sandbox. Each request has its own connection, so
 // that a lease without requests counts as idle. portheader.go describes which fields are not
 // forwarded.
-func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal engine.Principal) error {
+func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal caller.Principal) error {
 	port, err := portFrom(r)
 	if err != nil {
 		return err
@@ -105,7 +106,7 @@ func (s *Server) portFailure(err error, port int) error {
 }
 
 // dialPort connects the client's connection to the server in the sandbox.
-func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	port, err := portFrom(r)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
@@ -79,7 +80,7 @@ func problem(err error) *v1.Problem {
 	if e, ok := errors.AsType[*engine.EmptyError](err); ok {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}
-	if e, ok := errors.AsType[*engine.QuotaError](err); ok && e.RetryAfter > 0 {
+	if e, ok := errors.AsType[*caller.QuotaError](err); ok && e.RetryAfter > 0 {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}
 	if _, ok := errors.AsType[*engine.EndedError](err); ok {

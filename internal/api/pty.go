@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -32,7 +32,7 @@ type ptyRequest struct {
 
 // pty connects a terminal to a WebSocket. It refuses invalid requests before it opens anything,
 // with a normal error answer.
-func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) pty(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if err := checkUpgrade(r); err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 const (
@@ -44,7 +44,7 @@ func NewRefusalPacer() *RefusalPacer {
 // Wait counts n refusals of the caller and returns when the answer may be sent, at most
 // maxRefusalDelay later. It does not return early if the client leaves; otherwise clients could
 // avoid the delay.
-func (p *RefusalPacer) Wait(principal engine.Principal, n int) {
+func (p *RefusalPacer) Wait(principal caller.Principal, n int) {
 	if principal.Operator {
 		return
 	}

@@ -8,11 +8,11 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // waits returns how long n calls of Wait take one after the other.
-func waits(p *RefusalPacer, principal engine.Principal, n int) time.Duration {
+func waits(p *RefusalPacer, principal caller.Principal, n int) time.Duration {
 	began := time.Now()
 	for range n {
 		p.Wait(principal, 1)
@@ -23,7 +23,7 @@ func waits(p *RefusalPacer, principal engine.Principal, n int) time.Duration {
 func TestRefusalPacerDelaysOnlyCallerOverRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewRefusalPacer()
-		mallory, bob := engine.Principal{Caller: "mallory"}, engine.Principal{Caller: "bob"}
+		mallory, bob := caller.Principal{Caller: "mallory"}, caller.Principal{Caller: "bob"}
 		if got := waits(p, mallory, refusalBurst); got != 0 {
 			t.Errorf("%d refusals took %v, want no delay", refusalBurst, got)
 		}
@@ -33,7 +33,7 @@ func TestRefusalPacerDelaysOnlyCallerOverRate(t *testing.T) {
 		if got := waits(p, bob, refusalBurst); got != 0 {
 			t.Errorf("refusals of another caller took %v, want no delay", got)
 		}
-		operator := engine.Principal{Caller: "mallory", Operator: true}
+		operator := caller.Principal{Caller: "mallory", Operator: true}
 		if got := waits(p, operator, 10*refusalBurst); got != 0 {
 			t.Errorf("refusals of an operator took %v, want no delay", got)
 		}
@@ -46,7 +46,7 @@ func TestRefusalPacerBoundsDelay(t *testing.T) {
 		longest := make(chan time.Duration)
 		const clients = 20 * refusalBurst
 		for range clients {
-			go func() { longest <- waits(p, engine.Principal{}, 1) }()
+			go func() { longest <- waits(p, caller.Principal{}, 1) }()
 		}
 		var got time.Duration
 		for range clients {
@@ -56,7 +56,7 @@ func TestRefusalPacerBoundsDelay(t *testing.T) {
 			t.Errorf("the longest delay was %v, want %v", got, maxRefusalDelay)
 		}
 		began := time.Now()
-		p.Wait(engine.Principal{}, 100*refusalBurst)
+		p.Wait(caller.Principal{}, 100*refusalBurst)
 		if got := time.Since(began); got > maxRefusalDelay {
 			t.Errorf("many refusals at once were delayed %v, want at most %v", got, maxRefusalDelay)
 		}
@@ -67,7 +67,7 @@ func TestRefusalPacerForgetsCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewRefusalPacer()
 		for i := range 3 * maxPacedCallers {
-			p.Wait(engine.Principal{Caller: fmt.Sprint("caller", i)}, 1)
+			p.Wait(caller.Principal{Caller: fmt.Sprint("caller", i)}, 1)
 			time.Sleep(time.Second / refusalRate) // the caller's refusals are forgiven
 		}
 		if got := len(p.callers); got > maxPacedCallers {
@@ -112,7 +112,7 @@ func TestRefusedRequestsArePaced(t *testing.T) {
 func TestRevokedTokenLosesItsConnections(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	tok, err := e.CreateToken(t.Context(), engine.Local(""), v1.TokenRequest{Caller: "ann"})
+	tok, err := e.Callers.CreateToken(t.Context(), caller.Local(""), v1.TokenRequest{Caller: "ann"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // routes returns all routes. They are served, and /openapi.json is generated from them.
@@ -157,15 +157,15 @@ func (s *Server) otherRoutes() []route {
 	}
 }
 
-func (s *Server) pools(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) pools(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	return reply(w, http.StatusOK, v1.List[v1.Pool]{Items: s.opts.Engine.Pools(r.Context(), p)})
 }
 
-func (s *Server) version(w http.ResponseWriter, _ *http.Request, p engine.Principal) error {
+func (s *Server) version(w http.ResponseWriter, _ *http.Request, p caller.Principal) error {
 	return reply(w, http.StatusOK, s.opts.Engine.Version(p))
 }
 
-func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
+func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ caller.Principal) error {
 	if s.opts.Down == nil {
 		return fmt.Errorf("this service cannot be stopped over HTTP: %w", errdefs.ErrNotImplemented)
 	}
@@ -174,12 +174,12 @@ func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ engine.Principal
 	return nil
 }
 
-func (s *Server) healthz(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request, _ caller.Principal) error {
 	_, err := fmt.Fprintln(w, "ok")
 	return err
 }
 
-func (s *Server) readyz(w http.ResponseWriter, r *http.Request, _ engine.Principal) error {
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request, _ caller.Principal) error {
 	if err := s.opts.Engine.Ready(r.Context()); err != nil {
 		return err
 	}

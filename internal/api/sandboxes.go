@@ -4,10 +4,10 @@ import (
 	"net/http"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
-func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.SandboxRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -20,7 +20,7 @@ func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, p engine.
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "ended", "all")
 	ended, all := q.boolean("ended"), q.boolean("all")
 	if q.err != nil {
@@ -36,7 +36,7 @@ func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, p engine.
 	return reply(w, http.StatusOK, v1.List[v1.Sandbox]{Items: items})
 }
 
-func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Sandbox(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
@@ -44,7 +44,7 @@ func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) removeSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) removeSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if err := s.opts.Engine.Remove(r.Context(), p, r.PathValue("id")); err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (s *Server) removeSandbox(w http.ResponseWriter, r *http.Request, p engine.
 	return nil
 }
 
-func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "grace_ms")
 	grace := q.millis("grace_ms")
 	if q.err != nil {
@@ -65,7 +65,7 @@ func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) syncSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) syncSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Sync(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err

@@ -8,7 +8,8 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -22,7 +23,7 @@ func (s *Server) eventRoutes() []route {
 
 // serviceEvents sends the kept events, or those after Last-Event-ID. With follow it also sends new
 // events, until the client leaves or a hand-over begins.
-func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "after", "since", "follow")
 	if q.err != nil {
 		return q.err
@@ -42,7 +43,7 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p engine.
 	live := make(chan v1.ServiceEvent)
 	ended := make(chan error, 1)
 	go func() { // waited for below
-		ended <- s.opts.Engine.Events(ctx, p, query, func(e v1.ServiceEvent) error {
+		ended <- s.opts.Engine.Events.Watch(ctx, p, query, func(e v1.ServiceEvent) error {
 			select {
 			case live <- e:
 				return nil
@@ -81,7 +82,7 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p engine.
 
 // eventQuery returns where to begin: after an event (by header or query), or at a time (RFC 3339,
 // or a duration before now).
-func eventQuery(r *http.Request, after, since string) (q engine.EventQuery, err error) {
+func eventQuery(r *http.Request, after, since string) (q eventhub.Query, err error) {
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
 		after = last
 	}

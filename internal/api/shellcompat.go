@@ -10,7 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -54,7 +54,7 @@ func (s *Server) shellCompatRoutes() []route {
 
 // shellCompat answers every command of this host's programs with status 200, and refuses all other
 // clients.
-func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	p.Via = shellCompatVia
 	if err := checkLocal(r); err != nil {
 		return s.opts.Engine.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
@@ -80,7 +80,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p engine.Pr
 }
 
 // refusedShell records a command that was refused before its body was read.
-func (s *Server) refusedShell(_ http.ResponseWriter, r *http.Request, p engine.Principal, err error) error {
+func (s *Server) refusedShell(_ http.ResponseWriter, r *http.Request, p caller.Principal, err error) error {
 	p.Caller, p.Via = s.opts.ShellCaller, shellCompatVia
 	return s.opts.Engine.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
 }
@@ -100,7 +100,7 @@ func (r shellRequest) timeout() (time.Duration, error) {
 // message reveals nothing about the host.
 func (s *Server) shellRefusal(w http.ResponseWriter, err error) error {
 	return reply(w, http.StatusOK,
-		shellAnswer{Stderr: problem(redactError(engine.Principal{}, s.log, err)).Detail, ReturnCode: -1})
+		shellAnswer{Stderr: problem(redactError(caller.Principal{}, s.log, err)).Detail, ReturnCode: -1})
 }
 
 // checkLocal returns an error unless the request comes from a program on this host. It also refuses

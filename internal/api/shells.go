@@ -6,10 +6,11 @@ import (
 	"strconv"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-func (s *Server) startShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) startShell(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.ShellRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -22,7 +23,7 @@ func (s *Server) startShell(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listShells(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listShells(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Shells(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
@@ -30,7 +31,7 @@ func (s *Server) listShells(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return reply(w, http.StatusOK, v1.List[v1.Shell]{Items: items})
 }
 
-func (s *Server) getShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getShell(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Shell(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
@@ -38,7 +39,7 @@ func (s *Server) getShell(w http.ResponseWriter, r *http.Request, p engine.Princ
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) killShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) killShell(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "grace_ms", "forget")
 	grace, forget := q.millis("grace_ms"), q.boolean("forget")
 	if q.err != nil {
@@ -51,7 +52,7 @@ func (s *Server) killShell(w http.ResponseWriter, r *http.Request, p engine.Prin
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "signal")
 	n := q.number("signal")
 	if q.err != nil {
@@ -64,7 +65,7 @@ func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return nil
 }
 
-func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "close")
 	closeIt := q.boolean("close")
 	if q.err != nil {
@@ -77,7 +78,7 @@ func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return nil
 }
 
-func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms", "follow")
 	req := engine.OutputRequest{
 		Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms"),
@@ -108,7 +109,7 @@ var errGap = errors.New("a gap in the output")
 // rawOutput sends bytes. The offset of the first byte is in a header, so an answer ends before a
 // gap. The next request shows the size of the gap.
 func (s *Server) rawOutput(
-	w http.ResponseWriter, r *http.Request, principal engine.Principal, req engine.OutputRequest,
+	w http.ResponseWriter, r *http.Request, principal caller.Principal, req engine.OutputRequest,
 ) error {
 	ctl := http.NewResponseController(w)
 	next := int64(-1)

@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
@@ -31,7 +32,7 @@ func (s *Server) shellSessionRoutes() []route {
 	}
 }
 
-func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.ShellSessionRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -43,7 +44,7 @@ func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, p eng
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listShellSessions(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listShellSessions(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.ShellSessions(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
@@ -51,7 +52,7 @@ func (s *Server) listShellSessions(w http.ResponseWriter, r *http.Request, p eng
 	return reply(w, http.StatusOK, v1.List[v1.ShellSession]{Items: items})
 }
 
-func (s *Server) endShellSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) endShellSession(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.EndShellSession(r.Context(), p, r.PathValue("id"), r.PathValue("session"))
 	if err != nil {
 		return err
@@ -59,7 +60,7 @@ func (s *Server) endShellSession(w http.ResponseWriter, r *http.Request, p engin
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) execShellSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) execShellSession(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.ShellSessionExec
 	stdin, err := execBody(w, r, &req)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func (s *Server) spaceRoutes() []route {
@@ -19,7 +19,7 @@ func (s *Server) spaceRoutes() []route {
 	}
 }
 
-func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.WorkspaceResize
 	if err := decodeBody(r, &req); err != nil {
 		return err

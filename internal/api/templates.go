@@ -4,7 +4,7 @@ import (
 	"net/http"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func (s *Server) templateRoutes() []route {
@@ -24,11 +24,11 @@ func (s *Server) templateRoutes() []route {
 	}
 }
 
-func (s *Server) listTemplates(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listTemplates(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	return reply(w, http.StatusOK, v1.List[v1.Template]{Items: s.opts.Engine.Templates(r.Context(), p)})
 }
 
-func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Template(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) reloadTemplates(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) reloadTemplates(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.ReloadTemplates(r.Context(), p)
 	if err != nil {
 		return err

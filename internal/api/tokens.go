@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -28,12 +28,12 @@ func (s *Server) tokenRoutes() []route {
 	}
 }
 
-func (s *Server) createToken(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) createToken(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.TokenRequest
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.CreateToken(r.Context(), p, req)
+	got, err := s.opts.Engine.Callers.CreateToken(r.Context(), p, req)
 	if err != nil {
 		return err
 	}
@@ -41,16 +41,16 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listTokens(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listTokens(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if q := queryOf(r); q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Tokens(r.Context(), p)
+	items, err := s.opts.Engine.Callers.Tokens(r.Context(), p)
 	return replyList(w, items, err)
 }
 
-func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
-	got, err := s.opts.Engine.RevokeToken(r.Context(), p, r.PathValue("id"))
+func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
+	got, err := s.opts.Engine.Callers.RevokeToken(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
@@ -44,7 +45,7 @@ func (s *Server) toolRoutes() []route {
 	}
 }
 
-func (s *Server) listTools(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listTools(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "profile")
 	if q.err != nil {
 		return q.err
@@ -66,7 +67,7 @@ func replyList[T any](w http.ResponseWriter, items []T, err error) error {
 
 // callTool calls a tool. Requests that cannot be decoded are audited too, so that probing leaves a
 // trace.
-func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	name := r.PathValue("name")
 	raw, err := readJSON(r)
 	var req v1.ToolCall
@@ -120,7 +121,7 @@ func decodeToolCall(raw []byte) (v1.ToolCall, error) {
 // refuseCall records a call that is refused before it begins, and returns the error to answer. raw
 // is its body. If the body did not arrive completely, the record has the size and the hash of the
 // received part.
-func (s *Server) refuseCall(r *http.Request, p engine.Principal, name string, raw []byte, cause error) error {
+func (s *Server) refuseCall(r *http.Request, p caller.Principal, name string, raw []byte, cause error) error {
 	if e, ok := errors.AsType[*bodyError](cause); ok {
 		return s.opts.Engine.RefuseBody(r.Context(), p, name, e.read, e.sum, cause)
 	}
@@ -128,11 +129,11 @@ func (s *Server) refuseCall(r *http.Request, p engine.Principal, name string, ra
 }
 
 // refusedTool records a call that was refused before its body was read.
-func (s *Server) refusedTool(_ http.ResponseWriter, r *http.Request, p engine.Principal, err error) error {
+func (s *Server) refusedTool(_ http.ResponseWriter, r *http.Request, p caller.Principal, err error) error {
 	return s.opts.Engine.RefuseCall(r.Context(), p, r.PathValue("name"), nil, err)
 }
 
-func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms")
 	req := engine.OutputRequest{Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"),
 		Wait: q.millis("wait_ms")}
@@ -168,7 +169,7 @@ func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return err
 }
 
-func (s *Server) endSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) endSession(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if err := s.opts.Engine.EndSession(r.Context(), p, r.PathValue("name")); err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func (s *Server) endSession(w http.ResponseWriter, r *http.Request, p engine.Pri
 	return nil
 }
 
-func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.PolicyCheck
 	if err := decodeBody(r, &req); err != nil {
 		return err
@@ -188,7 +189,7 @@ func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, p engine.Pr
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) listProfiles(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+func (s *Server) listProfiles(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	if q := queryOf(r); q.err != nil {
 		return q.err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
@@ -67,7 +68,7 @@ func (c *toolStream) takeQueue() []queuedEvent {
 // toolEvents runs a tool call and sends what happens as server-sent events. It sends nothing before
 // the first event, so that an error still gets its status.
 func (s *Server) toolEvents(
-	w http.ResponseWriter, r *http.Request, principal engine.Principal, name string, req v1.ToolCall,
+	w http.ResponseWriter, r *http.Request, principal caller.Principal, name string, req v1.ToolCall,
 ) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(context.Canceled)

@@ -11,12 +11,13 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Approvals lists approval requests in the given state, newest first, at most 1000. An operator
 // sees all requests, another caller only their own. An empty state selects all states.
-func (e *Engine) Approvals(ctx context.Context, p Principal, state string) ([]v1.Approval, error) {
+func (e *Engine) Approvals(ctx context.Context, p caller.Principal, state string) ([]v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return nil, errUngoverned
@@ -51,7 +52,7 @@ func auditText(err error) string {
 
 // visibleCaller returns the caller whose approval requests and records p may see, or "" for all
 // callers.
-func visibleCaller(p Principal) string {
+func visibleCaller(p caller.Principal) string {
 	if p.Operator {
 		return ""
 	}
@@ -60,7 +61,7 @@ func visibleCaller(p Principal) string {
 
 // Approval returns one approval request. For a caller that is not an operator, the request of
 // another caller is NotFound.
-func (e *Engine) Approval(ctx context.Context, p Principal, id string) (v1.Approval, error) {
+func (e *Engine) Approval(ctx context.Context, p caller.Principal, id string) (v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return v1.Approval{}, errUngoverned
@@ -76,12 +77,12 @@ func (e *Engine) Approval(ctx context.Context, p Principal, id string) (v1.Appro
 }
 
 // AnswerApproval answers an approval request. Only operators may call it.
-func (e *Engine) AnswerApproval(ctx context.Context, p Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+func (e *Engine) AnswerApproval(ctx context.Context, p caller.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return v1.Approval{}, errUngoverned
 	}
-	if err := p.requireOperator("answer approvals"); err != nil {
+	if err := p.Operate("answer approvals"); err != nil {
 		return v1.Approval{}, err
 	}
 	by := p.By
@@ -98,7 +99,7 @@ func (e *Engine) AnswerApproval(ctx context.Context, p Principal, id string, a v
 
 // recordOperator records an operator's action and the error it ended with, if any. A failure to
 // record is logged.
-func (e *Engine) recordOperator(ctx context.Context, p Principal, r audit.Record, input any, cause error) {
+func (e *Engine) recordOperator(ctx context.Context, p caller.Principal, r audit.Record, input any, cause error) {
 	g := e.opts.Governance
 	if g == nil {
 		return
@@ -120,7 +121,7 @@ func (e *Engine) recordOperator(ctx context.Context, p Principal, r audit.Record
 // WatchApprovals calls sink for each event of approval requests until ctx ends, beginning with the
 // pending requests. An operator sees all requests, another caller only their own. sink must return
 // soon: a listener that is too slow gets an error of class ResourceExhausted.
-func (e *Engine) WatchApprovals(ctx context.Context, p Principal, sink func(v1.ApprovalEvent) error) error {
+func (e *Engine) WatchApprovals(ctx context.Context, p caller.Principal, sink func(v1.ApprovalEvent) error) error {
 	g := e.opts.Governance
 	if g == nil {
 		return errUngoverned
@@ -143,7 +144,7 @@ func presentApproval(q approval.Request) v1.Approval {
 }
 
 // Audit lists audit records. An operator sees all records, another caller only their own.
-func (e *Engine) Audit(ctx context.Context, p Principal, f AuditFilter) ([]v1.AuditRecord, error) {
+func (e *Engine) Audit(ctx context.Context, p caller.Principal, f AuditFilter) ([]v1.AuditRecord, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return nil, errUngoverned
@@ -166,11 +167,11 @@ func (e *Engine) Audit(ctx context.Context, p Principal, f AuditFilter) ([]v1.Au
 }
 
 // ExportAudit writes audit records to w as JSON lines. Only operators may call it.
-func (e *Engine) ExportAudit(ctx context.Context, p Principal, f AuditFilter, w io.Writer) error {
+func (e *Engine) ExportAudit(ctx context.Context, p caller.Principal, f AuditFilter, w io.Writer) error {
 	if e.opts.Governance == nil {
 		return errUngoverned
 	}
-	if err := p.requireOperator("export the audit log"); err != nil {
+	if err := p.Operate("export the audit log"); err != nil {
 		return err
 	}
 	return e.opts.Governance.Audit.Export(ctx, audit.Filter(f), w)
@@ -178,11 +179,11 @@ func (e *Engine) ExportAudit(ctx context.Context, p Principal, f AuditFilter, w 
 
 // VerifyAudit verifies the hash chain of all audit records. head is the "SEQ:HASH" of a record that
 // was kept elsewhere, or "". Only operators may call it.
-func (e *Engine) VerifyAudit(ctx context.Context, p Principal, head string) (v1.AuditReport, error) {
+func (e *Engine) VerifyAudit(ctx context.Context, p caller.Principal, head string) (v1.AuditReport, error) {
 	if e.opts.Governance == nil {
 		return v1.AuditReport{}, errUngoverned
 	}
-	if err := p.requireOperator("verify the audit log"); err != nil {
+	if err := p.Operate("verify the audit log"); err != nil {
 		return v1.AuditReport{}, err
 	}
 	r, err := e.opts.Governance.Audit.Verify(ctx, head)

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -19,7 +20,7 @@ import (
 // sandbox.
 type box struct {
 	e         *Engine
-	principal Principal
+	principal caller.Principal
 	id        string // id of the tool call
 	caps      tool.Caps
 	lease     *scheduler.Lease // nil for a tool that needs none

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -41,7 +42,7 @@ func (t *toolCall) applyNetwork(a *acquisition) {
 // findLease returns a live lease of the caller by its id. A lease with a profile's network is
 // refused to calls of a profile without it: another token of the same caller could otherwise use a
 // network it was not given.
-func (e *Engine) findLease(ctx context.Context, p Principal, id string) (*scheduler.Lease, error) {
+func (e *Engine) findLease(ctx context.Context, p caller.Principal, id string) (*scheduler.Lease, error) {
 	l, err := e.sched.Lease(ctx, p.Caller, id)
 	if err == nil {
 		err = e.checkNetwork(p, l)
@@ -49,7 +50,7 @@ func (e *Engine) findLease(ctx context.Context, p Principal, id string) (*schedu
 	return l, err
 }
 
-func (e *Engine) checkNetwork(principal Principal, l *scheduler.Lease) error {
+func (e *Engine) checkNetwork(principal caller.Principal, l *scheduler.Lease) error {
 	if l.Network == "" || principal.Operator {
 		return nil
 	}

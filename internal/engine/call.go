@@ -2,14 +2,10 @@ package engine
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
-	"encoding/json"
 	"io"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
@@ -18,28 +14,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
-
-// Principal identifies the caller of a request and its idempotency key. Identify makes it from a token,
-// Local from access to the service's socket.
-type Principal struct {
-	// Caller owns what the call creates.
-	Caller string
-	// Key is the Idempotency-Key, or "".
-	Key string
-	// Token is the id of the caller's token, or "".
-	Token string
-	// Profile is the caller's profile. Trust is the caller's level from 0 to 3.
-	Profile string
-	Trust   int
-	Quotas  v1.Quotas
-	// Operator callers may do everything: choose a profile, create tokens, answer approval
-	// requests, read all audit records.
-	Operator bool
-	// Via is the adapter of the call: "http", "mcp", "cli" or "shell".
-	Via string
-	// By is the person on whose behalf an adapter acts, or "" for the caller.
-	By string
-}
 
 // Errors of lower layers that adapters distinguish.
 type (
@@ -50,9 +24,6 @@ type (
 	// PortError reports that a server in the sandbox cannot be reached.
 	PortError = scheduler.PortError
 )
-
-// LocalCaller is the caller of the service's own socket.
-const LocalCaller = "local"
 
 // Stream connects a command's input and output while it runs. If Stdout or Stderr is set, the
 // result holds no output.
@@ -67,7 +38,6 @@ func (s Stream) live() bool { return s.Stdout != nil || s.Stderr != nil }
 
 // Limits of requests that the guest does not check.
 const (
-	maxKey      = 255
 	maxLabels   = 64
 	maxLabel    = 1024
 	maxEnv      = 1024
@@ -75,16 +45,6 @@ const (
 	maxStdin    = 16 << 20
 	maxSpool    = wire.SpoolTotal
 )
-
-func (c Principal) validate() error {
-	if len(c.Key) > maxKey {
-		return usererror.Invalid("Idempotency-Key", "is %d bytes long: at most %d", len(c.Key), maxKey)
-	}
-	if !utf8.ValidString(c.Key) {
-		return usererror.Invalid("Idempotency-Key", "is not valid UTF-8")
-	}
-	return nil
-}
 
 func validateEnv(field string, env map[string]string) error {
 	if len(env) > maxEnv {
@@ -175,21 +135,3 @@ func present(id string, r runtime.Result) v1.ExecResult {
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
-// hash returns the fingerprint of a request for its idempotency key.
-func hash(v any) (string, error) {
-	sum := sha256.New()
-	if err := json.NewEncoder(newlineTrimmer{sum}).Encode(v); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
-}
-
-// newlineTrimmer drops the newline that json.Encoder writes after each document.
-type newlineTrimmer struct{ w io.Writer }
-
-// Write implements io.Writer.
-func (u newlineTrimmer) Write(p []byte) (int, error) {
-	_, err := u.w.Write(bytes.TrimSuffix(p, []byte("\n")))
-	return len(p), err
-}

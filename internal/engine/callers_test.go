@@ -3,7 +3,6 @@ package engine
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,24 +13,25 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-var boss = Local("")
+var boss = caller.Local("")
 
 func (s *service) token(t *testing.T, r v1.TokenRequest) v1.Token {
 	t.Helper()
-	got, err := s.CreateToken(t.Context(), boss, r)
+	got, err := s.Callers.CreateToken(t.Context(), boss, r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return got
 }
 
-func (s *service) as(t *testing.T, r v1.TokenRequest) Principal {
+func (s *service) as(t *testing.T, r v1.TokenRequest) caller.Principal {
 	t.Helper()
-	p, err := s.Identify(t.Context(), s.token(t, r).Secret)
+	p, err := s.Callers.Identify(t.Context(), s.token(t, r).Secret)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,22 +46,22 @@ func TestIdentifyReturnsCallerOfToken(t *testing.T) {
 	if !strings.HasPrefix(tok.Secret, "orc_"+tok.ID+"_") || len(tok.Secret) != len("orc__")+len(tok.ID)+43 {
 		t.Fatalf("secret is %q", tok.Secret)
 	}
-	want := Principal{Caller: "ann", Token: tok.ID, Profile: "p", Trust: 2, Quotas: r.Quotas}
+	want := caller.Principal{Caller: "ann", Token: tok.ID, Profile: "p", Trust: 2, Quotas: r.Quotas}
 	check := func(s *service) {
 		t.Helper()
-		if got, err := s.Identify(t.Context(), tok.Secret); err != nil || got != want {
+		if got, err := s.Callers.Identify(t.Context(), tok.Secret); err != nil || got != want {
 			t.Fatalf("%+v %v", got, err)
 		}
 	}
 	check(s)
-	list, err := s.Tokens(t.Context(), boss)
+	list, err := s.Callers.Tokens(t.Context(), boss)
 	if err != nil || len(list) != 1 || list[0].Secret != "" || list[0].LastUseAt == nil {
 		t.Fatalf("%+v %v", list, err)
 	}
 	used := *list[0].LastUseAt
 	s.stop()
 	s = w.start(t)
-	if list, err = s.Tokens(t.Context(), boss); err != nil || len(list) != 1 || list[0].LastUseAt == nil || !list[0].LastUseAt.Equal(used) {
+	if list, err = s.Callers.Tokens(t.Context(), boss); err != nil || len(list) != 1 || list[0].LastUseAt == nil || !list[0].LastUseAt.Equal(used) {
 		t.Fatalf("the last use is not kept: %+v %v", list, err)
 	}
 	check(s)
@@ -72,12 +72,12 @@ func TestTokenSecretIsNotStored(t *testing.T) {
 	s := w.start(t)
 	key := boss
 	key.Key = "k"
-	tok, err := s.CreateToken(t.Context(), key, v1.TokenRequest{Caller: "ann"})
+	tok, err := s.Callers.CreateToken(t.Context(), key, v1.TokenRequest{Caller: "ann"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.stop()
-	secret := []byte(tok.Secret[len(TokenPrefix)+len(tok.ID)+1:])
+	secret := []byte(tok.Secret[len(caller.TokenPrefix)+len(tok.ID)+1:])
 	files, err := filepath.Glob(filepath.Join(w.dir, "state.db*"))
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
@@ -97,16 +97,16 @@ func TestTokenSecretIsNotStored(t *testing.T) {
 func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 	s := newWorld(t).start(t)
 	good, revoked, expired := s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a", TTLMS: 1000})
-	if _, err := s.Identify(t.Context(), revoked.Secret); err != nil {
+	if _, err := s.Callers.Identify(t.Context(), revoked.Secret); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if got, err := s.RevokeToken(t.Context(), boss, revoked.ID); err != nil || got.RevokedAt == nil || got.Secret != "" {
+		if got, err := s.Callers.RevokeToken(t.Context(), boss, revoked.ID); err != nil || got.RevokedAt == nil || got.Secret != "" {
 			t.Fatalf("%+v %v", got, err)
 		}
 	}
 	now := time.Now()
-	s.callers.now = func() time.Time { return now.Add(time.Minute) }
+	s.Callers.Now = func() time.Time { return now.Add(time.Minute) }
 	flipped := []byte(good.Secret)
 	flipped[len(flipped)-3] ^= 1
 	for name, token := range map[string]string{
@@ -114,14 +114,14 @@ func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 		"short": good.Secret[:len(good.Secret)-1], "long": good.Secret + "a", "empty": "", "prefix": "orc_", "id": "orc_" + good.ID, "id and nothing": "orc_" + good.ID + "_",
 		"NUL": good.Secret + "\x00", "huge": strings.Repeat("orc_", 1<<18),
 	} {
-		if got, err := s.Identify(t.Context(), token); !errors.Is(err, ErrToken) || err.Error() != ErrToken.Error() || got != (Principal{}) {
+		if got, err := s.Callers.Identify(t.Context(), token); !errors.Is(err, caller.ErrToken) || err.Error() != caller.ErrToken.Error() || got != (caller.Principal{}) {
 			t.Errorf("%s: %+v %v", name, got, err)
 		}
 	}
-	if _, err := s.Identify(t.Context(), good.Secret); err != nil {
+	if _, err := s.Callers.Identify(t.Context(), good.Secret); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.RevokeToken(t.Context(), boss, "none"); !errdefs.IsNotFound(err) {
+	if _, err := s.Callers.RevokeToken(t.Context(), boss, "none"); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
 }
@@ -155,12 +155,12 @@ func TestBadTokenRequestsNameTheField(t *testing.T) {
 		{"note", v1.TokenRequest{Caller: "a", Note: "\xff"}},
 		{"profile", v1.TokenRequest{Caller: "a", Profile: "other"}},
 	} {
-		_, err := s.CreateToken(t.Context(), boss, c.r)
+		_, err := s.Callers.CreateToken(t.Context(), boss, c.r)
 		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != c.field || !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%+v: %v", c.r, err)
 		}
 	}
-	if _, err := s.CreateToken(t.Context(), boss, v1.TokenRequest{Caller: "a", Profile: "known"}); err != nil {
+	if _, err := s.Callers.CreateToken(t.Context(), boss, v1.TokenRequest{Caller: "a", Profile: "known"}); err != nil {
 		t.Error(err)
 	}
 }
@@ -168,16 +168,16 @@ func TestBadTokenRequestsNameTheField(t *testing.T) {
 func TestTokensRequireOperator(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Trust: 3})
-	_, create := s.CreateToken(t.Context(), ann, v1.TokenRequest{Caller: "ann"})
-	_, list := s.Tokens(t.Context(), ann)
-	_, revoke := s.RevokeToken(t.Context(), ann, ann.Token)
+	_, create := s.Callers.CreateToken(t.Context(), ann, v1.TokenRequest{Caller: "ann"})
+	_, list := s.Callers.Tokens(t.Context(), ann)
+	_, revoke := s.Callers.RevokeToken(t.Context(), ann, ann.Token)
 	for _, err := range []error{create, list, revoke} {
 		if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "only operators may") {
 			t.Errorf("got %v", err)
 		}
 	}
 	ops := s.as(t, v1.TokenRequest{Caller: "ops", Operator: true})
-	if _, err := s.RevokeToken(t.Context(), ops, ann.Token); err != nil {
+	if _, err := s.Callers.RevokeToken(t.Context(), ops, ann.Token); err != nil {
 		t.Error(err)
 	}
 }
@@ -186,7 +186,7 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
-	everybody := []Principal{boss, ann, bob}
+	everybody := []caller.Principal{boss, ann, bob}
 	for _, p := range everybody { // the same name denotes three workspaces
 		made, err := s.CreateWorkspace(t.Context(), p, v1.WorkspaceRequest{Name: "w"})
 		if err != nil || made.Name != "w" {
@@ -254,7 +254,7 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 func TestSecondWriterErrorNamesWayOut(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
-	for _, p := range []Principal{boss, ann} {
+	for _, p := range []caller.Principal{boss, ann} {
 		if _, err := s.CreateWorkspace(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); err != nil {
 			t.Fatal(err)
 		}
@@ -291,7 +291,7 @@ func TestQuotasHoldUnderConcurrency(t *testing.T) {
 			l, err := s.Lease(t.Context(), ann, v1.SandboxRequest{})
 			mu.Lock()
 			defer mu.Unlock()
-			if q, ok := errors.AsType[*QuotaError](err); ok && q.Quota == "sandboxes" && q.Limit == 3 && q.Used == 3 && errdefs.IsResourceExhausted(err) {
+			if q, ok := errors.AsType[*caller.QuotaError](err); ok && q.Quota == "sandboxes" && q.Limit == 3 && q.Used == 3 && errdefs.IsResourceExhausted(err) {
 				return
 			}
 			if err != nil {
@@ -339,16 +339,16 @@ func TestMemoryQuotaIsEnforced(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := s.Lease(t.Context(), ann, v1.SandboxRequest{})
-	if q, ok := errors.AsType[*QuotaError](err); !ok || q.Quota != "memory_bytes" || q.Limit != 2*one-1 || q.Used != one {
+	if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "memory_bytes" || q.Limit != 2*one-1 || q.Used != one {
 		t.Fatal(err)
 	}
 }
 
 func TestDefaultQuotasApplyToTokens(t *testing.T) {
 	s := newWorld(t).start(t)
-	s.opts.Quotas = Quotas{Sandboxes: 1, Calls: 1}
+	s.Callers.Defaults = caller.Quotas{Sandboxes: 1, Calls: 1}
 	for _, c := range []struct {
-		principal Principal
+		principal caller.Principal
 		more      bool
 	}{
 		{boss, true},
@@ -358,7 +358,7 @@ func TestDefaultQuotasApplyToTokens(t *testing.T) {
 	} {
 		for i := range 2 {
 			_, lease := s.Lease(t.Context(), c.principal, v1.SandboxRequest{})
-			count := s.countCall(t.Context(), c.principal)
+			count := s.Callers.CountCall(c.principal)
 			for _, err := range []error{lease, count} {
 				if want := i == 0 || c.more; (err == nil) != want {
 					t.Errorf("%s, number %d: %v", c.principal.Caller, i, err)
@@ -373,12 +373,12 @@ func TestCallQuotaResetsAtMidnight(t *testing.T) {
 	s := w.start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Calls: 100}})
 	evening := time.Now().UTC().Truncate(24 * time.Hour).Add(23 * time.Hour)
-	s.callers.now = func() time.Time { return evening }
+	s.Callers.Now = func() time.Time { return evening }
 	var group sync.WaitGroup
 	refused := make(chan error, 200)
 	for range 130 {
 		group.Go(func() {
-			if err := s.countCall(t.Context(), ann); err != nil {
+			if err := s.Callers.CountCall(ann); err != nil {
 				refused <- err
 			}
 		})
@@ -387,26 +387,26 @@ func TestCallQuotaResetsAtMidnight(t *testing.T) {
 	if len(refused) != 30 {
 		t.Fatalf("%d of 130 were refused", len(refused))
 	}
-	q, ok := errors.AsType[*QuotaError](<-refused)
+	q, ok := errors.AsType[*caller.QuotaError](<-refused)
 	if !ok || q.Quota != "calls" || q.Limit != 100 || q.Used != 100 || q.RetryAfter != time.Hour || !errdefs.IsResourceExhausted(q) {
 		t.Fatalf("%+v", q)
 	}
 	s.stop()
 	s = w.start(t)
-	if err := s.callers.counts.load(t.Context(), s.store, evening); err != nil { // the clock of the test differs from the host's
+	if err := s.Callers.LoadCounts(t.Context()); err != nil { // the clock of the test differs from the host's
 		t.Fatal(err)
 	}
-	s.callers.now = func() time.Time { return evening }
-	if err := s.countCall(t.Context(), ann); !errdefs.IsResourceExhausted(err) {
+	s.Callers.Now = func() time.Time { return evening }
+	if err := s.Callers.CountCall(ann); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("after a restart: %v", err)
 	}
-	s.callers.now = func() time.Time { return evening.Add(time.Hour) }
-	if err := s.countCall(t.Context(), ann); err != nil {
+	s.Callers.Now = func() time.Time { return evening.Add(time.Hour) }
+	if err := s.Callers.CountCall(ann); err != nil {
 		t.Errorf("the next day: %v", err)
 	}
-	s.callers.now = func() time.Time { return evening }
+	s.Callers.Now = func() time.Time { return evening }
 	for i := range 100 { // a clock that is set back does not reset the count
-		if err := s.countCall(t.Context(), ann); (err == nil) != (i < 99) {
+		if err := s.Callers.CountCall(ann); (err == nil) != (i < 99) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}
@@ -414,25 +414,12 @@ func TestCallQuotaResetsAtMidnight(t *testing.T) {
 
 func TestWaitingCallsPerCallerAreBounded(t *testing.T) {
 	s := newWorld(t).start(t)
-	s.opts.Quotas = Quotas{Waiting: 1}
+	s.Callers.Defaults = caller.Quotas{Waiting: 1}
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
-	if got := s.quotas(ann).Waiting; got != 1 {
+	if got := s.Callers.SandboxQuotas(ann).Waiting; got != 1 {
 		t.Errorf("waiting is %d", got)
 	}
-	if got := s.quotas(boss).Waiting; got != 0 {
+	if got := s.Callers.SandboxQuotas(boss).Waiting; got != 0 {
 		t.Errorf("of the local caller it is %d", got)
-	}
-}
-
-func BenchmarkIdentify(b *testing.B) {
-	c := &callers{now: time.Now, tokens: map[string]*grant{}}
-	e := &Engine{callers: c}
-	for i := range 1000 {
-		id := fmt.Sprintf("%016x", i)
-		c.tokens[id] = &grant{}
-	}
-	token := TokenPrefix + fmt.Sprintf("%016x", 7) + "_" + strings.Repeat("a", 43)
-	for b.Loop() {
-		_, _ = e.Identify(b.Context(), token)
 	}
 }

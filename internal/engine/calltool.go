@@ -14,7 +14,9 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -36,7 +38,7 @@ const (
 // CallTool runs one tool call: identify, validate, policy, approval, lease, bind, exec, audit,
 // release. A refusal is a result. An error means that the request is invalid or could not be
 // carried out.
-func (e *Engine) CallTool(ctx context.Context, p Principal, name string, r v1.ToolCall, w Watch) (v1.ToolResult, error) {
+func (e *Engine) CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w Watch) (v1.ToolResult, error) {
 	if e.opts.Governance == nil {
 		return v1.ToolResult{}, errUngoverned
 	}
@@ -51,12 +53,12 @@ func (e *Engine) CallTool(ctx context.Context, p Principal, name string, r v1.To
 		Level       int
 		v1.ToolCall
 	}{name, e.profileOf(p), p.Trust, r}
-	t := &toolCall{e: e, g: e.opts.Governance, principal: p, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return hash(request) }}
+	t := &toolCall{e: e, g: e.opts.Governance, principal: p, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return idempotency.Hash(request) }}
 	if res, done, err := t.answerLimitedEarly(ctx); done {
 		return res, err
 	}
 	ran := false
-	res, err := idempotent(ctx, e, p, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
+	res, err := idempotency.Do(ctx, e.idem, p, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
 		ran = true
 		return t.execute(ctx)
 	}, storedToolResult)
@@ -71,7 +73,7 @@ func (e *Engine) CallTool(ctx context.Context, p Principal, name string, r v1.To
 func storedToolResult(r v1.ToolResult) v1.ToolResult {
 	if len(r.Output)+len(r.Text) > maxRememberTool {
 		r.Output = nil
-		r.Text, _ = shorten(r.Text, answerBytes)
+		r.Text, _ = idempotency.Shorten(r.Text, idempotency.AnswerBytes)
 		r.Detail = cmp.Or(r.Detail, "the output was too long to be kept for its Idempotency-Key")
 	}
 	return r
@@ -81,7 +83,7 @@ func storedToolResult(r v1.ToolResult) v1.ToolResult {
 type toolCall struct {
 	e         *Engine
 	g         *Governance
-	principal Principal
+	principal caller.Principal
 	id        string
 	name      string
 	r         v1.ToolCall

@@ -14,6 +14,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -75,7 +76,7 @@ func (w *world) governedWith(t testing.TB, o audit.Options, change func(*Options
 }
 
 // agent is a caller without operator rights.
-var agent = Principal{Caller: "agent", Profile: "team", Trust: 3}
+var agent = caller.Principal{Caller: "agent", Profile: "team", Trust: 3}
 
 func bash(command string) v1.ToolCall {
 	b, err := json.Marshal(map[string]string{"command": command})
@@ -85,7 +86,7 @@ func bash(command string) v1.ToolCall {
 	return v1.ToolCall{Input: b}
 }
 
-func (s *service) call(t testing.TB, p Principal, name string, r v1.ToolCall) v1.ToolResult {
+func (s *service) call(t testing.TB, p caller.Principal, name string, r v1.ToolCall) v1.ToolResult {
 	t.Helper()
 	got, err := s.CallTool(t.Context(), p, name, r, Watch{})
 	if err != nil {
@@ -97,7 +98,7 @@ func (s *service) call(t testing.TB, p Principal, name string, r v1.ToolCall) v1
 // records returns the opening and closing audit records of a call.
 func (s *service) records(t testing.TB, id string) []v1.AuditRecord {
 	t.Helper()
-	got, err := s.Audit(t.Context(), Local(""), AuditFilter{Call: id})
+	got, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{Call: id})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,13 +125,13 @@ func TestRefusedCallLeasesNoSandbox(t *testing.T) {
 	s := newWorld(t).governed(t)
 	for _, c := range []struct {
 		name, rule string
-		principal  Principal
+		principal  caller.Principal
 		tool       string
 		r          v1.ToolCall
 	}{
 		{"by a list", "denylist:sudo", agent, "system.bash", bash("sudo ls")},
 		{"by what is not known", "unknown", agent, "system.bash", bash("$(cat x)")},
-		{"by trust", "trust:3", Principal{Caller: "agent", Profile: "team", Trust: 2}, "system.bash", bash("true")},
+		{"by trust", "trust:3", caller.Principal{Caller: "agent", Profile: "team", Trust: 2}, "system.bash", bash("true")},
 		{"disabled", "disabled:fs.stat", agent, "fs.stat", v1.ToolCall{Input: json.RawMessage(`{"path": "a"}`)}},
 	} {
 		got := s.call(t, c.principal, c.tool, c.r)
@@ -160,7 +161,7 @@ func TestCallToolFailsWithoutAuditRecord(t *testing.T) {
 
 // ask starts a call in the background. It returns the approval request and a channel for the
 // result.
-func (s *service) ask(t testing.TB, p Principal, r v1.ToolCall) (v1.Approval, <-chan v1.ToolResult) {
+func (s *service) ask(t testing.TB, p caller.Principal, r v1.ToolCall) (v1.Approval, <-chan v1.ToolResult) {
 	t.Helper()
 	asked, done := make(chan v1.Approval, 1), make(chan v1.ToolResult, 1)
 	go func() { // ends with the result or the test
@@ -185,10 +186,10 @@ func TestOperatorAnswersApproval(t *testing.T) {
 	if _, err := s.AnswerApproval(t.Context(), agent, q.ID, v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("the caller's own answer: %v", err)
 	}
-	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(err) {
+	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("an input that the policy denies: %v", err)
 	}
-	op := Local("")
+	op := caller.Local("")
 	op.By = "ada"
 	if _, err := s.AnswerApproval(t.Context(), op, q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "rm y"}`)}); err != nil {
 		t.Fatal(err)
@@ -206,7 +207,7 @@ func TestOperatorAnswersApproval(t *testing.T) {
 func TestDeniedApprovalIsResult(t *testing.T) {
 	s := newWorld(t).governed(t)
 	q, done := s.ask(t, agent, bash("rm x"))
-	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "deny", Note: "not today"}); err != nil {
+	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "deny", Note: "not today"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-done; got.Ending != "approval_denied" || !strings.Contains(got.Verdict.Message, "not today") {
@@ -216,14 +217,14 @@ func TestDeniedApprovalIsResult(t *testing.T) {
 
 func TestApprovalRaisesTrust(t *testing.T) {
 	s := newWorld(t).governed(t)
-	low := Principal{Caller: "agent", Profile: "team", Trust: 1}
+	low := caller.Principal{Caller: "agent", Profile: "team", Trust: 1}
 	r := bash("true")
 	r.RaiseTrust = true
 	q, done := s.ask(t, low, r)
 	if q.Kind != "trust" {
 		t.Errorf("%+v", q)
 	}
-	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-done; got.Ending != "exited" {
@@ -248,7 +249,7 @@ func TestRetryWithKeyFindsPendingApproval(t *testing.T) {
 	if err := <-gone; err == nil {
 		t.Fatal("a caller who left got an answer")
 	}
-	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	first := s.call(t, keyed, "system.bash", bash("rm x"))
@@ -278,7 +279,7 @@ func TestApprovalIsLimitedToItsToken(t *testing.T) {
 	q := <-asked
 	leave()
 	<-gone
-	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	low := keyed
@@ -299,9 +300,11 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	s := newWorld(t).governed(t)
 	r := bash("true")
 	r.RaiseTrust, r.Session = true, "one"
-	with := func(trust int) Principal { return Principal{Caller: "agent", Profile: "team", Trust: trust} }
+	with := func(trust int) caller.Principal {
+		return caller.Principal{Caller: "agent", Profile: "team", Trust: trust}
+	}
 	answer := func(q v1.Approval, action string) {
-		if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
+		if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -397,7 +400,7 @@ func TestSessionReusesSandbox(t *testing.T) {
 	if _, err := s.CallTool(t.Context(), agent, "system.bash", moved, Watch{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), "workspace") {
 		t.Errorf("another workspace than the session's: %v", err)
 	}
-	other := Principal{Caller: "other", Profile: "team", Trust: 3}
+	other := caller.Principal{Caller: "other", Profile: "team", Trust: 3}
 	if third := s.call(t, other, "system.bash", r); third.SandboxID == first.SandboxID {
 		t.Error("another caller got it")
 	}
@@ -443,7 +446,7 @@ func TestValidatePlacementRejectsConflicts(t *testing.T) {
 
 func BenchmarkGovernedCall(b *testing.B) {
 	s := newWorld(b).governed(b)
-	box, err := s.Lease(b.Context(), Local(""), v1.SandboxRequest{})
+	box, err := s.Lease(b.Context(), caller.Local(""), v1.SandboxRequest{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -459,7 +462,7 @@ func BenchmarkGovernedCall(b *testing.B) {
 			r := bash("true")
 			r.Sandbox, r.Profile = box.ID, profile
 			for b.Loop() {
-				s.call(b, Local(""), "system.bash", r)
+				s.call(b, caller.Local(""), "system.bash", r)
 			}
 		})
 	}

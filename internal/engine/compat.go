@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -39,7 +40,7 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 	if g == nil || g.Compat == nil {
 		return nil, errUngoverned
 	}
-	p := Principal{Caller: g.Compat.Caller, Profile: compatProfile, Trust: tool.TrustMax, Via: "shell"}
+	p := caller.Principal{Caller: g.Compat.Caller, Profile: compatProfile, Trust: tool.TrustMax, Via: "shell"}
 	name, ok := g.Compat.Workspaces[workspace]
 	if !ok {
 		body, err := json.Marshal(map[string]string{"command": command, "workspace": workspace})

@@ -10,6 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -147,7 +148,7 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 	if err != nil {
 		return err
 	}
-	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, principal: Principal{Caller: q.Caller, Trust: q.Trust}}
+	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, principal: caller.Principal{Caller: q.Caller, Trust: q.Trust}}
 	if t.tool, err = p.Tool(q.Tool); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -35,7 +36,7 @@ type Allowance struct {
 	Callers, Profiles []string
 }
 
-func (a Allowance) appliesTo(p Principal) bool {
+func (a Allowance) appliesTo(p caller.Principal) bool {
 	return listMatches(a.Callers, p.Caller) && listMatches(a.Profiles, p.Profile)
 }
 
@@ -79,7 +80,7 @@ var errNoGateway = &usererror.InvalidError{
 }
 
 // grantFor validates a caller's egress request. It returns nil if r requests nothing.
-func (e *Engine) grantFor(p Principal, r *v1.Egress) (*egressGrant, error) {
+func (e *Engine) grantFor(p caller.Principal, r *v1.Egress) (*egressGrant, error) {
 	switch {
 	case r == nil || len(r.Rules) == 0 && len(r.Secrets) == 0:
 		return nil, nil
@@ -176,7 +177,7 @@ func (e *Engine) storedGrant(row store.Sandbox) (*egressGrant, error) {
 	if e.egress == nil {
 		return nil, errNoGateway
 	}
-	p := Principal{Caller: row.Caller, Profile: row.Lease.Profile, Operator: row.Lease.Unbound}
+	p := caller.Principal{Caller: row.Caller, Profile: row.Lease.Profile, Operator: row.Lease.Unbound}
 	r := v1.Egress{Rules: row.Lease.Egress.Rules}
 	for _, name := range row.Lease.Egress.Secrets {
 		if _, ok := e.egress.credential(p, name); !ok {
@@ -190,12 +191,12 @@ func (e *Engine) storedGrant(row store.Sandbox) (*egressGrant, error) {
 
 // lockEgress serializes egress changes of one lease.
 func (e *Engine) lockEgress(ctx context.Context, id string) (leave func(), err error) {
-	return e.lockName(ctx, "egress\x00"+id)
+	return e.idem.Lock(ctx, "egress\x00"+id)
 }
 
 // startEgress begins to serve the egress of a new lease. record is false for a tool's lease, whose
 // call has its own record.
-func (e *Engine) startEgress(ctx context.Context, p Principal, l *scheduler.Lease, g *egressGrant, record bool) error {
+func (e *Engine) startEgress(ctx context.Context, p caller.Principal, l *scheduler.Lease, g *egressGrant, record bool) error {
 	if g == nil {
 		return nil
 	}
@@ -221,7 +222,7 @@ func (e *Engine) startEgress(ctx context.Context, p Principal, l *scheduler.Leas
 }
 
 // Egress returns the egress rules of the caller's sandbox and its recent connections.
-func (e *Engine) Egress(ctx context.Context, p Principal, id string) (v1.EgressState, error) {
+func (e *Engine) Egress(ctx context.Context, p caller.Principal, id string) (v1.EgressState, error) {
 	if _, err := e.findLease(ctx, p, id); err != nil {
 		return v1.EgressState{}, err
 	}
@@ -249,7 +250,7 @@ func (e *Engine) egressState(id string) v1.EgressState {
 // SetEgress replaces the egress rules of the caller's sandbox at once. Open connections that are no
 // longer allowed are closed. Empty rules stop the proxy in the sandbox. The change is recorded in
 // the audit log before it takes effect.
-func (e *Engine) SetEgress(ctx context.Context, p Principal, id string, r v1.Egress) (v1.EgressState, error) {
+func (e *Engine) SetEgress(ctx context.Context, p caller.Principal, id string, r v1.Egress) (v1.EgressState, error) {
 	l, err := e.findLease(ctx, p, id)
 	if err != nil {
 		return v1.EgressState{}, err
@@ -320,7 +321,7 @@ func (e *Engine) restoreStoredEgress(ctx context.Context, id string, before *egr
 
 // recordGrant records a lease's new egress in the audit log. Without a record the egress is not
 // granted.
-func (e *Engine) recordGrant(ctx context.Context, p Principal, id string, g *egressGrant) error {
+func (e *Engine) recordGrant(ctx context.Context, p caller.Principal, id string, g *egressGrant) error {
 	gov := e.opts.Governance
 	if gov == nil {
 		return nil

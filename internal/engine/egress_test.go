@@ -16,6 +16,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -27,7 +28,7 @@ import (
 func TestInvalidEgressIsRefused(t *testing.T) {
 	w := newWorld(t)
 	none := w.start(t)
-	if _, err := none.Lease(t.Context(), Local(""), v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}}); !errdefs.IsFailedPrecondition(err) {
+	if _, err := none.Lease(t.Context(), caller.Local(""), v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("without a gateway: %v", err)
 	}
 	none.stop()
@@ -35,27 +36,27 @@ func TestInvalidEgressIsRefused(t *testing.T) {
 		o.Egress = &EgressOptions{Secrets: []Credential{{Secret: netpolicy.Secret{Name: "api", Hosts: []string{"a.test"}, Header: "X-Key", Value: "value-of-it"}, Callers: []string{"ann"}}}}
 	})
 	for _, c := range []struct {
-		principal Principal
+		principal caller.Principal
 		ask       v1.Egress
 		is        func(error) bool
 		field     string
 	}{
-		{Principal{Caller: "ann"}, v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}, errdefs.IsPermissionDenied, "egress"},
-		{Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test", Paths: []string{"/"}}}}, errdefs.IsInvalidArgument, "egress.rules[0].paths"},
-		{Local(""), v1.Egress{Secrets: []string{"api"}}, errdefs.IsInvalidArgument, "egress.rules"},
-		{Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}, Secrets: []string{"x"}}, errdefs.IsNotFound, "egress.secrets[0]"},
+		{caller.Principal{Caller: "ann"}, v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}, errdefs.IsPermissionDenied, "egress"},
+		{caller.Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test", Paths: []string{"/"}}}}, errdefs.IsInvalidArgument, "egress.rules[0].paths"},
+		{caller.Local(""), v1.Egress{Secrets: []string{"api"}}, errdefs.IsInvalidArgument, "egress.rules"},
+		{caller.Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}, Secrets: []string{"x"}}, errdefs.IsNotFound, "egress.secrets[0]"},
 	} {
 		_, err := s.Lease(t.Context(), c.principal, v1.SandboxRequest{Egress: &c.ask})
 		if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || !c.is(err) || bad.Field != c.field {
 			t.Errorf("%+v: %v", c.ask, err)
 		}
 	}
-	for caller, want := range map[string]bool{"ann": true, "bob": false} {
-		if _, ok := s.egress.credential(Principal{Caller: caller}, "api"); ok != want {
-			t.Errorf("%s has the secret: %t", caller, ok)
+	for name, want := range map[string]bool{"ann": true, "bob": false} {
+		if _, ok := s.egress.credential(caller.Principal{Caller: name}, "api"); ok != want {
+			t.Errorf("%s has the secret: %t", name, ok)
 		}
 	}
-	if rows, err := s.store.Leases(t.Context(), LocalCaller, true, 10); err != nil || len(rows) != 0 {
+	if rows, err := s.store.Leases(t.Context(), caller.LocalCaller, true, 10); err != nil || len(rows) != 0 {
 		t.Errorf("%v %v", rows, err)
 	}
 }
@@ -70,15 +71,15 @@ func TestCeilingIsPerCaller(t *testing.T) {
 		{Rule: netpolicy.Rule{Host: "all.test", Deny: true}, Callers: []string{"eve"}},
 	}}}
 	for _, c := range []struct {
-		principal Principal
+		principal caller.Principal
 		want      string
 	}{
-		{Principal{Caller: "ann", Profile: "readonly"}, "all ann"},
-		{Principal{Caller: "ann", Profile: "phase2"}, "all ann write"},
-		{Principal{Caller: "bob", Profile: "universal"}, "all write both"},
-		{Principal{Caller: "bob", Profile: "readonly"}, "all"},
-		{Principal{Caller: "eve", Profile: "universal"}, "write"},
-		{Principal{Caller: "eve"}, ""},
+		{caller.Principal{Caller: "ann", Profile: "readonly"}, "all ann"},
+		{caller.Principal{Caller: "ann", Profile: "phase2"}, "all ann write"},
+		{caller.Principal{Caller: "bob", Profile: "universal"}, "all write both"},
+		{caller.Principal{Caller: "bob", Profile: "readonly"}, "all"},
+		{caller.Principal{Caller: "eve", Profile: "universal"}, "write"},
+		{caller.Principal{Caller: "eve"}, ""},
 	} {
 		rules, err := x.ceiling(c.principal)
 		if err != nil {
@@ -104,12 +105,12 @@ func TestCeilingIsPerCaller(t *testing.T) {
 func TestTrafficCountsAcrossEgressSessions(t *testing.T) {
 	w := newWorld(t)
 	s := w.startOptions(t, func(o *Options) { o.Egress = &EgressOptions{} })
-	sb, err := s.Lease(t.Context(), Local(""), v1.SandboxRequest{})
+	sb, err := s.Lease(t.Context(), caller.Local(""), v1.SandboxRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := s.sched.Live(sb.ID)
-	g, err := s.grantFor(Local(""), &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}})
+	g, err := s.grantFor(caller.Local(""), &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func TestTrafficCountsAcrossEgressSessions(t *testing.T) {
 	}
 	s.serveEgress(l, g, false)
 	o, _ := s.egress.find(l.ID)
-	if err := s.Remove(t.Context(), Local(""), l.ID); err != nil {
+	if err := s.Remove(t.Context(), caller.Local(""), l.ID); err != nil {
 		t.Fatal(err)
 	}
 	<-o.done
@@ -149,12 +150,12 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := w.governed(t)
-	wide := Principal{Caller: agent.Caller, Profile: "wide", Trust: 3}
+	wide := caller.Principal{Caller: agent.Caller, Profile: "wide", Trust: 3}
 	l, err := s.session(t.Context(), wide, "work", v1.SandboxRequest{}, acquisition{network: profile.NetworkBridge})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []Principal{wide, {Caller: agent.Caller, Operator: true}} {
+	for _, p := range []caller.Principal{wide, {Caller: agent.Caller, Operator: true}} {
 		if _, err := s.findLease(t.Context(), p, l.ID); err != nil {
 			t.Errorf("%+v: %v", p, err)
 		}
@@ -241,7 +242,7 @@ func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 	defer log.Close()
 	auditor := newEgressAuditor(log, slog.New(slog.DiscardHandler))
 	const each = egressRecordBurst
-	for box, caller := range map[string]string{"a": "ann", "l": LocalCaller} {
+	for box, caller := range map[string]string{"a": "ann", "l": caller.LocalCaller} {
 		auditor.register(box, caller)
 		for i := range each {
 			auditor.enqueue(netpolicy.Connection{Session: box, Host: "a.test", Reason: "because"})
@@ -261,7 +262,7 @@ func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if records[LocalCaller] != each || records["ann"] < 10 || records["ann"] > 500 || !strings.Contains(missed, "share of the log") {
+	if records[caller.LocalCaller] != each || records["ann"] < 10 || records["ann"] > 500 || !strings.Contains(missed, "share of the log") {
 		t.Errorf("%v records; missed: %s", records, missed)
 	}
 	if err := log.Admit("ann"); err != nil {

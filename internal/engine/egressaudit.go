@@ -11,6 +11,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
@@ -90,14 +91,14 @@ func (s *auditedSandbox) missedRecord(sandbox string) audit.Record {
 	n := s.skipped
 	s.skipped = 0
 	return audit.Record{
-		Kind: audit.KindEvent, Action: "egress.missed", Caller: s.caller, Sandbox: sandbox, Uncharged: s.caller == LocalCaller,
+		Kind: audit.KindEvent, Action: "egress.missed", Caller: s.caller, Sandbox: sandbox, Uncharged: s.caller == caller.LocalCaller,
 		Error: fmt.Sprintf("%d connections were not recorded: they came faster than %d a second, %d of the caller's were waiting, or the caller's share of the log was used up", n, egressRecordRate, egressCallerQueue),
 	}
 }
 
 // admit returns the caller of the sandbox and reports whether a connection is recorded. If so, it
 // counts the record as queued.
-func (a *egressAuditor) admit(sandbox string) (caller string, ok bool) {
+func (a *egressAuditor) admit(sandbox string) (owner string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.known[sandbox]
@@ -105,7 +106,7 @@ func (a *egressAuditor) admit(sandbox string) (caller string, ok bool) {
 		a.queued[""]++
 		return "", true
 	}
-	if a.queued[s.caller] >= egressCallerQueue || !s.rate.Allow() || s.caller != LocalCaller && a.audit.AdmitConnection(s.caller) != nil {
+	if a.queued[s.caller] >= egressCallerQueue || !s.rate.Allow() || s.caller != caller.LocalCaller && a.audit.AdmitConnection(s.caller) != nil {
 		s.skipped++
 		return s.caller, false
 	}
@@ -141,12 +142,12 @@ func (a *egressAuditor) enqueue(c netpolicy.Connection) {
 	if a.audit == nil {
 		return
 	}
-	caller, ok := a.admit(c.Session)
+	owner, ok := a.admit(c.Session)
 	if !ok {
 		return
 	}
 	r := audit.Record{
-		Kind: audit.KindEgress, Action: "egress", Caller: caller, Uncharged: caller == LocalCaller, Sandbox: c.Session, Verdict: "deny", DurationMS: ms(c.Duration),
+		Kind: audit.KindEgress, Action: "egress", Caller: owner, Uncharged: owner == caller.LocalCaller, Sandbox: c.Session, Verdict: "deny", DurationMS: ms(c.Duration),
 		Egress: &audit.Egress{Host: c.Host, Port: c.Port, Protocol: c.Protocol, Method: c.Method, Path: c.Path, Address: c.Address, Reason: c.Reason, Sent: c.Sent, Received: c.Received},
 	}
 	if c.Allowed {
@@ -155,7 +156,7 @@ func (a *egressAuditor) enqueue(c netpolicy.Connection) {
 	select {
 	case a.queue <- r:
 	default:
-		a.unqueue(caller)
+		a.unqueue(owner)
 		a.missed.Add(1)
 	}
 }

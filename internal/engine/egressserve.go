@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
@@ -89,7 +90,7 @@ func (e *Engine) closeEgress() {
 
 // ceiling returns the rules that limit a caller who is not an operator. Callers with the same rules
 // get the same pointer, so that serveEgress can compare ceilings.
-func (x *egressService) ceiling(p Principal) (*netpolicy.Rules, error) {
+func (x *egressService) ceiling(p caller.Principal) (*netpolicy.Rules, error) {
 	var rules []netpolicy.Rule
 	which := make([]byte, len(x.o.Allow))
 	for i, a := range x.o.Allow {
@@ -109,7 +110,7 @@ func (x *egressService) ceiling(p Principal) (*netpolicy.Rules, error) {
 	return made, err
 }
 
-func (x *egressService) credential(p Principal, name string) (Credential, bool) {
+func (x *egressService) credential(p caller.Principal, name string) (Credential, bool) {
 	i := slices.IndexFunc(x.o.Secrets, func(c Credential) bool { return c.Name == name })
 	if i < 0 {
 		return Credential{}, false

@@ -10,7 +10,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +24,10 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -61,7 +64,7 @@ type Options struct {
 	MaxSandboxes, Queue  int
 	MaxMemory            int64
 	// Quotas apply to callers whose tokens set none.
-	Quotas Quotas
+	Quotas caller.Quotas
 	// Keys limits the stored idempotency keys of each caller. Zero fields take the defaults.
 	Keys store.KeyBounds
 	// CheckProfile returns an *InvalidError of the field "profile" if a profile does not exist. If
@@ -81,33 +84,26 @@ type Options struct {
 	Log                         *slog.Logger
 }
 
-// Quotas are a caller's limits; zero means no limit. Waiting bounds the calls that wait for a
-// sandbox at once.
-type Quotas struct {
-	Sandboxes   int
-	MemoryBytes int64
-	DiskBytes   int64 // all workspaces together
-	Calls       int64 // tool calls per day (UTC)
-	Waiting     int
-}
-
 // Engine processes requests. Its methods may be called concurrently.
 type Engine struct {
 	opts  Options
 	log   *slog.Logger
 	sched *scheduler.Scheduler
 
-	callers   *callers
+	// Callers identifies callers and holds their quotas.
+	Callers *caller.Service
+
+	idem      *idempotency.Keys // idempotency keys, and locks by name
 	templates *templates
-	events    *eventHub
+	// Events holds the latest events.
+	Events    *eventhub.Hub
 	egress    *egressService  // nil if sandboxes reach nothing
 	recovered []store.Sandbox // sandboxes of an earlier process
 	attached  attachedCount   // clients attached to terminals
 
-	mu   sync.Mutex
-	keys map[string]chan struct{} // locks held by name, such as idempotency keys
+	mu sync.Mutex
 	// sessions holds the sandbox id of each session, keyed by sessionKey.
-	sessions map[Principal]string
+	sessions map[caller.Principal]string
 	outputs  *outputs // nil if tools are disabled
 
 	newImage chan struct{} // requests image collection; capacity 1
@@ -126,13 +122,11 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	opts.Keys.Answers = cmp.Or(opts.Keys.Answers, defaultKeys.Answers)
-	opts.Keys.Bytes = cmp.Or(opts.Keys.Bytes, defaultKeys.Bytes)
-	opts.Keys.Keys = cmp.Or(opts.Keys.Keys, defaultKeys.Keys)
-	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Principal]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), templates: newTemplates(), events: newEventHub()}
+	e := &Engine{opts: opts, log: opts.Log, sessions: map[caller.Principal]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), templates: newTemplates(), Events: eventhub.New()}
+	e.idem = idempotency.Open(opts.Store, opts.Keys, e.log)
 	e.handing, e.handOff = context.WithCancel(context.Background())
 	var err error
-	if e.callers, err = newCallers(ctx, opts.Store); err != nil {
+	if e.Callers, err = caller.Open(ctx, e.callerOptions()); err != nil {
 		return nil, err
 	}
 	ready, err := e.openTemplates(ctx)
@@ -163,6 +157,24 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	return e, nil
+}
+
+// callerOptions returns the options of the service of callers.
+func (e *Engine) callerOptions() caller.Options {
+	o := caller.Options{Store: e.opts.Store, Defaults: e.opts.Quotas, CheckProfile: e.opts.CheckProfile, Log: e.log}
+	if e.opts.Governance == nil {
+		return o
+	}
+	o.Record = func(ctx context.Context, p caller.Principal, action string, input any, cause error) {
+		e.recordOperator(ctx, p, audit.Record{Action: action}, input, cause)
+	}
+	if o.CheckProfile == nil {
+		o.CheckProfile = func(name string) error {
+			_, err := e.requestedProfile(caller.Local(""), name)
+			return err
+		}
+	}
+	return o
 }
 
 // prepare resolves a template's image, checks the template against the host and prepares the image
@@ -205,7 +217,7 @@ func (e *Engine) Serve(ctx context.Context) error {
 	e.resumeEgress(e.recovered)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.sched.Run(ctx) })
-	g.Go(func() error { return e.callers.run(ctx, e.log) })
+	g.Go(func() error { return e.Callers.Run(ctx) })
 	g.Go(func() error { return e.opts.Volumes.Run(ctx) })
 	g.Go(func() error { return e.runSpace(ctx) })
 	g.Go(func() error { return e.runTemplates(ctx) })
@@ -246,7 +258,7 @@ func (e *Engine) Ready(ctx context.Context) error {
 
 // Version describes the program and its runtime. Only operators see the build, the reason for the
 // runtime and its capabilities.
-func (e *Engine) Version(p Principal) v1.Version {
+func (e *Engine) Version(p caller.Principal) v1.Version {
 	if !p.Operator {
 		return v1.Version{Version: e.opts.Version, Runtime: e.opts.Driver.Name(), Capabilities: map[string]string{}}
 	}
@@ -286,7 +298,7 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 				answer = e.sandbox(row)
 			}
 		case k.Op == opWorkspace:
-			if w, err := e.findWorkspace(Principal{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
+			if w, err := e.findWorkspace(caller.Principal{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
 				answer = presentWorkspace(w) // its directory exists completely or not at all
 			}
 		case k.Op == opExec || k.Op == opRun || k.Op == opSessionExec:
@@ -317,7 +329,7 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			continue
 		}
 		body, err := marshal(answer)
-		errs = append(errs, err, e.opts.Store.FinishKey(ctx, k.Caller, k.Key, k.Ref, body, e.opts.Keys))
+		errs = append(errs, err, e.idem.Finish(ctx, k, body))
 	}
 	return errors.Join(errs...)
 }

@@ -9,7 +9,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -54,7 +56,7 @@ func TestCallersCannotAccessOthersSandboxes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	you := Principal{Caller: "you"}
+	you := caller.Principal{Caller: "you"}
 	_, stop := s.Stop(t.Context(), you, id, 0)
 	_, get := s.Sandbox(t.Context(), you, id)
 	_, shells := s.Shells(t.Context(), you, id)
@@ -88,12 +90,12 @@ func TestLeaseOfDisconnectedCallerEnds(t *testing.T) {
 	s := w.start(t)
 	for _, key := range []string{"", "k"} {
 		ctx, leave := context.WithCancel(t.Context())
-		l, err := s.acquire(ctx, Principal{Caller: LocalCaller, Key: key}, v1.SandboxRequest{}, acquisition{})
+		l, err := s.acquire(ctx, caller.Principal{Caller: caller.LocalCaller, Key: key}, v1.SandboxRequest{}, acquisition{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		leave()
-		_, err = s.describeNewLease(ctx, Principal{Caller: LocalCaller, Key: key}, l)
+		_, err = s.describeNewLease(ctx, caller.Principal{Caller: caller.LocalCaller, Key: key}, l)
 		if key != "" {
 			if err != nil || l.Ended() != "" {
 				t.Errorf("who asks again under the key does not get it: %v", err)
@@ -122,9 +124,9 @@ func TestShellWithUnknownFateStaysStored(t *testing.T) {
 		}
 		return nil
 	})
-	key := Principal{Caller: LocalCaller, Key: "k"}
+	key := caller.Principal{Caller: caller.LocalCaller, Key: "k"}
 	r := v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}}
-	if _, err := s.StartShell(t.Context(), key, id, r); !errors.Is(err, errMayHaveRun) {
+	if _, err := s.StartShell(t.Context(), key, id, r); !errors.Is(err, idempotency.ErrMayHaveRun) {
 		t.Fatal(err)
 	}
 	g.refuses(nil)
@@ -145,7 +147,7 @@ func (w *world) cut(t *testing.T, keys ...store.Key) {
 	st := w.open(t)
 	defer st.Close()
 	for _, k := range keys {
-		k.Caller = LocalCaller
+		k.Caller = caller.LocalCaller
 		if k.Created.IsZero() {
 			k.Created = time.Now()
 		}
@@ -157,7 +159,7 @@ func (w *world) cut(t *testing.T, keys ...store.Key) {
 
 func sum(t *testing.T, v any) string {
 	t.Helper()
-	h, err := hash(v)
+	h, err := idempotency.Hash(v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +174,7 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyed, err := s.acquire(t.Context(), Principal{Caller: LocalCaller, Key: "lease"}, v1.SandboxRequest{}, acquisition{})
+	keyed, err := s.acquire(t.Context(), caller.Principal{Caller: caller.LocalCaller, Key: "lease"}, v1.SandboxRequest{}, acquisition{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +201,7 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 		store.Key{Key: "other's", Op: opWorkspace, Hash: sum(t, made), Ref: "made"},
 	)
 	s = w.start(t)
-	under := func(key string) Principal { return Principal{Caller: LocalCaller, Key: key} }
+	under := func(key string) caller.Principal { return caller.Principal{Caller: caller.LocalCaller, Key: key} }
 	if got, err := s.Lease(t.Context(), under("lease"), lease); err != nil || got.ID != keyed.ID {
 		t.Errorf("lease: %+v %v", got, err)
 	}
@@ -232,7 +234,7 @@ func TestRecoverKeysIgnoresAbandonedLease(t *testing.T) {
 	warm := w.host.IDs()[0]
 	st := w.open(t)
 	if _, err := st.Update(t.Context(), warm, func(b *store.Sandbox) error {
-		b.State, b.Caller, b.Lease.Key = store.Leased, LocalCaller, "k"
+		b.State, b.Caller, b.Lease.Key = store.Leased, caller.LocalCaller, "k"
 		b.Expires, b.Idle, b.Used = time.Now().Add(time.Hour), time.Hour, time.Now()
 		return nil
 	}); err != nil {
@@ -241,7 +243,7 @@ func TestRecoverKeysIgnoresAbandonedLease(t *testing.T) {
 	st.Close()
 	w.cut(t, store.Key{Key: "k", Op: opLease, Hash: sum(t, v1.SandboxRequest{})})
 	s = w.start(t)
-	got, err := s.Lease(t.Context(), Principal{Caller: LocalCaller, Key: "k"}, v1.SandboxRequest{})
+	got, err := s.Lease(t.Context(), caller.Principal{Caller: caller.LocalCaller, Key: "k"}, v1.SandboxRequest{})
 	if err != nil || got.ID == warm {
 		t.Fatalf("%+v %v", got, err)
 	}
@@ -268,7 +270,7 @@ func TestConcurrentRequestsWithSameKeyRunOnce(t *testing.T) {
 	ids := make(chan string, 8)
 	for range cap(ids) {
 		go func() {
-			got, err := s.Lease(context.Background(), Principal{Caller: LocalCaller, Key: "k"}, v1.SandboxRequest{})
+			got, err := s.Lease(context.Background(), caller.Principal{Caller: caller.LocalCaller, Key: "k"}, v1.SandboxRequest{})
 			if err != nil {
 				t.Error(err)
 			}
@@ -328,7 +330,7 @@ func TestUnstartedShellIsNotRunning(t *testing.T) {
 	}
 	s.stop()
 	st := w.open(t)
-	if err := st.InsertShell(t.Context(), store.Shell{ID: "never", Sandbox: id, Caller: LocalCaller, Started: time.Now()}); err != nil {
+	if err := st.InsertShell(t.Context(), store.Shell{ID: "never", Sandbox: id, Caller: caller.LocalCaller, Started: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
 	st.Close()

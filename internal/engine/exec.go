@@ -10,8 +10,10 @@ import (
 	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -19,7 +21,7 @@ import (
 
 // Exec runs one command in a leased sandbox and waits for it. All processes that it started are
 // dead when Exec returns.
-func (e *Engine) Exec(ctx context.Context, p Principal, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
+func (e *Engine) Exec(ctx context.Context, p caller.Principal, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -28,7 +30,7 @@ func (e *Engine) Exec(ctx context.Context, p Principal, id string, x v1.Exec, st
 		Sandbox string
 		v1.Exec
 	}{id, x}
-	return idempotent(ctx, e, p, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotency.Do(ctx, e.idem, p, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
 		l, err := e.findLease(ctx, p, id)
 		if err != nil {
 			return v1.ExecResult{}, err
@@ -38,17 +40,17 @@ func (e *Engine) Exec(ctx context.Context, p Principal, id string, x v1.Exec, st
 }
 
 // Run leases a sandbox, runs one command in it and destroys it. Run does not wait for the removal.
-func (e *Engine) Run(ctx context.Context, p Principal, r v1.Run, st Stream) (v1.ExecResult, error) {
+func (e *Engine) Run(ctx context.Context, p caller.Principal, r v1.Run, st Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
 	}
-	return idempotent(ctx, e, p, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotency.Do(ctx, e.idem, p, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
 		if _, err := e.command("", r.Exec); err != nil { // validate before a sandbox is used
 			return v1.ExecResult{}, err
 		}
 		lease := r.Lease()
-		l, err := e.acquire(ctx, p.keyless(), lease, acquisition{oneShot: true})
+		l, err := e.acquire(ctx, p.Keyless(), lease, acquisition{oneShot: true})
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
@@ -70,8 +72,8 @@ func (e *Engine) Run(ctx context.Context, p Principal, r v1.Run, st Stream) (v1.
 // output is shortened and streamed output is omitted; both set Truncated.
 func storedExecResult(r v1.ExecResult) v1.ExecResult {
 	var a, b bool
-	r.Stdout, a = shorten(r.Stdout, answerBytes)
-	r.Stderr, b = shorten(r.Stderr, answerBytes)
+	r.Stdout, a = idempotency.Shorten(r.Stdout, idempotency.AnswerBytes)
+	r.Stderr, b = idempotency.Shorten(r.Stderr, idempotency.AnswerBytes)
 	streamed := r.Stdout == "" && r.StdoutBytes > 0 || r.Stderr == "" && r.StderrBytes > 0
 	r.Truncated = r.Truncated || a || b || streamed
 	return r

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -16,7 +17,7 @@ import (
 // Figures returns the current resource usage of leased sandboxes, newest first. An operator sees
 // all sandboxes, another caller only their own. Reading does not count as use of a lease. Leases
 // that end during the call are left out.
-func (e *Engine) Figures(ctx context.Context, p Principal) ([]v1.Figures, error) {
+func (e *Engine) Figures(ctx context.Context, p caller.Principal) ([]v1.Figures, error) {
 	rows, err := e.leased(ctx, p)
 	if err != nil {
 		return nil, err
@@ -36,7 +37,7 @@ func (e *Engine) Figures(ctx context.Context, p Principal) ([]v1.Figures, error)
 }
 
 // leased returns the rows of the leases that the caller may see, newest first.
-func (e *Engine) leased(ctx context.Context, p Principal) ([]store.Sandbox, error) {
+func (e *Engine) leased(ctx context.Context, p caller.Principal) ([]store.Sandbox, error) {
 	if !p.Operator {
 		return e.opts.Store.Leases(ctx, p.Caller, false, maxListed)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
 )
@@ -36,7 +37,7 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 	if got != want {
 		t.Errorf("%+v", got)
 	}
-	list, err = s.Figures(t.Context(), Local(""))
+	list, err = s.Figures(t.Context(), caller.Local(""))
 	ids := make([]string, 0, 2)
 	for _, f := range list { // the order of creation is undefined
 		ids = append(ids, f.ID)

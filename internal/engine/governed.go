@@ -14,16 +14,12 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
-
-// Local returns the operator who uses the service's own socket.
-func Local(key string) Principal {
-	return Principal{Caller: LocalCaller, Key: key, Trust: tool.TrustMax, Operator: true}
-}
 
 // Watch observes a tool call in progress. Each function may be nil. They are called by one
 // goroutine at a time and must not block.
@@ -74,7 +70,7 @@ var errUngoverned = fmt.Errorf("tools are not configured on this service: %w", e
 func (g *Governance) profile(name string) (*profile.Compiled, error) { return g.Profiles.Get(name) }
 
 // profileOf returns the name of the caller's profile.
-func (e *Engine) profileOf(p Principal) string {
+func (e *Engine) profileOf(p caller.Principal) string {
 	if p.Profile != "" {
 		return p.Profile
 	}
@@ -84,7 +80,7 @@ func (e *Engine) profileOf(p Principal) string {
 // Direct returns PermissionDenied to callers who may only use tools. It guards requests that run or
 // write without a tool, which no policy, approval or record covers. Operators may, and callers of
 // the highest trust with the default profile. what completes "may not".
-func (e *Engine) Direct(p Principal, what string) error {
+func (e *Engine) Direct(p caller.Principal, what string) error {
 	if p.Operator || e.opts.Governance == nil {
 		return nil
 	}
@@ -98,7 +94,7 @@ func (e *Engine) Direct(p Principal, what string) error {
 }
 
 // Profiles lists the profiles. A caller who is not an operator sees only their own.
-func (e *Engine) Profiles(_ context.Context, principal Principal) ([]v1.Profile, error) {
+func (e *Engine) Profiles(_ context.Context, principal caller.Principal) ([]v1.Profile, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return nil, errUngoverned
@@ -124,7 +120,7 @@ func presentProfile(p *profile.Compiled) v1.Profile {
 
 // requestedProfile returns the profile with this name, or the caller's if name is empty. Only
 // operators may name another profile.
-func (e *Engine) requestedProfile(principal Principal, name string) (*profile.Compiled, error) {
+func (e *Engine) requestedProfile(principal caller.Principal, name string) (*profile.Compiled, error) {
 	g := e.opts.Governance
 	switch {
 	case g == nil:
@@ -142,7 +138,7 @@ func (e *Engine) requestedProfile(principal Principal, name string) (*profile.Co
 }
 
 // Tools lists the tools of the caller's profile. Operators may name another profile.
-func (e *Engine) Tools(_ context.Context, principal Principal, name string) ([]v1.Tool, error) {
+func (e *Engine) Tools(_ context.Context, principal caller.Principal, name string) ([]v1.Tool, error) {
 	p, err := e.requestedProfile(principal, name)
 	if err != nil {
 		return nil, err
@@ -176,7 +172,7 @@ func presentTool(t *profile.CompiledTool) v1.Tool {
 // RefuseCall records a call that could not be decoded and returns cause. The record holds at most
 // audit.MaxInput bytes of a JSON body, its size and its SHA-256; of any other body only the latter
 // two. If the caller's call quota or share of the log is used up, the call is only counted.
-func (e *Engine) RefuseCall(ctx context.Context, p Principal, name string, body []byte, cause error) error {
+func (e *Engine) RefuseCall(ctx context.Context, p caller.Principal, name string, body []byte, cause error) error {
 	g := e.opts.Governance
 	if g == nil {
 		return cause
@@ -204,7 +200,7 @@ func (e *Engine) RefuseCall(ctx context.Context, p Principal, name string, body 
 
 // RefuseBody records a call whose body was not read to its end and returns cause. size is the
 // number of bytes read and sum their SHA-256 in hex.
-func (e *Engine) RefuseBody(ctx context.Context, p Principal, name string, size int, sum string, cause error) error {
+func (e *Engine) RefuseBody(ctx context.Context, p caller.Principal, name string, size int, sum string, cause error) error {
 	if e.opts.Governance == nil {
 		return cause
 	}
@@ -219,7 +215,7 @@ func (e *Engine) RefuseBody(ctx context.Context, p Principal, name string, size 
 }
 
 // refusal returns the record of a refused call, without its input. The log redacts and bounds its error.
-func (e *Engine) refusal(p Principal, name string, cause error) audit.Record {
+func (e *Engine) refusal(p caller.Principal, name string, cause error) audit.Record {
 	return audit.Record{
 		Kind: audit.KindEvent, Caller: p.Caller, Token: p.Token, Profile: e.profileOf(p), Trust: p.Trust, Via: p.Via,
 		Action: audit.TruncateName(name), Ending: endedFailed, Error: cause.Error(), Uncharged: p.Operator,
@@ -254,7 +250,7 @@ func (g *Governance) hideRefused(ctx context.Context, caller string, body []byte
 }
 
 // CallOutput reads the kept output of an earlier call of the caller, from an absolute offset.
-func (e *Engine) CallOutput(_ context.Context, p Principal, id string, r OutputRequest) (v1.Output, error) {
+func (e *Engine) CallOutput(_ context.Context, p caller.Principal, id string, r OutputRequest) (v1.Output, error) {
 	if e.outputs == nil {
 		return v1.Output{}, errUngoverned
 	}
@@ -263,7 +259,7 @@ func (e *Engine) CallOutput(_ context.Context, p Principal, id string, r OutputR
 
 // CheckPolicy returns the verdict of a profile's policy on a command. Nothing runs, and nothing is
 // recorded.
-func (e *Engine) CheckPolicy(_ context.Context, principal Principal, r v1.PolicyCheck) (v1.Verdict, error) {
+func (e *Engine) CheckPolicy(_ context.Context, principal caller.Principal, r v1.PolicyCheck) (v1.Verdict, error) {
 	p, err := e.requestedProfile(principal, r.Profile)
 	if err != nil {
 		return v1.Verdict{}, err

@@ -12,11 +12,12 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Images lists the images. Only operators see what uses an image.
-func (e *Engine) Images(ctx context.Context, p Principal) ([]v1.Image, error) {
+func (e *Engine) Images(ctx context.Context, p caller.Principal) ([]v1.Image, error) {
 	var needed map[string][]string
 	if p.Operator {
 		var err error
@@ -38,8 +39,8 @@ func (e *Engine) Images(ctx context.Context, p Principal) ([]v1.Image, error) {
 
 // PinImage pins an image, which protects it from collection, or unpins it. Only operators may call
 // it.
-func (e *Engine) PinImage(_ context.Context, p Principal, ref string, pinned bool) ([]v1.Image, error) {
-	if err := p.requireOperator("pin images"); err != nil {
+func (e *Engine) PinImage(_ context.Context, p caller.Principal, ref string, pinned bool) ([]v1.Image, error) {
+	if err := p.Operate("pin images"); err != nil {
 		return nil, err
 	}
 	img, err := e.opts.Images.Pin(ref, pinned)
@@ -51,15 +52,15 @@ func (e *Engine) PinImage(_ context.Context, p Principal, ref string, pinned boo
 
 // ImportImage imports an image; see images.Store.Import. Pools keep their image until templates are
 // reloaded. Only operators may call it.
-func (e *Engine) ImportImage(ctx context.Context, p Principal, r io.Reader, ref string) ([]v1.Image, error) {
-	if err := p.requireOperator("import images"); err != nil {
+func (e *Engine) ImportImage(ctx context.Context, p caller.Principal, r io.Reader, ref string) ([]v1.Image, error) {
+	if err := p.Operate("import images"); err != nil {
 		return nil, err
 	}
 	img, err := e.opts.Images.Import(ctx, r, ref)
 	if err != nil {
 		return nil, err
 	}
-	e.events.publish(v1.ServiceEvent{Type: "image.imported", Image: ref})
+	e.Events.Publish(v1.ServiceEvent{Type: "image.imported", Image: ref})
 	e.templates.retryNow()
 	e.requestCollection()
 	return PresentImage(img), nil
@@ -67,8 +68,8 @@ func (e *Engine) ImportImage(ctx context.Context, p Principal, r io.Reader, ref 
 
 // RemoveImage removes an image name, and the image with its last name. It fails if a template uses
 // the image or a sandbox runs from it. Only operators may call it.
-func (e *Engine) RemoveImage(ctx context.Context, p Principal, ref string) error {
-	if err := p.requireOperator("remove images"); err != nil {
+func (e *Engine) RemoveImage(ctx context.Context, p caller.Principal, ref string) error {
+	if err := p.Operate("remove images"); err != nil {
 		return err
 	}
 	img, err := e.opts.Images.Get(ref)
@@ -93,7 +94,7 @@ func (e *Engine) RemoveImage(ctx context.Context, p Principal, ref string) error
 	if err := e.opts.Images.Remove(ctx, ref); err != nil {
 		return err
 	}
-	e.events.publish(v1.ServiceEvent{Type: "image.removed", Image: ref})
+	e.Events.Publish(v1.ServiceEvent{Type: "image.removed", Image: ref})
 	if stays {
 		return nil
 	}
@@ -131,8 +132,8 @@ func PresentImage(i images.Image) []v1.Image {
 // PullImage pulls an image from its registry. tell, if set, receives the progress on the goroutine
 // of PullImage. Concurrent pulls of the same image share one download. Templates that wait for an
 // image are retried. Only operators may call it.
-func (e *Engine) PullImage(ctx context.Context, p Principal, r v1.PullRequest, tell func(v1.PullEvent)) ([]v1.Image, error) {
-	if err := p.requireOperator("pull images"); err != nil {
+func (e *Engine) PullImage(ctx context.Context, p caller.Principal, r v1.PullRequest, tell func(v1.PullEvent)) ([]v1.Image, error) {
+	if err := p.Operate("pull images"); err != nil {
 		return nil, err
 	}
 	if e.opts.Puller == nil {
@@ -156,7 +157,7 @@ func (e *Engine) PullImage(ctx context.Context, p Principal, r v1.PullRequest, t
 	}
 	e.templates.retryNow()
 	e.requestCollection()
-	e.events.publish(v1.ServiceEvent{Type: "image.pulled", Image: r.Ref})
+	e.Events.Publish(v1.ServiceEvent{Type: "image.pulled", Image: r.Ref})
 	return PresentImage(img), nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // otherArchive returns a root filesystem that differs from archive's.
@@ -31,7 +32,7 @@ func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	kept := &shelf{}
 	kept.set(nil, from("default", here, 1), from("old", "old/image:1", 0))
 	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
-	op := Local("")
+	op := caller.Local("")
 	if _, err := s.ImportImage(t.Context(), op, otherArchive(t), "old/image:1"); err != nil {
 		t.Fatal(err)
 	}

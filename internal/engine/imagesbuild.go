@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/images/build"
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -31,8 +32,8 @@ type ImageBuild struct {
 
 // BuildImage builds an image from a Dockerfile in a tar archive and imports it. Only operators may
 // call it, because the container engine runs RUN commands with its own network.
-func (e *Engine) BuildImage(ctx context.Context, p Principal, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
-	if err := p.requireOperator("build images"); err != nil {
+func (e *Engine) BuildImage(ctx context.Context, p caller.Principal, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
+	if err := p.Operate("build images"); err != nil {
 		return nil, err
 	}
 	b := ImageBuild{Store: e.opts.Images, Puller: e.opts.Puller, Builder: e.opts.Builder, Log: e.log}

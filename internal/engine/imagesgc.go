@@ -10,6 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -25,8 +26,8 @@ type ImageBounds struct {
 
 // CollectImages removes unused images until the configured limits are met. If dry is set, it only
 // reports them. Only operators may call it.
-func (e *Engine) CollectImages(ctx context.Context, p Principal, dry bool) (v1.ImageCollection, error) {
-	if err := p.requireOperator("collect images"); err != nil {
+func (e *Engine) CollectImages(ctx context.Context, p caller.Principal, dry bool) (v1.ImageCollection, error) {
+	if err := p.Operate("collect images"); err != nil {
 		return v1.ImageCollection{}, err
 	}
 	got, err := e.collectImages(ctx, dry)

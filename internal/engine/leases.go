@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -38,8 +40,8 @@ const maxListed = 1000
 func marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
 // Lease leases a sandbox.
-func (e *Engine) Lease(ctx context.Context, p Principal, r v1.SandboxRequest) (v1.Sandbox, error) {
-	return idempotent(ctx, e, p, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
+func (e *Engine) Lease(ctx context.Context, p caller.Principal, r v1.SandboxRequest) (v1.Sandbox, error) {
+	return idempotency.Do(ctx, e.idem, p, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
 		l, err := e.acquire(ctx, p, r, acquisition{})
 		if err != nil {
 			return v1.Sandbox{}, err
@@ -50,7 +52,7 @@ func (e *Engine) Lease(ctx context.Context, p Principal, r v1.SandboxRequest) (v
 
 // describeNewLease returns the answer for a new lease. If the caller is gone and has no idempotency
 // key to retry with, the lease ends.
-func (e *Engine) describeNewLease(ctx context.Context, p Principal, l *scheduler.Lease) (v1.Sandbox, error) {
+func (e *Engine) describeNewLease(ctx context.Context, p caller.Principal, l *scheduler.Lease) (v1.Sandbox, error) {
 	read, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	row, err := e.sched.Row(read, p.Caller, l.ID)
@@ -78,7 +80,7 @@ type acquisition struct {
 	network string
 }
 
-func (e *Engine) acquire(ctx context.Context, p Principal, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
 	if err := e.resolveTemplate(&r); err != nil {
 		return nil, err
 	}
@@ -93,7 +95,7 @@ func (e *Engine) acquire(ctx context.Context, p Principal, r v1.SandboxRequest, 
 		Lease: store.Lease{Workspace: diskName(p.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.oneShot, Private: a.private, Network: a.network, Session: a.session, Key: p.Key},
 		TTL:   cmp.Or(time.Duration(r.TTLMS)*time.Millisecond, e.opts.TTL), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.opts.Idle),
 		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.opts.Wait),
-		Quotas: e.quotas(p),
+		Quotas: e.Callers.SandboxQuotas(p),
 	}
 	if err := e.checkKnown(p, r); err != nil {
 		return nil, err
@@ -143,7 +145,7 @@ func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 }
 
 // requestedGrant returns the egress of a new lease.
-func (e *Engine) requestedGrant(p Principal, r v1.SandboxRequest, a acquisition) (*egressGrant, error) {
+func (e *Engine) requestedGrant(p caller.Principal, r v1.SandboxRequest, a acquisition) (*egressGrant, error) {
 	if a.egress != nil {
 		return e.grantForTool(a.egress)
 	}
@@ -151,7 +153,7 @@ func (e *Engine) requestedGrant(p Principal, r v1.SandboxRequest, a acquisition)
 }
 
 // checkKnown refuses an unknown template or workspace before a sandbox is used.
-func (e *Engine) checkKnown(p Principal, r v1.SandboxRequest) error {
+func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
 	if err := e.checkTemplate(p, r.Template); err != nil {
 		return err
 	}
@@ -165,7 +167,7 @@ func (e *Engine) checkKnown(p Principal, r v1.SandboxRequest) error {
 }
 
 // Sandboxes lists the caller's leases, newest first. If ended is set, it includes ended ones.
-func (e *Engine) Sandboxes(ctx context.Context, p Principal, ended bool) ([]v1.Sandbox, error) {
+func (e *Engine) Sandboxes(ctx context.Context, p caller.Principal, ended bool) ([]v1.Sandbox, error) {
 	rows, err := e.opts.Store.Leases(ctx, p.Caller, ended, maxListed)
 	if err != nil {
 		return nil, err
@@ -179,8 +181,8 @@ func (e *Engine) Sandboxes(ctx context.Context, p Principal, ended bool) ([]v1.S
 
 // AllSandboxes lists all sandboxes, newest first: leases of all callers, warm sandboxes, and those
 // being created or removed. Only operators may call it.
-func (e *Engine) AllSandboxes(ctx context.Context, p Principal) ([]v1.Sandbox, error) {
-	if err := p.requireOperator("see what others have"); err != nil {
+func (e *Engine) AllSandboxes(ctx context.Context, p caller.Principal) ([]v1.Sandbox, error) {
+	if err := p.Operate("see what others have"); err != nil {
 		return nil, err
 	}
 	rows, err := e.opts.Store.Live(ctx)
@@ -196,7 +198,7 @@ func (e *Engine) AllSandboxes(ctx context.Context, p Principal) ([]v1.Sandbox, e
 }
 
 // Sandbox describes one lease, including an ended one.
-func (e *Engine) Sandbox(ctx context.Context, p Principal, id string) (v1.Sandbox, error) {
+func (e *Engine) Sandbox(ctx context.Context, p caller.Principal, id string) (v1.Sandbox, error) {
 	row, err := e.sched.Row(ctx, p.Caller, id)
 	if err != nil {
 		return v1.Sandbox{}, err
@@ -205,7 +207,7 @@ func (e *Engine) Sandbox(ctx context.Context, p Principal, id string) (v1.Sandbo
 }
 
 // Remove destroys a sandbox at once, in any state. Removing an ended sandbox succeeds.
-func (e *Engine) Remove(ctx context.Context, p Principal, id string) error {
+func (e *Engine) Remove(ctx context.Context, p caller.Principal, id string) error {
 	if _, err := e.sched.Row(ctx, p.Caller, id); err != nil {
 		return err
 	}
@@ -216,7 +218,7 @@ func (e *Engine) Remove(ctx context.Context, p Principal, id string) error {
 }
 
 // Stop ends a sandbox. Every shell first gets TERM and up to grace to exit.
-func (e *Engine) Stop(ctx context.Context, p Principal, id string, grace time.Duration) (v1.Sandbox, error) {
+func (e *Engine) Stop(ctx context.Context, p caller.Principal, id string, grace time.Duration) (v1.Sandbox, error) {
 	if grace < 0 || grace > time.Minute {
 		return v1.Sandbox{}, usererror.Invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	disks "github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -60,7 +61,7 @@ func modeOf(l store.Lease) string {
 }
 
 // Overlays lists the overlays of the caller's workspace, oldest first.
-func (e *Engine) Overlays(_ context.Context, p Principal, name string) ([]v1.Overlay, error) {
+func (e *Engine) Overlays(_ context.Context, p caller.Principal, name string) ([]v1.Overlay, error) {
 	if _, err := e.findWorkspace(p, name); err != nil {
 		return nil, err
 	}
@@ -74,7 +75,7 @@ func (e *Engine) Overlays(_ context.Context, p Principal, name string) ([]v1.Ove
 
 // findOverlay returns an overlay of the caller and the caller's name of its workspace. An overlay
 // of another caller is NotFound.
-func (e *Engine) findOverlay(ctx context.Context, p Principal, id string) (volumes.Overlay, string, error) {
+func (e *Engine) findOverlay(ctx context.Context, p caller.Principal, id string) (volumes.Overlay, string, error) {
 	none := usererror.Errorf(errdefs.ErrNotFound, "overlay %q not found: not an overlay lease, no changes, or committed, discarded or expired", id)
 	o, err := e.opts.Volumes.FindOverlay(id)
 	if errdefs.IsNotFound(err) {
@@ -83,7 +84,7 @@ func (e *Engine) findOverlay(ctx context.Context, p Principal, id string) (volum
 	if err != nil {
 		return o, "", err
 	}
-	if p.Caller == LocalCaller {
+	if p.Caller == caller.LocalCaller {
 		if isOwnedDiskName(o.Workspace) {
 			return o, "", none
 		}
@@ -101,13 +102,13 @@ func (e *Engine) findOverlay(ctx context.Context, p Principal, id string) (volum
 }
 
 // Overlay describes an overlay.
-func (e *Engine) Overlay(ctx context.Context, p Principal, id string) (v1.Overlay, error) {
+func (e *Engine) Overlay(ctx context.Context, p caller.Principal, id string) (v1.Overlay, error) {
 	o, name, err := e.findOverlay(ctx, p, id)
 	return PresentOverlay(o, name), err
 }
 
 // DiffOverlay returns the changes of an overlay. paths limits them; text adds text differences.
-func (e *Engine) DiffOverlay(ctx context.Context, p Principal, id string, paths []string, text bool) (v1.Diff, error) {
+func (e *Engine) DiffOverlay(ctx context.Context, p caller.Principal, id string, paths []string, text bool) (v1.Diff, error) {
 	o, name, err := e.findOverlay(ctx, p, id)
 	if err != nil {
 		return v1.Diff{}, err
@@ -118,7 +119,7 @@ func (e *Engine) DiffOverlay(ctx context.Context, p Principal, id string, paths 
 
 // CommitOverlay applies the changes of an overlay to its workspace, completely or not at all. If
 // r.End is set, it ends the lease first.
-func (e *Engine) CommitOverlay(ctx context.Context, p Principal, id string, r v1.CommitRequest) (v1.Commit, error) {
+func (e *Engine) CommitOverlay(ctx context.Context, p caller.Principal, id string, r v1.CommitRequest) (v1.Commit, error) {
 	o, name, err := e.findOverlay(ctx, p, id)
 	if err != nil {
 		return v1.Commit{}, err
@@ -136,7 +137,7 @@ func (e *Engine) CommitOverlay(ctx context.Context, p Principal, id string, r v1
 }
 
 // DiscardOverlay removes the changes of an overlay. If end is set, it ends the lease first.
-func (e *Engine) DiscardOverlay(ctx context.Context, p Principal, id string, end bool) error {
+func (e *Engine) DiscardOverlay(ctx context.Context, p caller.Principal, id string, end bool) error {
 	o, name, err := e.findOverlay(ctx, p, id)
 	if err != nil {
 		return err
@@ -154,7 +155,7 @@ func (e *Engine) DiscardOverlay(ctx context.Context, p Principal, id string, end
 }
 
 // endOverlay ends the lease of an overlay.
-func (e *Engine) endOverlay(ctx context.Context, p Principal, o volumes.Overlay) error {
+func (e *Engine) endOverlay(ctx context.Context, p caller.Principal, o volumes.Overlay) error {
 	if !o.Live {
 		return nil
 	}
@@ -168,13 +169,13 @@ func (e *Engine) endOverlay(ctx context.Context, p Principal, o volumes.Overlay)
 }
 
 // Snapshot copies the files of a workspace. The copy counts toward the caller's disk quota.
-func (e *Engine) Snapshot(ctx context.Context, p Principal, name, label string) (v1.Snapshot, error) {
+func (e *Engine) Snapshot(ctx context.Context, p caller.Principal, name, label string) (v1.Snapshot, error) {
 	w, err := e.findWorkspace(p, name)
 	if err != nil {
 		return v1.Snapshot{}, err
 	}
-	if p.Caller != LocalCaller {
-		leave, err := e.lockKey(ctx, spaceKey(p))
+	if p.Caller != caller.LocalCaller {
+		leave, err := e.idem.LockKey(ctx, spaceKey(p))
 		if err != nil {
 			return v1.Snapshot{}, err
 		}
@@ -190,7 +191,7 @@ func (e *Engine) Snapshot(ctx context.Context, p Principal, name, label string) 
 }
 
 // Snapshots lists the snapshots of a workspace, oldest first.
-func (e *Engine) Snapshots(_ context.Context, p Principal, name string) ([]v1.Snapshot, error) {
+func (e *Engine) Snapshots(_ context.Context, p caller.Principal, name string) ([]v1.Snapshot, error) {
 	return withWorkspace(e, p, name, func(disk string) ([]v1.Snapshot, error) {
 		list, err := e.opts.Volumes.Snapshots(disk)
 		out := make([]v1.Snapshot, 0, len(list))
@@ -202,7 +203,7 @@ func (e *Engine) Snapshots(_ context.Context, p Principal, name string) ([]v1.Sn
 }
 
 // Restore resets a workspace to a snapshot, which is named by its id or label.
-func (e *Engine) Restore(ctx context.Context, p Principal, name, snapshot string) (v1.Snapshot, error) {
+func (e *Engine) Restore(ctx context.Context, p caller.Principal, name, snapshot string) (v1.Snapshot, error) {
 	return withWorkspace(e, p, name, func(disk string) (v1.Snapshot, error) {
 		s, err := e.opts.Volumes.Restore(ctx, disk, snapshot)
 		return PresentSnapshot(s, name), err
@@ -210,14 +211,14 @@ func (e *Engine) Restore(ctx context.Context, p Principal, name, snapshot string
 }
 
 // RemoveSnapshot removes a snapshot, which is named by its id or label.
-func (e *Engine) RemoveSnapshot(ctx context.Context, p Principal, name, snapshot string) error {
+func (e *Engine) RemoveSnapshot(ctx context.Context, p caller.Principal, name, snapshot string) error {
 	_, err := withWorkspace(e, p, name, func(disk string) (struct{}, error) {
 		return struct{}{}, e.opts.Volumes.RemoveSnapshot(ctx, disk, snapshot)
 	})
 	return err
 }
 
-func withWorkspace[T any](e *Engine, p Principal, name string, do func(disk string) (T, error)) (T, error) {
+func withWorkspace[T any](e *Engine, p caller.Principal, name string, do func(disk string) (T, error)) (T, error) {
 	if _, err := e.findWorkspace(p, name); err != nil {
 		var none T
 		return none, err

@@ -4,11 +4,12 @@ import (
 	"context"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // Pools returns the state of the warm pools. Only operators see the last error, which may describe
 // the host.
-func (e *Engine) Pools(_ context.Context, principal Principal) []v1.Pool {
+func (e *Engine) Pools(_ context.Context, principal caller.Principal) []v1.Pool {
 	stats := e.sched.Pools()
 	out := make([]v1.Pool, 0, len(stats))
 	for _, p := range stats {

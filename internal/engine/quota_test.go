@@ -11,17 +11,19 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // poor is a caller with a quota of one call.
-var poor = Principal{Caller: "poor", Profile: "team", Trust: 3, Quotas: v1.Quotas{Calls: 1}}
+var poor = caller.Principal{Caller: "poor", Profile: "team", Trust: 3, Quotas: v1.Quotas{Calls: 1}}
 
 // recordedOf returns the audit records of a caller.
-func (s *service) recordedOf(t *testing.T, caller string) []v1.AuditRecord {
+func (s *service) recordedOf(t *testing.T, name string) []v1.AuditRecord {
 	t.Helper()
-	got, err := s.Audit(t.Context(), Local(""), AuditFilter{Caller: caller})
+	got, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{Caller: name})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +44,7 @@ func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {
 	// Unknown names and invalid bodies are counted together.
 	for _, name := range []string{"nothing", "nowhere", "never"} {
 		_, err := s.CallTool(t.Context(), poor, name, r, Watch{})
-		if q, ok := errors.AsType[*QuotaError](err); !ok || q.Quota != "calls" {
+		if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "calls" {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := s.RefuseCall(t.Context(), poor, name, r.Input, errUngoverned); !errors.Is(err, errUngoverned) {
@@ -113,7 +115,7 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 		}
 		ran++
 	}
-	q, ok := errors.AsType[*QuotaError](err)
+	q, ok := errors.AsType[*caller.QuotaError](err)
 	if !ok || q.Quota != "audit_bytes" || q.Limit != 3000 || q.Used < 3000 || q.RetryAfter <= 0 || !errdefs.IsResourceExhausted(err) || ForCallers(err) == nil {
 		t.Fatalf("after %d calls: %v", ran, err)
 	}
@@ -135,7 +137,7 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 	}
 	operator := agent
 	operator.Operator = true
-	for name, c := range map[string]Principal{"an operator of that name": operator, "the local operator": Local(""), "another caller": {Caller: "other", Profile: "team", Trust: 3}} {
+	for name, c := range map[string]caller.Principal{"an operator of that name": operator, "the local operator": caller.Local(""), "another caller": {Caller: "other", Profile: "team", Trust: 3}} {
 		if got := s.call(t, c, "system.bash", bash("true")); got.Ending != "exited" {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -145,10 +147,10 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 func TestDroppedAnswersReportReason(t *testing.T) {
 	w := newWorld(t)
 	s := w.startOptions(t, func(o *Options) { o.Keys = store.KeyBounds{Answers: 2, Bytes: 1 << 20, Keys: 10} })
-	under := func(key string) Principal { return Principal{Caller: LocalCaller, Key: key} }
+	under := func(key string) caller.Principal { return caller.Principal{Caller: caller.LocalCaller, Key: key} }
 	did := 0
 	do := func(key, answer string) (string, error) {
-		return idempotent(t.Context(), s.Engine, under(key), opRun, "ref", "request", func(context.Context) (string, error) { did++; return answer, nil }, func(a string) string { return a })
+		return idempotency.Do(t.Context(), s.idem, under(key), opRun, "ref", "request", func(context.Context) (string, error) { did++; return answer, nil }, func(a string) string { return a })
 	}
 	for _, key := range []string{"a", "b", "c"} {
 		if got, err := do(key, "answer "+key); err != nil || got != "answer "+key {

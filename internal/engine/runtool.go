@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
@@ -23,7 +24,7 @@ import (
 
 // runTool gets a sandbox for the call and runs the tool in it.
 func (t *toolCall) runTool(ctx context.Context) (any, tool.Outcome, error) {
-	b := &box{e: t.e, principal: t.principal.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, notePlacement: t.notePlacement}
+	b := &box{e: t.e, principal: t.principal.Keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, notePlacement: t.notePlacement}
 	if t.ready.NeedsSandbox {
 		l, done, err := t.leaseSandbox(ctx)
 		if err != nil {
@@ -196,7 +197,7 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 	waiting, cancel := context.WithTimeout(ctx, t.e.opts.Wait)
 	defer cancel()
 	for pass := func() {}; ; {
-		l, err := t.e.acquire(ctx, t.principal.keyless(), r, a)
+		l, err := t.e.acquire(ctx, t.principal.Keyless(), r, a)
 		pass()
 		busy, ok := errors.AsType[*usererror.InvalidError](err)
 		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.workspaceFreesSoon(ctx, t.principal, r.Workspace) {
@@ -210,7 +211,7 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 }
 
 // workspaceFreesSoon reports whether only one-shot calls and ending sandboxes use the workspace.
-func (e *Engine) workspaceFreesSoon(ctx context.Context, p Principal, workspace string) bool {
+func (e *Engine) workspaceFreesSoon(ctx context.Context, p caller.Principal, workspace string) bool {
 	w, err := e.Workspace(ctx, p, workspace)
 	if err != nil {
 		return false
@@ -236,7 +237,7 @@ func (t *toolCall) workspace(ctx context.Context) (string, error) {
 	default:
 		return "", nil
 	}
-	_, err := t.e.CreateWorkspace(ctx, t.principal.keyless(), v1.WorkspaceRequest{Name: name})
+	_, err := t.e.CreateWorkspace(ctx, t.principal.Keyless(), v1.WorkspaceRequest{Name: name})
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return "", fmt.Errorf("workspace of the call: %w", err)
 	}

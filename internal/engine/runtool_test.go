@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func TestHomeLinksKeepsOnlyWorkspaceLinks(t *testing.T) {
@@ -28,22 +29,22 @@ func TestHomeLinksKeepsOnlyWorkspaceLinks(t *testing.T) {
 
 func TestTokenRecordsOmitSecrets(t *testing.T) {
 	s := newWorld(t).governed(t)
-	made, err := s.CreateToken(t.Context(), Local(""), v1.TokenRequest{Caller: "ci", Note: "of a test"})
+	made, err := s.Callers.CreateToken(t.Context(), caller.Local(""), v1.TokenRequest{Caller: "ci", Note: "of a test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.CreateToken(t.Context(), Local(""), v1.TokenRequest{Caller: "ci", Trust: 9}); err == nil {
+	if _, err := s.Callers.CreateToken(t.Context(), caller.Local(""), v1.TokenRequest{Caller: "ci", Trust: 9}); err == nil {
 		t.Error("there is no trust of 9")
 	}
-	if _, err := s.RevokeToken(t.Context(), Local(""), made.ID); err != nil {
+	if _, err := s.Callers.RevokeToken(t.Context(), caller.Local(""), made.ID); err != nil {
 		t.Fatal(err)
 	}
-	list, err := s.Audit(t.Context(), Local(""), AuditFilter{})
+	list, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
-	secret := strings.TrimPrefix(made.Secret, TokenPrefix+made.ID+"_")
+	secret := strings.TrimPrefix(made.Secret, caller.TokenPrefix+made.ID+"_")
 	for _, r := range list {
 		what := r.Action
 		if r.Error != "" {

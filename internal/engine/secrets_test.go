@@ -12,11 +12,12 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // victim is a caller other than agent.
-var victim = Principal{Caller: "victim", Profile: "team", Trust: 3}
+var victim = caller.Principal{Caller: "victim", Profile: "team", Trust: 3}
 
 // bashEnv returns a call of system.bash with variables.
 func bashEnv(t testing.TB, command string, env map[string]string) v1.ToolCall {
@@ -40,7 +41,7 @@ func TestSecretsOfOneCallerKeepOthersRecords(t *testing.T) {
 	if want := string(bash(command).Input); string(q.Input) != want {
 		t.Errorf("the approver reads %s, want %s", q.Input, want)
 	}
-	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	got := <-answered
@@ -62,7 +63,7 @@ func TestSecretsCannotHideCommand(t *testing.T) {
 	if in := string(q.Input); strings.Contains(in, "a1b2c3d4e5") || !strings.Contains(in, `"C_TOKEN":"[redacted 10 bytes mac:`) {
 		t.Errorf("the approver reads %s", in)
 	}
-	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	got := <-answered
@@ -95,7 +96,7 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 		if invalid, ok := errors.AsType[*usererror.InvalidError](err); !ok || invalid.Field != "env" || !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: %v, want an invalid env", what, err)
 		}
-		all, err := s.Audit(t.Context(), Local(""), AuditFilter{Newest: true, Limit: 2})
+		all, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{Newest: true, Limit: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +147,7 @@ func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	all, err := s.Audit(t.Context(), Local(""), AuditFilter{})
+	all, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{})
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d records, %v", len(all), err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -16,8 +17,8 @@ import (
 const maxSession = 128
 
 // sessionKey returns a key that cannot equal an idempotency key, because it contains a NUL.
-func sessionKey(p Principal, name string) Principal {
-	return Principal{Caller: p.Caller, Key: "\x00session\x00" + name}
+func sessionKey(p caller.Principal, name string) caller.Principal {
+	return caller.Principal{Caller: p.Caller, Key: "\x00session\x00" + name}
 }
 
 func validateSession(name string) error {
@@ -34,8 +35,8 @@ func validateSession(name string) error {
 
 // session returns the sandbox of a session. It leases one for the session's first call, and again
 // after the lease has ended.
-func (e *Engine) session(ctx context.Context, p Principal, name string, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
-	leave, err := e.lockKey(ctx, sessionKey(p, name))
+func (e *Engine) session(ctx context.Context, p caller.Principal, name string, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+	leave, err := e.idem.LockKey(ctx, sessionKey(p, name))
 	if err != nil {
 		return nil, err
 	}
@@ -46,13 +47,13 @@ func (e *Engine) session(ctx context.Context, p Principal, name string, r v1.San
 	}
 	if l == nil {
 		a.session = name
-		if l, err = e.acquire(ctx, p.keyless(), r, a); err != nil {
+		if l, err = e.acquire(ctx, p.Keyless(), r, a); err != nil {
 			return nil, err
 		}
 	}
 	e.mu.Lock()
 	if len(e.sessions) > 2*e.opts.MaxSandboxes { // most have ended: a session has one sandbox
-		maps.DeleteFunc(e.sessions, func(_ Principal, id string) bool { return e.sched.Live(id) == nil })
+		maps.DeleteFunc(e.sessions, func(_ caller.Principal, id string) bool { return e.sched.Live(id) == nil })
 	}
 	e.sessions[sessionKey(p, name)] = l.ID
 	e.mu.Unlock()
@@ -60,7 +61,7 @@ func (e *Engine) session(ctx context.Context, p Principal, name string, r v1.San
 }
 
 // findSession returns the live lease of a session, or nil.
-func (e *Engine) findSession(ctx context.Context, p Principal, name string) (*scheduler.Lease, error) {
+func (e *Engine) findSession(ctx context.Context, p caller.Principal, name string) (*scheduler.Lease, error) {
 	e.mu.Lock()
 	id := e.sessions[sessionKey(p, name)]
 	e.mu.Unlock()
@@ -84,7 +85,7 @@ func (e *Engine) findSession(ctx context.Context, p Principal, name string) (*sc
 
 // EndSession ends a session's sandbox and its approval grants. It returns NotFound if the session
 // has no sandbox.
-func (e *Engine) EndSession(ctx context.Context, p Principal, name string) error {
+func (e *Engine) EndSession(ctx context.Context, p caller.Principal, name string) error {
 	if err := validateSession(name); err != nil {
 		return err
 	}

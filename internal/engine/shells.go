@@ -13,7 +13,9 @@ import (
 	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -28,7 +30,7 @@ const (
 
 // StartShell starts a background command. The shell is stored before the guest starts it, and a
 // retry with the same idempotency key returns the same shell.
-func (e *Engine) StartShell(ctx context.Context, p Principal, id string, r v1.ShellRequest) (v1.Shell, error) {
+func (e *Engine) StartShell(ctx context.Context, p caller.Principal, id string, r v1.ShellRequest) (v1.Shell, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.Shell{}, err
@@ -37,12 +39,12 @@ func (e *Engine) StartShell(ctx context.Context, p Principal, id string, r v1.Sh
 		Sandbox string
 		v1.ShellRequest
 	}{id, r}
-	return idempotent(ctx, e, p, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+	return idempotency.Do(ctx, e.idem, p, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
 		return e.startShell(ctx, p, id, ref.String(), r, nil)
 	}, identity)
 }
 
-func (e *Engine) startShell(ctx context.Context, p Principal, sandbox, id string, r v1.ShellRequest, tune func(*wire.Command)) (v1.Shell, error) {
+func (e *Engine) startShell(ctx context.Context, p caller.Principal, sandbox, id string, r v1.ShellRequest, tune func(*wire.Command)) (v1.Shell, error) {
 	switch {
 	case r.StopAtOutput || r.MaxOutputBytes != 0:
 		return v1.Shell{}, usererror.Invalid("max_output_bytes", "is not for shells: use spool_bytes")
@@ -89,14 +91,14 @@ func (e *Engine) startShell(ctx context.Context, p Principal, sandbox, id string
 	if err != nil {
 		return v1.Shell{}, errors.Join(l.Explain(err), e.abandonShell(ctx, l, use, id))
 	}
-	e.events.publish(v1.ServiceEvent{Type: "shell.started", Caller: row.Caller, Sandbox: row.Sandbox, Shell: row.ID})
+	e.Events.Publish(v1.ServiceEvent{Type: "shell.started", Caller: row.Caller, Sandbox: row.Sandbox, Shell: row.ID})
 	return presentShell(row, sh), nil
 }
 
 // recoverShell finds the shell of an interrupted request. known is false if the guest cannot answer
 // now. A zero shell means that it does not run.
 func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, known bool, err error) {
-	p := Principal{Caller: k.Caller}
+	p := caller.Principal{Caller: k.Caller}
 	row, l, use, err := e.shell(ctx, p, k.Ref)
 	if errdefs.IsNotFound(err) {
 		return v1.Shell{}, true, nil
@@ -125,7 +127,7 @@ func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *sche
 	switch {
 	case errdefs.IsNotFound(err): // it never ran
 	case err != nil && l.Cause() == nil:
-		return fmt.Errorf("shell %s: %w: %w", id, errMayHaveRun, err)
+		return fmt.Errorf("shell %s: %w: %w", id, idempotency.ErrMayHaveRun, err)
 	case err == nil && sh.Result != nil && sh.Result.Unclean:
 		return e.sched.End(ctx, l, scheduler.Unclean, false)
 	case err == nil:
@@ -135,7 +137,7 @@ func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *sche
 }
 
 // Shells lists a sandbox's shells, oldest first.
-func (e *Engine) Shells(ctx context.Context, p Principal, sandbox string) ([]v1.Shell, error) {
+func (e *Engine) Shells(ctx context.Context, p caller.Principal, sandbox string) ([]v1.Shell, error) {
 	if _, err := e.sched.Row(ctx, p.Caller, sandbox); err != nil {
 		return nil, err
 	}
@@ -165,7 +167,7 @@ func (e *Engine) Shells(ctx context.Context, p Principal, sandbox string) ([]v1.
 
 // shell returns the caller's shell and a use of its sandbox. The caller must call Leave on the use.
 // If the sandbox has ended, the error is an *EndedError.
-func (e *Engine) shell(ctx context.Context, p Principal, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
+func (e *Engine) shell(ctx context.Context, p caller.Principal, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
 	row, err := e.opts.Store.Shell(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && row.Caller != p.Caller {
 		return store.Shell{}, nil, nil, usererror.Errorf(errdefs.ErrNotFound, "shell %q not found", id)
@@ -182,7 +184,7 @@ func (e *Engine) shell(ctx context.Context, p Principal, id string) (store.Shell
 }
 
 // Shell describes a shell, also after its sandbox has ended.
-func (e *Engine) Shell(ctx context.Context, p Principal, id string) (v1.Shell, error) {
+func (e *Engine) Shell(ctx context.Context, p caller.Principal, id string) (v1.Shell, error) {
 	row, l, use, err := e.shell(ctx, p, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
 		row, err = e.opts.Store.Shell(ctx, id) // read again: its end may have been stored since
@@ -208,12 +210,12 @@ func (e *Engine) recordShellEnd(ctx context.Context, sh wire.Shell) {
 	if err := e.opts.Store.EndShell(ctx, sh.ID, time.Now(), *sh.Result); err != nil {
 		e.log.Warn("failed to record the end of a shell", "shell", sh.ID, "error", err)
 	}
-	e.events.publish(v1.ServiceEvent{Type: "shell.ended", Shell: sh.ID, Reason: string(sh.Result.Ending)})
+	e.Events.Publish(v1.ServiceEvent{Type: "shell.ended", Shell: sh.ID, Reason: string(sh.Result.Ending)})
 }
 
 // KillShell ends a shell with TERM, then KILL after grace. No process of it is alive on return. A
 // shell that has ended keeps its result. If forget is set, its record and output are deleted.
-func (e *Engine) KillShell(ctx context.Context, p Principal, id string, grace time.Duration, forget bool) (v1.Shell, error) {
+func (e *Engine) KillShell(ctx context.Context, p caller.Principal, id string, grace time.Duration, forget bool) (v1.Shell, error) {
 	if grace < 0 || grace > time.Minute {
 		return v1.Shell{}, usererror.Invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}
@@ -246,7 +248,7 @@ func (e *Engine) KillShell(ctx context.Context, p Principal, id string, grace ti
 }
 
 // SignalShell sends a signal to every process of a shell.
-func (e *Engine) SignalShell(ctx context.Context, p Principal, id string, number int) error {
+func (e *Engine) SignalShell(ctx context.Context, p caller.Principal, id string, number int) error {
 	if number < 1 || number > 64 {
 		return usererror.Invalid("signal", "is %d: from 1 to 64", number)
 	}
@@ -260,7 +262,7 @@ func (e *Engine) SignalShell(ctx context.Context, p Principal, id string, number
 
 // Input writes to a shell's stdin and closes it if closeIt is set. A terminal's input cannot be
 // closed.
-func (e *Engine) Input(ctx context.Context, p Principal, id string, r io.Reader, closeIt bool) error {
+func (e *Engine) Input(ctx context.Context, p caller.Principal, id string, r io.Reader, closeIt bool) error {
 	row, l, use, err := e.shell(ctx, p, id)
 	if err != nil {
 		return err
@@ -302,7 +304,7 @@ func (r *OutputRequest) validate() error {
 }
 
 // Output returns at most 1 MiB of output. It waits up to r.Wait for the first byte.
-func (e *Engine) Output(ctx context.Context, principal Principal, id string, r OutputRequest) (v1.Output, error) {
+func (e *Engine) Output(ctx context.Context, principal caller.Principal, id string, r OutputRequest) (v1.Output, error) {
 	if r.Limit == 0 || r.Limit > maxPiece {
 		r.Limit = maxPiece
 	}
@@ -339,12 +341,12 @@ func encodeOutput(b []byte) (data, base string) {
 
 // CopyOutput passes a shell's output to sink as it arrives and returns the offset to continue from.
 // A jump in the offsets means that output was dropped.
-func (e *Engine) CopyOutput(ctx context.Context, p Principal, id string, r OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
+func (e *Engine) CopyOutput(ctx context.Context, p caller.Principal, id string, r OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
 	end, _, err := e.output(ctx, p, id, &r, sink)
 	return end.Next, err
 }
 
-func (e *Engine) output(ctx context.Context, p Principal, id string, r *OutputRequest, sink func(int64, []byte) error) (wire.OutputEnd, store.Shell, error) {
+func (e *Engine) output(ctx context.Context, p caller.Principal, id string, r *OutputRequest, sink func(int64, []byte) error) (wire.OutputEnd, store.Shell, error) {
 	if err := r.validate(); err != nil {
 		return wire.OutputEnd{}, store.Shell{}, err
 	}

@@ -10,8 +10,10 @@ import (
 	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -26,7 +28,7 @@ const withoutBash = "this is sh: what only bash has, such as arrays, [[ ]], shop
 
 // StartShellSession starts a shell in a leased sandbox that runs commands one after the other. The
 // guest holds it, so it survives a restart of this process.
-func (e *Engine) StartShellSession(ctx context.Context, p Principal, sandbox string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
+func (e *Engine) StartShellSession(ctx context.Context, p caller.Principal, sandbox string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ShellSession{}, err
@@ -35,12 +37,12 @@ func (e *Engine) StartShellSession(ctx context.Context, p Principal, sandbox str
 		Sandbox string
 		v1.ShellSessionRequest
 	}{sandbox, r}
-	return idempotent(ctx, e, p, opSession, ref.String(), request, func(ctx context.Context) (v1.ShellSession, error) {
+	return idempotency.Do(ctx, e.idem, p, opSession, ref.String(), request, func(ctx context.Context) (v1.ShellSession, error) {
 		return e.startShellSession(ctx, p, sandbox, ref.String(), r)
 	}, identity)
 }
 
-func (e *Engine) startShellSession(ctx context.Context, p Principal, sandbox, id string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
+func (e *Engine) startShellSession(ctx context.Context, p caller.Principal, sandbox, id string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
 	if r.Shell != "" && r.Shell != "bash" && r.Shell != "sh" {
 		return v1.ShellSession{}, usererror.Invalid("shell", "is %q: use bash or sh, or leave it out for what the image has", r.Shell)
 	}
@@ -79,7 +81,7 @@ func (e *Engine) dropShellSession(ctx context.Context, use *scheduler.Use, id st
 	}
 }
 
-func (e *Engine) enter(ctx context.Context, p Principal, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
+func (e *Engine) enter(ctx context.Context, p caller.Principal, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
 	l, err := e.findLease(ctx, p, sandbox)
 	if err != nil {
 		return nil, nil, err
@@ -89,7 +91,7 @@ func (e *Engine) enter(ctx context.Context, p Principal, sandbox string) (*sched
 }
 
 // ShellSessions lists a sandbox's sessions, oldest first.
-func (e *Engine) ShellSessions(ctx context.Context, p Principal, sandbox string) ([]v1.ShellSession, error) {
+func (e *Engine) ShellSessions(ctx context.Context, p caller.Principal, sandbox string) ([]v1.ShellSession, error) {
 	l, use, err := e.enter(ctx, p, sandbox)
 	if err != nil {
 		return nil, err
@@ -107,7 +109,7 @@ func (e *Engine) ShellSessions(ctx context.Context, p Principal, sandbox string)
 }
 
 // EndShellSession kills all processes of a session and removes it.
-func (e *Engine) EndShellSession(ctx context.Context, p Principal, sandbox, id string) (v1.ShellSession, error) {
+func (e *Engine) EndShellSession(ctx context.Context, p caller.Principal, sandbox, id string) (v1.ShellSession, error) {
 	l, use, err := e.enter(ctx, p, sandbox)
 	if err != nil {
 		return v1.ShellSession{}, err
@@ -124,7 +126,7 @@ func (e *Engine) EndShellSession(ctx context.Context, p Principal, sandbox, id s
 }
 
 // ExecShellSession runs a command in a session.
-func (e *Engine) ExecShellSession(ctx context.Context, p Principal, sandbox, id string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
+func (e *Engine) ExecShellSession(ctx context.Context, p caller.Principal, sandbox, id string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -133,12 +135,12 @@ func (e *Engine) ExecShellSession(ctx context.Context, p Principal, sandbox, id 
 		Sandbox, Session string
 		v1.ShellSessionExec
 	}{sandbox, id, x}
-	return idempotent(ctx, e, p, opSessionExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotency.Do(ctx, e.idem, p, opSessionExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
 		return e.execShellSession(ctx, p, sandbox, id, ref.String(), x, st)
 	}, storedExecResult)
 }
 
-func (e *Engine) execShellSession(ctx context.Context, p Principal, sandbox, id, ref string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
+func (e *Engine) execShellSession(ctx context.Context, p caller.Principal, sandbox, id, ref string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
 	wait, err := sessionWaitTime(x)
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -216,7 +218,7 @@ func sessionNotFound(id string, err error) error {
 // recoverShellSession finds the session of an interrupted request in its caller's sandboxes. known
 // is false if a guest cannot answer now.
 func (e *Engine) recoverShellSession(ctx context.Context, k store.Key) (v1.ShellSession, bool) {
-	p := Principal{Caller: k.Caller}
+	p := caller.Principal{Caller: k.Caller}
 	rows, err := e.opts.Store.Leases(ctx, k.Caller, false, maxListed)
 	if err != nil {
 		return v1.ShellSession{}, false

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
@@ -25,7 +26,7 @@ const guardTime = 100 * time.Millisecond
 
 // ResizeWorkspace changes the size limit of a workspace. A workspace in use can grow where the
 // service supports it; shrinking requires that it is not in use.
-func (e *Engine) ResizeWorkspace(ctx context.Context, p Principal, name string, r v1.WorkspaceResize) (v1.Workspace, error) {
+func (e *Engine) ResizeWorkspace(ctx context.Context, p caller.Principal, name string, r v1.WorkspaceResize) (v1.Workspace, error) {
 	w, err := e.findWorkspace(p, name)
 	if err != nil {
 		return v1.Workspace{}, err
@@ -36,7 +37,7 @@ func (e *Engine) ResizeWorkspace(ctx context.Context, p Principal, name string, 
 	if err := e.checkQuota(r.QuotaBytes); err != nil {
 		return v1.Workspace{}, err
 	}
-	leave, err := e.lockKey(ctx, spaceKey(p))
+	leave, err := e.idem.LockKey(ctx, spaceKey(p))
 	if err != nil {
 		return v1.Workspace{}, err
 	}
@@ -55,15 +56,17 @@ func (e *Engine) ResizeWorkspace(ctx context.Context, p Principal, name string, 
 
 // spaceKey returns the key that serializes a caller's requests for space, so that two requests
 // cannot both take the rest of the quota. The lock is per caller because a request may take long.
-func spaceKey(p Principal) Principal { return Principal{Caller: p.Caller, Key: "\x00space"} }
+func spaceKey(p caller.Principal) caller.Principal {
+	return caller.Principal{Caller: p.Caller, Key: "\x00space"}
+}
 
 // createWithinQuota creates a workspace if the caller's disk quota allows it.
-func (e *Engine) createWithinQuota(ctx context.Context, p Principal, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
+func (e *Engine) createWithinQuota(ctx context.Context, p caller.Principal, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
 	if err := e.checkQuota(opt.QuotaBytes); err != nil {
 		return volumes.Workspace{}, err
 	}
-	if p.Caller != LocalCaller {
-		leave, err := e.lockKey(ctx, spaceKey(p))
+	if p.Caller != caller.LocalCaller {
+		leave, err := e.idem.LockKey(ctx, spaceKey(p))
 		if err != nil {
 			return volumes.Workspace{}, err
 		}
@@ -101,8 +104,8 @@ func (e *Engine) checkQuota(bytes int64) error {
 
 // checkSpace returns a *QuotaError if more bytes exceed the caller's disk quota, which covers
 // workspaces and snapshots.
-func (e *Engine) checkSpace(ctx context.Context, p Principal, more int64) error {
-	limit := e.diskQuota(p)
+func (e *Engine) checkSpace(ctx context.Context, p caller.Principal, more int64) error {
+	limit := e.Callers.DiskQuota(p)
 	if limit == 0 || more <= 0 {
 		return nil
 	}
@@ -124,22 +127,9 @@ func (e *Engine) checkSpace(ctx context.Context, p Principal, more int64) error 
 		}
 	}
 	if used+more > limit {
-		return &QuotaError{Quota: "disk_bytes", Limit: limit, Used: used, Unit: fmt.Sprintf("bytes of workspaces and snapshots, and %d more are requested", more)}
+		return &caller.QuotaError{Quota: "disk_bytes", Limit: limit, Used: used, Unit: fmt.Sprintf("bytes of workspaces and snapshots, and %d more are requested", more)}
 	}
 	return nil
-}
-
-// diskQuota returns the caller's disk quota in bytes; 0 means no limit.
-func (e *Engine) diskQuota(p Principal) int64 {
-	switch {
-	case p.Caller == LocalCaller:
-		return 0
-	case p.Quotas.DiskBytes > 0:
-		return p.Quotas.DiskBytes
-	case p.Operator:
-		return 0
-	}
-	return e.opts.Quotas.DiskBytes
 }
 
 // spaceError converts errors about sizes and a full host for the caller.

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -47,7 +48,7 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	for _, name := range []string{"a", "b", "c", "d"} {
 		group.Go(func() {
 			_, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: name})
-			if q, ok := errors.AsType[*QuotaError](err); ok && q.Quota == "disk_bytes" && q.Limit == 20<<20 && q.Used == 16<<20 && errdefs.IsResourceExhausted(err) {
+			if q, ok := errors.AsType[*caller.QuotaError](err); ok && q.Quota == "disk_bytes" && q.Limit == 20<<20 && q.Used == 16<<20 && errdefs.IsResourceExhausted(err) {
 				return
 			}
 			if err != nil {
@@ -77,7 +78,7 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 		t.Errorf("a token's own bound: %v", err)
 	}
 	for _, bytes := range []int64{-1, 7, 65 << 20} {
-		_, err := s.CreateWorkspace(t.Context(), Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: bytes})
+		_, err := s.CreateWorkspace(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: bytes})
 		if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" {
 			t.Errorf("%d bytes: %v", bytes, err)
 		}
@@ -88,7 +89,7 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 func TestUnenforceableQuotaIsRefused(t *testing.T) {
 	s := newWorld(t).start(t)
 	defer s.stop()
-	_, err := s.CreateWorkspace(t.Context(), Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
+	_, err := s.CreateWorkspace(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
 	if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" || !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("%v", err)
 	}
@@ -137,7 +138,7 @@ func TestSnapshotsCountTowardDiskQuota(t *testing.T) {
 		}
 		made++
 	}
-	if q, ok := errors.AsType[*QuotaError](err); !ok || q.Quota != "disk_bytes" || made == 0 || made > 2 {
+	if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "disk_bytes" || made == 0 || made > 2 {
 		t.Errorf("%d snapshots of 5 MiB within 12: %v", made, err)
 	}
 	if _, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: "b"}); !errdefs.IsResourceExhausted(err) {
@@ -181,7 +182,7 @@ func TestSpaceLockIsPerCaller(t *testing.T) {
 	s := boundedWorld(t, 20<<20)
 	defer s.stop()
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
-	leave, err := s.lockKey(t.Context(), spaceKey(ann))
+	leave, err := s.idem.LockKey(t.Context(), spaceKey(ann))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -137,7 +138,7 @@ func (e *Engine) noteTemplate(src TemplateSource, err error) {
 		t.tries++
 	}
 	if !told {
-		e.events.publish(v1.ServiceEvent{Type: "template.not_ready", Template: src.Name, Reason: singleLine(err)})
+		e.Events.Publish(v1.ServiceEvent{Type: "template.not_ready", Template: src.Name, Reason: singleLine(err)})
 		e.log.Error("template not ready", "template", src.Name, "file", src.File, "version_in_use", !t.since.IsZero(), "error", err)
 	}
 }
@@ -198,13 +199,13 @@ func (e *Engine) reloadOne(ctx context.Context, src TemplateSource, r *Reload) {
 	switch change {
 	case scheduler.Added:
 		r.Added = append(r.Added, src.Name)
-		e.events.publish(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
+		e.Events.Publish(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
 	case scheduler.Changed:
 		r.Changed = append(r.Changed, src.Name)
-		e.events.publish(v1.ServiceEvent{Type: "template.changed", Template: src.Name})
+		e.Events.Publish(v1.ServiceEvent{Type: "template.changed", Template: src.Name})
 	case scheduler.Resized:
 		r.Resized = append(r.Resized, src.Name)
-		e.events.publish(v1.ServiceEvent{Type: "template.resized", Template: src.Name})
+		e.Events.Publish(v1.ServiceEvent{Type: "template.resized", Template: src.Name})
 	case scheduler.Same: // the file may have moved or become valid again
 	}
 }
@@ -229,7 +230,7 @@ func (e *Engine) forgetOthers(sources []TemplateSource) (removed []string) {
 	e.templates.mu.Unlock()
 	for _, name := range removed {
 		e.sched.Drop(name)
-		e.events.publish(v1.ServiceEvent{Type: "template.removed", Template: name})
+		e.Events.Publish(v1.ServiceEvent{Type: "template.removed", Template: name})
 	}
 	return removed
 }
@@ -333,7 +334,7 @@ func (e *Engine) retryTemplate(ctx context.Context, was template) {
 	if e.noteTemplate(src, err); err == nil {
 		e.sched.Put(t)
 		e.log.Info("template ready", "template", src.Name)
-		e.events.publish(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
+		e.Events.Publish(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
 	}
 }
 
@@ -357,7 +358,7 @@ func (e *Engine) NotReady(name string) error {
 
 // checkTemplate returns an *InvalidError if a template does not exist or is not ready. Only
 // operators see why it is not ready.
-func (e *Engine) checkTemplate(p Principal, name string) error {
+func (e *Engine) checkTemplate(p caller.Principal, name string) error {
 	known := e.sched.Templates()
 	if slices.Contains(known, name) {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
@@ -53,7 +54,7 @@ func TestReloadAppliesChanges(t *testing.T) {
 	kept := &shelf{}
 	kept.set(nil, from("default", here, 1), from("far", "not/there:1", 1), broken("odd"))
 	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
-	op := Local("")
+	op := caller.Local("")
 	s.lease(t)
 	show := func(name string) v1.Template {
 		t.Helper()
@@ -72,16 +73,16 @@ func TestReloadAppliesChanges(t *testing.T) {
 	if o := show("odd"); o.State != "not_ready" || o.Error != "line 3 is bad" {
 		t.Errorf("%+v", o)
 	}
-	for p, want := range map[*Principal]string{&op: "not/there:1", {Caller: "you"}: "try again later"} {
+	for p, want := range map[*caller.Principal]string{&op: "not/there:1", {Caller: "you"}: "try again later"} {
 		_, err := s.Lease(t.Context(), *p, v1.SandboxRequest{Template: "far"})
 		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != "template" || !errdefs.IsUnavailable(err) || !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "[default]") {
 			t.Error(err)
 		}
 	}
-	if list := s.Templates(t.Context(), Principal{Caller: "you"}); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
+	if list := s.Templates(t.Context(), caller.Principal{Caller: "you"}); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
 		t.Errorf("for another: %+v", list)
 	}
-	if _, err := s.ReloadTemplates(t.Context(), Principal{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
+	if _, err := s.ReloadTemplates(t.Context(), caller.Principal{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
 		t.Error(err)
 	}
 
@@ -125,12 +126,12 @@ func TestTemplateWaitsForImage(t *testing.T) {
 	if err := s.NotReady("default"); !errdefs.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	if _, err := s.ImportImage(t.Context(), Local(""), archive(t), "other/image:1"); err != nil {
+	if _, err := s.ImportImage(t.Context(), caller.Local(""), archive(t), "other/image:1"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is ready", func() bool { return s.NotReady("default") == nil })
 	s.lease(t)
-	if err := s.RemoveImage(t.Context(), Local(""), "other/image:1"); !errdefs.IsFailedPrecondition(err) {
+	if err := s.RemoveImage(t.Context(), caller.Local(""), "other/image:1"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("an image in use: %v", err)
 	}
 }
@@ -176,7 +177,7 @@ func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 	}
 	wait("the slow one is asked", began)
 	kept.set(nil, from("default", here, 1), from("slow", "slow/image:1", 1), from("quick", "quick/image:1", 1))
-	if _, err := s.ReloadTemplates(t.Context(), Local("")); err != nil {
+	if _, err := s.ReloadTemplates(t.Context(), caller.Local("")); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the quick one is ready", func() bool { return s.NotReady("quick") == nil })
@@ -184,7 +185,7 @@ func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 		t.Error("the slow one is ready")
 	}
 	kept.set(nil, from("default", here, 1))
-	if _, err := s.ReloadTemplates(t.Context(), Local("")); err != nil {
+	if _, err := s.ReloadTemplates(t.Context(), caller.Local("")); err != nil {
 		t.Fatal(err)
 	}
 	wait("the slow one is let go", ended)

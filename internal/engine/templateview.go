@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -20,7 +21,7 @@ const (
 )
 
 // Templates describes all templates, sorted by name.
-func (e *Engine) Templates(_ context.Context, p Principal) []v1.Template {
+func (e *Engine) Templates(_ context.Context, p caller.Principal) []v1.Template {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
 	out := make([]v1.Template, 0, len(e.templates.known))
@@ -31,7 +32,7 @@ func (e *Engine) Templates(_ context.Context, p Principal) []v1.Template {
 }
 
 // Template describes a template.
-func (e *Engine) Template(_ context.Context, p Principal, name string) (v1.Template, error) {
+func (e *Engine) Template(_ context.Context, p caller.Principal, name string) (v1.Template, error) {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
 	t := e.templates.known[name]
@@ -42,8 +43,8 @@ func (e *Engine) Template(_ context.Context, p Principal, name string) (v1.Templ
 }
 
 // ReloadTemplates calls Reload. Only operators may call it.
-func (e *Engine) ReloadTemplates(ctx context.Context, p Principal) (v1.TemplateReload, error) {
-	if err := p.requireOperator("reload templates"); err != nil {
+func (e *Engine) ReloadTemplates(ctx context.Context, p caller.Principal) (v1.TemplateReload, error) {
+	if err := p.Operate("reload templates"); err != nil {
 		return v1.TemplateReload{}, err
 	}
 	r, err := e.Reload(ctx)
@@ -60,7 +61,7 @@ func nonNil(names []string) []string { return append([]string{}, names...) }
 
 // presentTemplate converts the version in use, or else the configured one, to its API form. The
 // caller holds templates.mu.
-func (e *Engine) presentTemplate(p Principal, t *template) v1.Template {
+func (e *Engine) presentTemplate(p caller.Principal, t *template) v1.Template {
 	shown, state := t.want.Template, templateNotReady
 	live, ready := e.sched.Template(t.want.Name)
 	if ready {

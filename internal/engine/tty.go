@@ -10,8 +10,10 @@ import (
 	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -22,7 +24,7 @@ const maxAttached = 16
 
 // OpenTerminal starts a background command on a new pseudo-terminal. A retry with the same
 // idempotency key returns the same terminal.
-func (e *Engine) OpenTerminal(ctx context.Context, p Principal, sandbox string, r v1.TerminalRequest) (v1.Shell, error) {
+func (e *Engine) OpenTerminal(ctx context.Context, p caller.Principal, sandbox string, r v1.TerminalRequest) (v1.Shell, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.Shell{}, err
@@ -31,7 +33,7 @@ func (e *Engine) OpenTerminal(ctx context.Context, p Principal, sandbox string, 
 		Sandbox string
 		v1.TerminalRequest
 	}{sandbox, r}
-	return idempotent(ctx, e, p, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+	return idempotency.Do(ctx, e.idem, p, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
 		tty := &wire.TTY{Term: r.Term, Cols: r.Cols, Rows: r.Rows}
 		if f := tty.Check(); f != nil {
 			return v1.Shell{}, usererror.Invalid(f.Field, "%s", f.Message)
@@ -66,7 +68,7 @@ type Attachment struct {
 
 // Attach connects to a terminal of the caller until ctx ends or Leave is called. An attachment
 // counts as use of the lease.
-func (e *Engine) Attach(ctx context.Context, p Principal, sandbox, id string) (*Attachment, error) {
+func (e *Engine) Attach(ctx context.Context, p caller.Principal, sandbox, id string) (*Attachment, error) {
 	row, l, use, err := e.shell(ctx, p, id)
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
@@ -17,7 +18,7 @@ import (
 // The texts of errors that wrap it may name host paths or quote a driver.
 func ForCallers(err error) error {
 	for _, find := range []func(error) error{
-		As[*usererror.InvalidError], As[*strictjson.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*tool.WebError], As[*search.AnswerError], As[*guest.Error],
+		As[*usererror.InvalidError], As[*strictjson.FieldError], As[*caller.QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*tool.WebError], As[*search.AnswerError], As[*guest.Error],
 	} {
 		if got := find(err); got != nil {
 			return got

@@ -15,7 +15,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
@@ -32,23 +34,23 @@ const (
 	ownedLength = len(ownedPrefix) + 2*28
 )
 
-// diskName returns the name on disk of a caller's workspace, or "" for "". An invalid name stays
+// diskName returns the name on disk of an owner's workspace, or "" for "". An invalid name stays
 // invalid.
-func diskName(caller, name string) string {
-	if caller == LocalCaller {
+func diskName(owner, name string) string {
+	if owner == caller.LocalCaller {
 		if isOwnedDiskName(name) {
 			return "?" + name // invalid: it names another caller's workspace
 		}
 		return name
 	}
-	if !callerPattern.MatchString(name) {
+	if !caller.NamePattern.MatchString(name) {
 		return name
 	}
-	sum := sha256.Sum256([]byte(caller + "\x00" + name))
+	sum := sha256.Sum256([]byte(owner + "\x00" + name))
 	return ownedPrefix + hex.EncodeToString(sum[:28])
 }
 
-// isOwnedDiskName reports whether a name on disk belongs to a caller other than the local one.
+// isOwnedDiskName reports whether a name on disk belongs to an owner other than the local one.
 func isOwnedDiskName(disk string) bool {
 	return len(disk) == ownedLength && strings.HasPrefix(disk, ownedPrefix)
 }
@@ -95,7 +97,7 @@ func (r *renamedError) Error() string { return strings.ReplaceAll(r.err.Error(),
 func (r *renamedError) Unwrap() error { return r.err }
 
 // findWorkspace returns a workspace of the caller. A workspace of another caller is NotFound.
-func (e *Engine) findWorkspace(p Principal, name string) (volumes.Workspace, error) {
+func (e *Engine) findWorkspace(p caller.Principal, name string) (volumes.Workspace, error) {
 	w, err := e.opts.Volumes.Get(diskName(p.Caller, name))
 	if errdefs.IsNotFound(err) {
 		return w, usererror.Errorf(errdefs.ErrNotFound, "workspace %q not found", name)
@@ -105,8 +107,8 @@ func (e *Engine) findWorkspace(p Principal, name string) (volumes.Workspace, err
 }
 
 // CreateWorkspace creates an empty workspace.
-func (e *Engine) CreateWorkspace(ctx context.Context, p Principal, r v1.WorkspaceRequest) (v1.Workspace, error) {
-	return idempotent(ctx, e, p, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
+func (e *Engine) CreateWorkspace(ctx context.Context, p caller.Principal, r v1.WorkspaceRequest) (v1.Workspace, error) {
+	return idempotency.Do(ctx, e.idem, p, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
 		disk := diskName(p.Caller, r.Name)
 		if err := e.recordOwner(ctx, p, disk, r.Name); err != nil {
 			return v1.Workspace{}, err
@@ -124,24 +126,24 @@ func (e *Engine) CreateWorkspace(ctx context.Context, p Principal, r v1.Workspac
 			err = e.recordOwner(ctx, p, disk, r.Name)
 		}
 		if w.Name = r.Name; err == nil {
-			e.events.publish(v1.ServiceEvent{Type: "workspace.created", Caller: p.Caller, Workspace: r.Name})
+			e.Events.Publish(v1.ServiceEvent{Type: "workspace.created", Caller: p.Caller, Workspace: r.Name})
 		}
 		return presentWorkspace(w), workspaceError(err, disk, r.Name)
 	}, identity)
 }
 
 // recordOwner stores the owner of a name on disk that does not contain the caller's name.
-func (e *Engine) recordOwner(ctx context.Context, p Principal, disk, name string) error {
-	if p.Caller == LocalCaller || !isOwnedDiskName(disk) {
+func (e *Engine) recordOwner(ctx context.Context, p caller.Principal, disk, name string) error {
+	if p.Caller == caller.LocalCaller || !isOwnedDiskName(disk) {
 		return nil
 	}
 	return e.opts.Store.NameWorkspace(ctx, disk, p.Caller, name)
 }
 
 // Workspaces lists the caller's workspaces by name.
-func (e *Engine) Workspaces(ctx context.Context, p Principal) ([]v1.Workspace, error) {
+func (e *Engine) Workspaces(ctx context.Context, p caller.Principal) ([]v1.Workspace, error) {
 	out := []v1.Workspace{}
-	if p.Caller == LocalCaller {
+	if p.Caller == caller.LocalCaller {
 		for _, w := range e.opts.Volumes.List() {
 			if !isOwnedDiskName(w.Name) {
 				out = append(out, presentWorkspace(w))
@@ -162,14 +164,14 @@ func (e *Engine) Workspaces(ctx context.Context, p Principal) ([]v1.Workspace, e
 }
 
 // Workspace describes a workspace.
-func (e *Engine) Workspace(_ context.Context, p Principal, name string) (v1.Workspace, error) {
+func (e *Engine) Workspace(_ context.Context, p caller.Principal, name string) (v1.Workspace, error) {
 	w, err := e.findWorkspace(p, name)
 	return presentWorkspace(w), err
 }
 
 // DeleteWorkspace removes a workspace and all its files. It fails while a sandbox uses the
 // workspace.
-func (e *Engine) DeleteWorkspace(ctx context.Context, p Principal, name string) error {
+func (e *Engine) DeleteWorkspace(ctx context.Context, p caller.Principal, name string) error {
 	if _, err := e.findWorkspace(p, name); err != nil {
 		return err
 	}
@@ -181,7 +183,7 @@ func (e *Engine) DeleteWorkspace(ctx context.Context, p Principal, name string) 
 	}
 	err := e.opts.Volumes.Delete(ctx, disk)
 	if err == nil || errdefs.IsNotFound(err) {
-		e.events.publish(v1.ServiceEvent{Type: "workspace.removed", Caller: p.Caller, Workspace: name})
+		e.Events.Publish(v1.ServiceEvent{Type: "workspace.removed", Caller: p.Caller, Workspace: name})
 		return workspaceError(err, disk, name)
 	}
 	again, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -207,7 +209,7 @@ func presentWorkspace(w volumes.Workspace) v1.Workspace {
 }
 
 // workspaceFiles opens the files of the caller's workspace, for writing if write is set.
-func (e *Engine) workspaceFiles(ctx context.Context, p Principal, name string, write bool) (*volumes.Files, error) {
+func (e *Engine) workspaceFiles(ctx context.Context, p caller.Principal, name string, write bool) (*volumes.Files, error) {
 	if _, err := e.findWorkspace(p, name); err != nil {
 		return nil, err
 	}
@@ -221,7 +223,7 @@ func (e *Engine) workspaceFiles(ctx context.Context, p Principal, name string, w
 }
 
 // ReadWorkspaceFile opens a file of a workspace on the host. The caller must close it.
-func (e *Engine) ReadWorkspaceFile(ctx context.Context, p Principal, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+func (e *Engine) ReadWorkspaceFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
 	files, err := e.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return nil, v1.File{}, err
@@ -243,7 +245,7 @@ type fileAndWorkspace struct {
 func (c *fileAndWorkspace) Close() error { return errors.Join(c.first.Close(), c.then.Close()) }
 
 // MakeWorkspaceDir creates a directory and its parents in a workspace that is not in use.
-func (e *Engine) MakeWorkspaceDir(ctx context.Context, p Principal, name string, r wire.FileRequest) (f v1.File, err error) {
+func (e *Engine) MakeWorkspaceDir(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (f v1.File, err error) {
 	files, err := e.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return v1.File{}, err
@@ -254,7 +256,7 @@ func (e *Engine) MakeWorkspaceDir(ctx context.Context, p Principal, name string,
 }
 
 // WriteWorkspaceFile writes a file of a workspace on the host, atomically.
-func (e *Engine) WriteWorkspaceFile(ctx context.Context, p Principal, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
+func (e *Engine) WriteWorkspaceFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
 	e.guardSpace()
 	files, err := e.workspaceFiles(ctx, p, name, true)
 	if err != nil {
@@ -274,7 +276,7 @@ func (e *Engine) WriteWorkspaceFile(ctx context.Context, p Principal, name strin
 }
 
 // ListWorkspaceFiles lists a directory of a workspace and reports whether the list was truncated.
-func (e *Engine) ListWorkspaceFiles(ctx context.Context, p Principal, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
+func (e *Engine) ListWorkspaceFiles(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
 	files, err := e.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return nil, false, err
@@ -289,7 +291,7 @@ func (e *Engine) ListWorkspaceFiles(ctx context.Context, p Principal, name strin
 }
 
 // StatWorkspaceFile describes a file of a workspace.
-func (e *Engine) StatWorkspaceFile(ctx context.Context, p Principal, name string, r wire.FileRequest) (f v1.File, err error) {
+func (e *Engine) StatWorkspaceFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (f v1.File, err error) {
 	files, err := e.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return v1.File{}, err
@@ -300,7 +302,7 @@ func (e *Engine) StatWorkspaceFile(ctx context.Context, p Principal, name string
 }
 
 // RemoveWorkspaceFile removes a file of a workspace, or a directory if r.Recursive is set.
-func (e *Engine) RemoveWorkspaceFile(ctx context.Context, p Principal, name string, r wire.FileRequest) (err error) {
+func (e *Engine) RemoveWorkspaceFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (err error) {
 	files, err := e.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return err

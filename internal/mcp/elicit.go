@@ -12,7 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
@@ -63,7 +63,7 @@ func (c *runningCall) elicit(a v1.Approval) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.ctx), answerTime,
 		errors.New("the answer was not recorded in time"))
 	defer cancel()
-	_, err = c.s.engine.AnswerApproval(ctx, engine.Principal{
+	_, err = c.s.engine.AnswerApproval(ctx, caller.Principal{
 		Caller: "elicitation:" + client, Token: c.access.Principal.Token, Trust: tool.TrustMax, Operator: true,
 		Via: "mcp",
 	}, a.ID, answer)

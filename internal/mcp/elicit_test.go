@@ -9,7 +9,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // asking returns the options of a client whose user answers r.
@@ -58,7 +58,7 @@ func TestElicitationAnswersApproval(t *testing.T) {
 }
 
 func TestElicitationIsSkippedWithoutRights(t *testing.T) {
-	user := Access{Principal: engine.Principal{Caller: "ben"}}
+	user := Access{Principal: caller.Principal{Caller: "ben"}}
 	for what, o := range map[string]Options{
 		"a caller without rights": {Access: user},
 		"elicitation is off":      {Access: operator, NoElicit: true},
@@ -104,7 +104,7 @@ func waitsUntilAnswered(t *testing.T, f *fake, cs *mcp.ClientSession) {
 		called <- r
 	}()
 	id := within(t, f.running, "a question")
-	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id,
+	if _, err := f.AnswerApproval(t.Context(), caller.Principal{}, id,
 		v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func waitsUntilAnswered(t *testing.T, f *fake, cs *mcp.ClientSession) {
 
 func TestElicitAllAsksEveryCallersUser(t *testing.T) {
 	f, asked := newFake(), make(chan *mcp.ElicitParams, 1)
-	cs, _ := connect(t, Options{Engine: f, Access: Access{Principal: engine.Principal{Caller: "ben"}}, ElicitAll: true},
+	cs, _ := connect(t, Options{Engine: f, Access: Access{Principal: caller.Principal{Caller: "ben"}}, ElicitAll: true},
 		asking(asked, accept("approve")))
 	if r, err := cs.CallTool(t.Context(), bash("ask git push")); err != nil || r.IsError {
 		t.Errorf("got %+v, %v", r, err)
@@ -142,7 +142,7 @@ func TestProgressNamesPendingApproval(t *testing.T) {
 	if got := within(t, told, "progress"); !strings.Contains(got, "waiting for the answer to approval "+id) {
 		t.Errorf("progress message = %q", got)
 	}
-	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id,
+	if _, err := f.AnswerApproval(t.Context(), caller.Principal{}, id,
 		v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -31,13 +32,13 @@ type fake struct {
 
 	mu       sync.Mutex
 	calls    []v1.ToolCall
-	by       []engine.Principal
+	by       []caller.Principal
 	refused  []string // tool: cause
 	ended    []string
 	toolsErr error // the error of Tools
 	callErr  error // the error of CallTool
 	answers  map[string]chan v1.ApprovalAnswer
-	answered []engine.Principal
+	answered []caller.Principal
 	running  chan string // receives the command when it waits
 	killed   chan error  // receives the reason of its end
 }
@@ -60,11 +61,11 @@ func newFake() *fake {
 	}
 }
 
-func (f *fake) Tools(context.Context, engine.Principal, string) ([]v1.Tool, error) {
+func (f *fake) Tools(context.Context, caller.Principal, string) ([]v1.Tool, error) {
 	return f.tools, f.toolsErr
 }
 
-func (f *fake) RefuseCall(_ context.Context, p engine.Principal, name string, body []byte, cause error) error {
+func (f *fake) RefuseCall(_ context.Context, p caller.Principal, name string, body []byte, cause error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refused = append(f.refused, fmt.Sprintf("%s %s %s %s: %v", p.Caller, p.Via, name, body, cause))
@@ -81,7 +82,7 @@ func (f *fake) hasRefused() []string {
 }
 
 func (f *fake) CallTool(
-	ctx context.Context, p engine.Principal, name string, r v1.ToolCall, w engine.Watch,
+	ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w engine.Watch,
 ) (v1.ToolResult, error) {
 	f.mu.Lock()
 	f.calls, f.by = append(f.calls, r), append(f.by, p)
@@ -139,7 +140,7 @@ func (f *fake) CallTool(
 
 // ask creates an approval request and waits for its answer.
 func (f *fake) ask(
-	ctx context.Context, id string, p engine.Principal, r v1.ToolCall, w engine.Watch,
+	ctx context.Context, id string, p caller.Principal, r v1.ToolCall, w engine.Watch,
 ) (denied bool, err error) {
 	answer := make(chan v1.ApprovalAnswer, 1)
 	a := v1.Approval{ID: "apr-" + id, Kind: "call", State: "pending", Caller: p.Caller, Tool: "system.bash",
@@ -159,7 +160,7 @@ func (f *fake) ask(
 }
 
 func (f *fake) AnswerApproval(
-	_ context.Context, p engine.Principal, id string, a v1.ApprovalAnswer,
+	_ context.Context, p caller.Principal, id string, a v1.ApprovalAnswer,
 ) (v1.Approval, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -176,7 +177,7 @@ func (f *fake) AnswerApproval(
 	}
 }
 
-func (f *fake) CallOutput(_ context.Context, _ engine.Principal, id string, r engine.OutputRequest) (v1.Output, error) {
+func (f *fake) CallOutput(_ context.Context, _ caller.Principal, id string, r engine.OutputRequest) (v1.Output, error) {
 	if !strings.HasPrefix(id, "call-") {
 		return v1.Output{}, fmt.Errorf("call %q is not known: %w", id, errdefs.ErrNotFound)
 	}
@@ -186,7 +187,7 @@ func (f *fake) CallOutput(_ context.Context, _ engine.Principal, id string, r en
 	return v1.Output{Data: "second", NextOffset: 12, EOF: true}, nil
 }
 
-func (f *fake) EndSession(_ context.Context, _ engine.Principal, session string) error {
+func (f *fake) EndSession(_ context.Context, _ caller.Principal, session string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = append(f.ended, session)
@@ -232,7 +233,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 }
 
 // operator is the access of a test's session.
-var operator = Access{Principal: engine.Principal{Caller: "anna", Operator: true}}
+var operator = Access{Principal: caller.Principal{Caller: "anna", Operator: true}}
 
 // connect returns a client's session with a server over memory.
 func connect(t *testing.T, o Options, co *mcp.ClientOptions) (*mcp.ClientSession, *Server) {

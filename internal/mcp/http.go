@@ -14,7 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // Keys and headers that pass our data through the library.
@@ -36,7 +36,7 @@ type post struct {
 
 // holder identifies who may use a session: tokens of one caller with the same rights. A token with
 // other rights could answer questions to the session's user.
-func holder(c engine.Principal) string {
+func holder(c caller.Principal) string {
 	return fmt.Sprintf("%s profile=%s trust=%d operator=%t", c.Caller, c.Profile, c.Trust, c.Operator)
 }
 
@@ -60,7 +60,7 @@ func (s *Server) newHTTP() http.Handler {
 // Serve answers one request of the streamable HTTP transport for call's caller. The query may say
 // where tools run: workspace, read_only, template, job and, for operators, profile. Every tool call
 // in the request is recorded.
-func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p engine.Principal) {
+func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p caller.Principal) {
 	if r.Method != http.MethodPost {
 		s.serve(w, r, p, nil)
 		return
@@ -75,7 +75,7 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p engine.Principa
 	_ = s.recordMissed(w, r, in, p, out.cause()) // the request was answered
 }
 
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, p engine.Principal, in *intake) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principal, in *intake) {
 	if err := s.checkOrigin(r); err != nil {
 		http.Error(w, "Forbidden: "+err.Error(), http.StatusForbidden)
 		return

@@ -15,7 +15,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // serve returns a server's URL. The bearer token is the caller, "root" is an operator, and the text
@@ -24,8 +24,8 @@ func serve(t *testing.T, o Options) (string, *Server) {
 	t.Helper()
 	s := New(o)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		caller, profile, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), "/")
-		s.Serve(w, r, engine.Principal{Caller: caller, Profile: profile, Operator: caller == "root"})
+		name, profile, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), "/")
+		s.Serve(w, r, caller.Principal{Caller: name, Profile: profile, Operator: name == "root"})
 	}))
 	t.Cleanup(func() {
 		closeServer(t, s)
@@ -167,16 +167,16 @@ func TestSessionRefusesOtherHolders(t *testing.T) {
 }
 
 func TestSessionHolderHasTheSameRights(t *testing.T) {
-	ben := engine.Principal{Caller: "ben", Token: "a", Profile: "default", Trust: 2}
+	ben := caller.Principal{Caller: "ben", Token: "a", Profile: "default", Trust: 2}
 	for name, c := range map[string]struct {
-		change func(*engine.Principal)
+		change func(*caller.Principal)
 		same   bool
 	}{
-		"token":    {func(c *engine.Principal) { c.Token = "b" }, true},
-		"caller":   {func(c *engine.Principal) { c.Caller = "eve" }, false},
-		"profile":  {func(c *engine.Principal) { c.Profile = "readonly" }, false},
-		"trust":    {func(c *engine.Principal) { c.Trust = 0 }, false},
-		"operator": {func(c *engine.Principal) { c.Operator = true }, false},
+		"token":    {func(c *caller.Principal) { c.Token = "b" }, true},
+		"caller":   {func(c *caller.Principal) { c.Caller = "eve" }, false},
+		"profile":  {func(c *caller.Principal) { c.Profile = "readonly" }, false},
+		"trust":    {func(c *caller.Principal) { c.Trust = 0 }, false},
+		"operator": {func(c *caller.Principal) { c.Operator = true }, false},
 	} {
 		other := ben
 		c.change(&other)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // DefaultRequests is the default of Options.Requests.
@@ -25,15 +25,15 @@ type requestLimiter struct {
 	n  map[string]int
 }
 
-// enter counts a request until leave is called, or returns a *engine.QuotaError.
-func (l *requestLimiter) enter(p engine.Principal, most int) (leave func(), err error) {
+// enter counts a request until leave is called, or returns a *caller.QuotaError.
+func (l *requestLimiter) enter(p caller.Principal, most int) (leave func(), err error) {
 	if p.Operator {
 		return func() {}, nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if n := l.n[p.Caller]; n >= most {
-		return nil, &engine.QuotaError{Quota: "max_requests", Limit: int64(most), Used: int64(n),
+		return nil, &caller.QuotaError{Quota: "max_requests", Limit: int64(most), Used: int64(n),
 			Unit: "requests at once (callers.max_requests)", RetryAfter: retryTime}
 	}
 	if l.n == nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // A batch counts as many requests as it has messages.
@@ -155,9 +155,9 @@ func TestSubscriptionsUseOneURI(t *testing.T) {
 }
 
 // of returns the context of a caller's request.
-func of(t *testing.T, caller string) context.Context {
+func of(t *testing.T, name string) context.Context {
 	t.Helper()
-	return context.WithValue(t.Context(), accessContext{}, Access{Principal: engine.Principal{Caller: caller}})
+	return context.WithValue(t.Context(), accessContext{}, Access{Principal: caller.Principal{Caller: name}})
 }
 
 func replay(t *testing.T, e *eventStore, session, stream string, index int) (string, error) {

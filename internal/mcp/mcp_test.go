@@ -12,7 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 func TestListToolsDescribesTools(t *testing.T) {
@@ -104,7 +104,7 @@ func TestRefusalIsErrorResult(t *testing.T) {
 }
 
 func TestFailedCallIsReportedToModel(t *testing.T) {
-	cs, _ := connect(t, Options{Engine: newFake(), Access: Access{Principal: engine.Principal{Caller: "ben"}}}, nil)
+	cs, _ := connect(t, Options{Engine: newFake(), Access: Access{Principal: caller.Principal{Caller: "ben"}}}, nil)
 	for what, c := range map[string]struct {
 		params *mcp.CallToolParams
 		want   string

@@ -14,7 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -114,7 +114,7 @@ func callsIn(body []byte) []toolCall {
 }
 
 // Refuse records the tool calls of a POST that is refused before Serve, and returns cause.
-func (s *Server) Refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, cause error) error {
+func (s *Server) Refuse(w http.ResponseWriter, r *http.Request, p caller.Principal, cause error) error {
 	if r.Method != http.MethodPost {
 		return cause
 	}
@@ -124,7 +124,7 @@ func (s *Server) Refuse(w http.ResponseWriter, r *http.Request, p engine.Princip
 // recordMissed records the calls of a body that did not reach a tool, and returns cause. It reads
 // the missing part of the body's first bytes.
 func (s *Server) recordMissed(
-	w http.ResponseWriter, r *http.Request, in *intake, p engine.Principal, cause error,
+	w http.ResponseWriter, r *http.Request, in *intake, p caller.Principal, cause error,
 ) error {
 	if !in.eof && !in.cut {
 		ctl := http.NewResponseController(w)

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -89,7 +89,7 @@ func TestRefuseRecordsCalls(t *testing.T) {
 	_, s := serve(t, Options{Engine: f})
 	cause := errors.New("too many requests")
 	r := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader(quick))
-	if err := s.Refuse(httptest.NewRecorder(), r, engine.Principal{Caller: "ben", Via: "http"}, cause); !errors.Is(err,
+	if err := s.Refuse(httptest.NewRecorder(), r, caller.Principal{Caller: "ben", Via: "http"}, cause); !errors.Is(err,
 		cause) {
 		t.Errorf("Refuse() = %v, want %v", err, cause)
 	}

@@ -16,20 +16,21 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // Engine is the part of the service that a Server uses. *engine.Engine implements it, and so does a
 // client of a running server.
 type Engine interface {
-	Tools(ctx context.Context, p engine.Principal, profile string) ([]v1.Tool, error)
-	CallTool(ctx context.Context, p engine.Principal, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error)
+	Tools(ctx context.Context, p caller.Principal, profile string) ([]v1.Tool, error)
+	CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error)
 	// RefuseCall records a tool call that did not reach CallTool, and returns cause.
-	RefuseCall(ctx context.Context, p engine.Principal, name string, body []byte, cause error) error
-	CallOutput(ctx context.Context, p engine.Principal, id string, r engine.OutputRequest) (v1.Output, error)
-	AnswerApproval(ctx context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error)
+	RefuseCall(ctx context.Context, p caller.Principal, name string, body []byte, cause error) error
+	CallOutput(ctx context.Context, p caller.Principal, id string, r engine.OutputRequest) (v1.Output, error)
+	AnswerApproval(ctx context.Context, p caller.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error)
 	// EndSession removes the sandbox of a session, if it has one.
-	EndSession(ctx context.Context, p engine.Principal, session string) error
+	EndSession(ctx context.Context, p caller.Principal, session string) error
 }
 
 // Defaults of Options.
@@ -60,7 +61,7 @@ const (
 type Options struct {
 	Engine Engine
 	// Refused is called before the answer that refuses n tool calls, and may delay it. It may be nil.
-	Refused func(p engine.Principal, n int)
+	Refused func(p caller.Principal, n int)
 	// Version is sent to clients.
 	Version string
 	// Access applies to calls on stdio. HTTP requests have their own.
@@ -85,7 +86,7 @@ type Options struct {
 
 // Access says for whom calls are made, and where they run.
 type Access struct {
-	Principal engine.Principal
+	Principal caller.Principal
 	// Profile is for operators. The other fields configure the sandbox that the session gets with
 	// its first call, as in v1.ToolCall.
 	Profile, Workspace, Template, Job string
@@ -140,7 +141,7 @@ func New(o Options) *Server {
 		o.Resume = DefaultResume
 	}
 	if o.Refused == nil {
-		o.Refused = func(engine.Principal, int) {}
+		o.Refused = func(caller.Principal, int) {}
 	}
 	s := &Server{opts: o, log: o.Log, engine: o.Engine, sessions: map[*mcp.ServerSession]*session{}}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())

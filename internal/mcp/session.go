@@ -14,7 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // keptCalls is how many ids of earlier calls a session keeps for completion.
@@ -148,7 +148,7 @@ func (s *Server) awaitEnd(ss *mcp.ServerSession, x *session) {
 }
 
 // use records a call and its caller.
-func (x *session) use(a Access) engine.Principal {
+func (x *session) use(a Access) caller.Principal {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.used, x.access = true, a

@@ -12,6 +12,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
@@ -106,7 +107,7 @@ func serveStdio(
 	c config.Config,
 	o mcpOptions,
 	e mcp.Engine,
-	p engine.Principal,
+	p caller.Principal,
 ) error {
 	s := mcp.New(mcp.Options{
 		Engine: e, Version: a.Version, NoElicit: o.noElicit, Log: standalone.Logger(a.Stderr, c.Log),
@@ -130,7 +131,7 @@ func (nopCloseWriter) Close() error { return nil }
 
 // mcpOnServer serves MCP with the tools of a server.
 func mcpOnServer(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, cl *client.Client) error {
-	p := engine.Local("")
+	p := caller.Local("")
 	// An answer by the client's user counts only for operators. Only they may list tokens.
 	if _, err := cl.Tokens.List(ctx); err != nil {
 		if !errdefs.IsPermissionDenied(err) {
@@ -163,7 +164,7 @@ func mcpLocally(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) 
 	if err := h.Open(ctx, o.workspace); err != nil {
 		return err
 	}
-	return h.Serve(ctx, func() error { return serveStdio(ctx, a, c, o, h.Engine, engine.Local("")) })
+	return h.Serve(ctx, func() error { return serveStdio(ctx, a, c, o, h.Engine, caller.Local("")) })
 }
 
 // remote is a server as the engine of an MCP session. The server knows its caller by the token,
@@ -171,14 +172,14 @@ func mcpLocally(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) 
 type remote struct{ cl *client.Client }
 
 // Tools implements mcp.Engine.
-func (r remote) Tools(ctx context.Context, _ engine.Principal, profile string) ([]v1.Tool, error) {
+func (r remote) Tools(ctx context.Context, _ caller.Principal, profile string) ([]v1.Tool, error) {
 	return r.cl.Tools.List(ctx, profile)
 }
 
 // CallTool implements mcp.Engine. It retries while the server restarts.
 func (r remote) CallTool(
 	ctx context.Context,
-	principal engine.Principal,
+	principal caller.Principal,
 	name string,
 	req v1.ToolCall,
 	w engine.Watch,
@@ -192,14 +193,14 @@ func (r remote) CallTool(
 
 // RefuseCall implements mcp.Engine. It returns cause: a call that does not reach the server is not
 // recorded there.
-func (remote) RefuseCall(_ context.Context, _ engine.Principal, _ string, _ []byte, cause error) error {
+func (remote) RefuseCall(_ context.Context, _ caller.Principal, _ string, _ []byte, cause error) error {
 	return cause
 }
 
 // CallOutput implements mcp.Engine.
 func (r remote) CallOutput(
 	ctx context.Context,
-	_ engine.Principal,
+	_ caller.Principal,
 	id string,
 	o engine.OutputRequest,
 ) (v1.Output, error) {
@@ -214,7 +215,7 @@ func (r remote) CallOutput(
 // note names the one who answered.
 func (r remote) AnswerApproval(
 	ctx context.Context,
-	p engine.Principal,
+	p caller.Principal,
 	id string,
 	a v1.ApprovalAnswer,
 ) (v1.Approval, error) {
@@ -223,6 +224,6 @@ func (r remote) AnswerApproval(
 }
 
 // EndSession implements mcp.Engine. It removes the session's sandbox.
-func (r remote) EndSession(ctx context.Context, _ engine.Principal, session string) error {
+func (r remote) EndSession(ctx context.Context, _ caller.Principal, session string) error {
 	return r.cl.Tools.EndSession(ctx, session)
 }

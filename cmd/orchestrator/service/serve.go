@@ -21,6 +21,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/api"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
@@ -378,7 +379,7 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 
 // noteNotReady prints why templates cannot be used.
 func (s *service) noteNotReady(ctx context.Context) {
-	for _, t := range s.engine.Templates(ctx, engine.Local("")) {
+	for _, t := range s.engine.Templates(ctx, caller.Local("")) {
 		if t.Error == "" {
 			continue
 		}

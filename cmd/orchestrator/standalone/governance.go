@@ -18,6 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
@@ -97,7 +98,7 @@ func OpenGovernance(
 	}
 	g.Gate, err = approval.New(ctx, approval.Options{
 		Store: st, Log: log, MaxPending: c.Approvals.MaxPending, MaxPendingPerCaller: cmp.Or(c.Callers.MaxPending, c.Approvals.MaxPending), Expiry: c.Approvals.Expiry.Std(),
-		Free: engine.LocalCaller, Check: g.CheckModified, Webhook: hook,
+		Free: caller.LocalCaller, Check: g.CheckModified, Webhook: hook,
 	})
 	if err != nil {
 		return g, err
@@ -168,8 +169,8 @@ func webhook(c config.Approvals) (w approval.Webhook, err error) {
 }
 
 // Quotas returns the quotas of callers whose tokens set none.
-func Quotas(c config.Callers) engine.Quotas {
-	return engine.Quotas{
+func Quotas(c config.Callers) caller.Quotas {
+	return caller.Quotas{
 		Sandboxes:   c.Sandboxes,
 		MemoryBytes: int64(c.Memory),
 		DiskBytes:   int64(c.Disk),

@@ -1,4 +1,4 @@
-package engine
+package caller
 
 import (
 	"context"
@@ -37,37 +37,35 @@ const (
 	maxTokens    = 100_000 // valid tokens, which are all kept in memory
 )
 
-// callerPattern matches names of callers and of workspaces.
-var callerPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+// NamePattern matches names of callers and of workspaces.
+var NamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
 // ErrToken is the single error for every bad token, so that the error reveals nothing about the
 // token.
 var ErrToken = usererror.Errorf(errdefs.ErrUnauthenticated, "the bearer token is unknown, expired or revoked")
 
-// requireOperator returns PermissionDenied unless the caller is an operator. what completes "only
-// operators may".
-func (c Principal) requireOperator(what string) error {
-	if c.Operator {
-		return nil
-	}
-	return usererror.Errorf(errdefs.ErrPermissionDenied, "only operators may %s: use the service's own socket or token, or a token made with operator", what)
+// Options configures a Service.
+type Options struct {
+	Store *store.Store
+	// Defaults apply to callers whose tokens set no quotas.
+	Defaults Quotas
+	// CheckProfile, if set, returns an error if a token may not have the profile.
+	CheckProfile func(name string) error
+	// Record, if set, records an operator's action and the error it ended with, if any.
+	Record func(ctx context.Context, p Principal, action string, input any, cause error)
+	Log    *slog.Logger
 }
 
-// Operate returns PermissionDenied unless the caller is an operator. what completes "only operators
-// may".
-func (c Principal) Operate(what string) error { return c.requireOperator(what) }
+// Service identifies callers and holds their quotas. It holds all valid tokens in memory and counts
+// each caller's tool calls of the day. Only the process that holds the state directory creates or
+// revokes tokens. Its methods may be called concurrently.
+type Service struct {
+	// Defaults are those of Options, and Now returns the time. Both are set before the first call.
+	Defaults Quotas
+	Now      func() time.Time
 
-// keyless returns the call without its idempotency key, for the steps within a request.
-func (c Principal) keyless() Principal {
-	c.Key = ""
-	return c
-}
-
-// callers holds all valid tokens in memory and counts each caller's tool calls of the day. Only the
-// process that holds the state directory creates or revokes tokens.
-type callers struct {
+	opts  Options
 	store *store.Store
-	now   func() time.Time
 
 	mu     sync.RWMutex
 	tokens map[string]*grant // by id
@@ -81,33 +79,41 @@ type grant struct {
 	used  atomic.Int64 // Unix time in nanoseconds; 0 if not used since it was stored
 }
 
-func newCallers(ctx context.Context, st *store.Store) (*callers, error) {
-	c := &callers{store: st, now: time.Now, tokens: map[string]*grant{}}
-	rows, err := st.Tokens(ctx)
+// Open reads the tokens and the call counts of the day.
+func Open(ctx context.Context, opts Options) (*Service, error) {
+	if opts.Record == nil {
+		opts.Record = func(context.Context, Principal, string, any, error) {}
+	}
+	s := &Service{opts: opts, store: opts.Store, Defaults: opts.Defaults, Now: time.Now, tokens: map[string]*grant{}}
+	rows, err := opts.Store.Tokens(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range rows {
 		if t.Revoked.IsZero() {
-			c.tokens[t.ID] = &grant{token: t}
+			s.tokens[t.ID] = &grant{token: t}
 		}
 	}
-	return c, c.counts.load(ctx, st, c.now())
+	return s, s.LoadCounts(ctx)
+}
+
+// LoadCounts reads the stored call counts of the day.
+func (s *Service) LoadCounts(ctx context.Context) error {
+	return s.counts.load(ctx, s.store, s.Now())
 }
 
 // Identify returns the caller of a token. Every bad token yields ErrToken, of class
 // Unauthenticated. It does not query the database.
-func (e *Engine) Identify(_ context.Context, token string) (Principal, error) {
-	c := e.callers
+func (s *Service) Identify(_ context.Context, token string) (Principal, error) {
 	id, secret, ok := splitToken(token)
-	c.mu.RLock()
-	g := c.tokens[id]
-	c.mu.RUnlock()
+	s.mu.RLock()
+	g := s.tokens[id]
+	s.mu.RUnlock()
 	if !ok || g == nil {
 		return Principal{}, ErrToken
 	}
 	sum := sha256.Sum256([]byte(secret))
-	now := c.now()
+	now := s.Now()
 	t := g.token
 	if subtle.ConstantTimeCompare(sum[:], t.Hash) != 1 || !t.Expires.IsZero() && !now.Before(t.Expires) {
 		return Principal{}, ErrToken
@@ -127,23 +133,23 @@ func splitToken(token string) (id, secret string, ok bool) {
 
 // CreateToken creates a token. Only this answer holds its secret. The idempotency key is ignored:
 // the secret is not stored for a second answer. Only operators may call it.
-func (e *Engine) CreateToken(ctx context.Context, p Principal, r v1.TokenRequest) (v1.Token, error) {
-	if err := p.requireOperator("make tokens"); err != nil {
+func (s *Service) CreateToken(ctx context.Context, p Principal, r v1.TokenRequest) (v1.Token, error) {
+	if err := p.Operate("make tokens"); err != nil {
 		return v1.Token{}, err
 	}
-	t, secret, err := e.createToken(ctx, r)
+	t, secret, err := s.createToken(ctx, r)
 	if err != nil {
-		e.recordOperator(ctx, p, audit.Record{Action: "token.create"}, r, err)
+		s.opts.Record(ctx, p, "token.create", r, err)
 		return v1.Token{}, err
 	}
 	out := presentToken(t)
-	e.recordOperator(ctx, p, audit.Record{Action: "token.create"}, out, nil)
+	s.opts.Record(ctx, p, "token.create", out, nil)
 	out.Secret = TokenPrefix + t.ID + "_" + secret
 	return out, nil
 }
 
-func (e *Engine) createToken(ctx context.Context, r v1.TokenRequest) (t store.Token, secret string, err error) {
-	if err := e.checkToken(r); err != nil {
+func (s *Service) createToken(ctx context.Context, r v1.TokenRequest) (t store.Token, secret string, err error) {
+	if err := s.checkToken(r); err != nil {
 		return t, "", err
 	}
 	raw := make([]byte, tokenIDBytes+tokenBytes)
@@ -153,38 +159,37 @@ func (e *Engine) createToken(ctx context.Context, r v1.TokenRequest) (t store.To
 	id := hex.EncodeToString(raw[:tokenIDBytes])
 	secret = base64.RawURLEncoding.EncodeToString(raw[tokenIDBytes:])
 	sum := sha256.Sum256([]byte(secret))
-	c := e.callers
 	t = store.Token{
 		ID: id, Hash: sum[:], Caller: r.Caller, Profile: r.Profile, Trust: r.Trust, Quotas: r.Quotas, Operator: r.Operator, Note: r.Note,
-		Created: c.now().UTC(),
+		Created: s.Now().UTC(),
 	}
 	if r.TTLMS > 0 {
 		t.Expires = t.Created.Add(time.Duration(r.TTLMS) * time.Millisecond)
 	}
-	return t, secret, c.add(ctx, t)
+	return t, secret, s.add(ctx, t)
 }
 
 // add stores a token before it becomes valid.
-func (c *callers) add(ctx context.Context, t store.Token) error {
-	c.mu.RLock()
-	n := len(c.tokens)
-	c.mu.RUnlock()
+func (s *Service) add(ctx context.Context, t store.Token) error {
+	s.mu.RLock()
+	n := len(s.tokens)
+	s.mu.RUnlock()
 	if n >= maxTokens {
 		return usererror.Errorf(errdefs.ErrResourceExhausted, "too many tokens (%d): revoke unused ones", n)
 	}
-	if err := c.store.InsertToken(ctx, t); err != nil {
+	if err := s.store.InsertToken(ctx, t); err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.tokens[t.ID] = &grant{token: t}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tokens[t.ID] = &grant{token: t}
 	return nil
 }
 
-func (e *Engine) checkToken(r v1.TokenRequest) error {
+func (s *Service) checkToken(r v1.TokenRequest) error {
 	q := r.Quotas
 	switch {
-	case !callerPattern.MatchString(r.Caller):
+	case !NamePattern.MatchString(r.Caller):
 		return usererror.Invalid("caller", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, and begin with a letter or a digit", r.Caller)
 	case r.Caller == LocalCaller:
 		return usererror.Invalid("caller", "is %q, which is reserved for the service's own socket: use another name", r.Caller)
@@ -203,33 +208,26 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 	case len(r.Note) > maxNote || !utf8.ValidString(r.Note):
 		return usererror.Invalid("note", "is over %d bytes, or not valid UTF-8", maxNote)
 	}
-	switch {
-	case r.Profile == "":
+	if r.Profile == "" || s.opts.CheckProfile == nil {
 		return nil
-	case e.opts.CheckProfile != nil:
-		return e.opts.CheckProfile(r.Profile)
-	case e.opts.Governance != nil:
-		_, err := e.requestedProfile(Local(""), r.Profile)
-		return err
 	}
-	return nil
+	return s.opts.CheckProfile(r.Profile)
 }
 
 // Tokens lists all tokens, newest first. Only operators may call it.
-func (e *Engine) Tokens(ctx context.Context, p Principal) ([]v1.Token, error) {
-	if err := p.requireOperator("list tokens"); err != nil {
+func (s *Service) Tokens(ctx context.Context, p Principal) ([]v1.Token, error) {
+	if err := p.Operate("list tokens"); err != nil {
 		return nil, err
 	}
-	rows, err := e.opts.Store.Tokens(ctx)
+	rows, err := s.store.Tokens(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := e.callers
-	c.mu.RLock()
-	defer c.mu.RUnlock()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	out := make([]v1.Token, 0, len(rows))
 	for _, t := range rows {
-		if g := c.tokens[t.ID]; g != nil {
+		if g := s.tokens[t.ID]; g != nil {
 			if used := g.used.Load(); used != 0 {
 				t.Used = time.Unix(0, used).UTC()
 			}
@@ -241,21 +239,20 @@ func (e *Engine) Tokens(ctx context.Context, p Principal) ([]v1.Token, error) {
 
 // RevokeToken revokes a token at once. Running calls continue. Revoking twice succeeds. Only
 // operators may call it.
-func (e *Engine) RevokeToken(ctx context.Context, p Principal, id string) (v1.Token, error) {
-	if err := p.requireOperator("revoke tokens"); err != nil {
+func (s *Service) RevokeToken(ctx context.Context, p Principal, id string) (v1.Token, error) {
+	if err := p.Operate("revoke tokens"); err != nil {
 		return v1.Token{}, err
 	}
-	c := e.callers
-	t, err := c.store.RevokeToken(ctx, id, c.now())
+	t, err := s.store.RevokeToken(ctx, id, s.Now())
 	defer func() { // record the outcome
-		e.recordOperator(ctx, p, audit.Record{Action: "token.revoke"}, map[string]string{"id": audit.TruncateName(id), "caller": t.Caller}, err)
+		s.opts.Record(ctx, p, "token.revoke", map[string]string{"id": audit.TruncateName(id), "caller": t.Caller}, err)
 	}()
 	if err != nil {
 		return v1.Token{}, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.tokens, id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.tokens, id)
 	return presentToken(t), nil
 }
 
@@ -278,40 +275,40 @@ const (
 	usedTime  = time.Minute
 )
 
-// run writes counters and last uses to the store until ctx ends, and once more at the end. A crash
+// Run writes counters and last uses to the store until ctx ends, and once more at the end. A crash
 // loses at most one second of counts. Failed writes are retried.
-func (c *callers) run(ctx context.Context, log *slog.Logger) error {
+func (s *Service) Run(ctx context.Context) error {
 	t := time.NewTicker(countTime)
 	defer t.Stop()
 	for noted := time.Now(); ; {
 		select {
 		case <-ctx.Done():
-			return c.finalFlush(ctx)
+			return s.finalFlush(ctx)
 		case <-t.C:
 		}
-		err := c.counts.flush(ctx, c.store)
+		err := s.counts.flush(ctx, s.store)
 		if now := time.Now(); now.Sub(noted) >= usedTime {
 			noted = now
-			err = errors.Join(err, c.noteUses(ctx))
+			err = errors.Join(err, s.noteUses(ctx))
 		}
 		if err != nil && ctx.Err() == nil {
-			log.Warn("failed to store call counts and token uses; will retry", "error", err)
+			s.opts.Log.Warn("failed to store call counts and token uses; will retry", "error", err)
 		}
 	}
 }
 
 // finalFlush writes the remaining counters when the service stops.
-func (c *callers) finalFlush(ctx context.Context) error {
+func (s *Service) finalFlush(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	return errors.Join(c.counts.flush(ctx, c.store), c.noteUses(ctx))
+	return errors.Join(s.counts.flush(ctx, s.store), s.noteUses(ctx))
 }
 
 // noteUses stores when tokens were last used.
-func (c *callers) noteUses(ctx context.Context) error {
-	c.mu.RLock()
-	all := maps.Clone(c.tokens)
-	c.mu.RUnlock()
+func (s *Service) noteUses(ctx context.Context) error {
+	s.mu.RLock()
+	all := maps.Clone(s.tokens)
+	s.mu.RUnlock()
 	used := map[string]time.Time{}
 	for id, g := range all {
 		if at := g.used.Load(); at != 0 && at != g.token.Used.UnixNano() {
@@ -321,5 +318,5 @@ func (c *callers) noteUses(ctx context.Context) error {
 	if len(used) == 0 {
 		return nil
 	}
-	return c.store.TouchTokens(ctx, used)
+	return s.store.TouchTokens(ctx, used)
 }

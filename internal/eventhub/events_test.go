@@ -1,0 +1,7 @@
+package eventhub
+
+import (
+	"errors"
+)
+
+var ErrEnough = errors.New("enough")
