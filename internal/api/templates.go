@@ -25,11 +25,11 @@ func (s *Server) templateRoutes() []route {
 }
 
 func (s *Server) listTemplates(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	return reply(w, http.StatusOK, v1.List[v1.Template]{Items: s.opts.Engine.Templates(r.Context(), p)})
+	return reply(w, http.StatusOK, v1.List[v1.Template]{Items: s.opts.Engine.Templates.List(r.Context(), p)})
 }
 
 func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	got, err := s.opts.Engine.Template(r.Context(), p, r.PathValue("name"))
+	got, err := s.opts.Engine.Templates.Get(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, p caller.Pr
 }
 
 func (s *Server) reloadTemplates(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	got, err := s.opts.Engine.ReloadTemplates(r.Context(), p)
+	got, err := s.opts.Engine.Templates.ReloadFor(r.Context(), p)
 	if err != nil {
 		return err
 	}

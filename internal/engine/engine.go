@@ -26,6 +26,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -51,7 +52,7 @@ type Options struct {
 	// replaces Templates at the start and at each reload; a template that is not ready then does
 	// not prevent the start. Its error means that the list may be incomplete.
 	Templates       []scheduler.Template
-	LoadTemplates   func() ([]TemplateSource, error)
+	LoadTemplates   func() ([]templates.Source, error)
 	DefaultTemplate string
 	// FetchImage fetches an image that a template lacks. If it is nil, missing images are not
 	// fetched.
@@ -93,8 +94,9 @@ type Engine struct {
 	// Callers identifies callers and holds their quotas.
 	Callers *caller.Service
 
-	idem      *idempotency.Keys // idempotency keys, and locks by name
-	templates *templates
+	idem *idempotency.Keys // idempotency keys, and locks by name
+	// Templates keeps templates ready.
+	Templates *templates.Service
 	// Events holds the latest events.
 	Events    *eventhub.Hub
 	egress    *egressService  // nil if sandboxes reach nothing
@@ -122,14 +124,18 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{opts: opts, log: opts.Log, sessions: map[caller.Principal]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), templates: newTemplates(), Events: eventhub.New()}
+	e := &Engine{opts: opts, log: opts.Log, sessions: map[caller.Principal]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), Events: eventhub.New()}
 	e.idem = idempotency.Open(opts.Store, opts.Keys, e.log)
 	e.handing, e.handOff = context.WithCancel(context.Background())
 	var err error
 	if e.Callers, err = caller.Open(ctx, e.callerOptions()); err != nil {
 		return nil, err
 	}
-	ready, err := e.openTemplates(ctx)
+	e.Templates = templates.New(templates.Options{
+		Driver: opts.Driver, Images: opts.Images, Events: e.Events, Templates: opts.Templates, LoadTemplates: opts.LoadTemplates,
+		FetchImage: opts.FetchImage, DefaultTemplate: opts.DefaultTemplate, MaxMemory: opts.MaxMemory, Log: e.log,
+	})
+	ready, err := e.Templates.Prepare(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -142,6 +148,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: ready, OnStateChange: e.publishStateChange,
 		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
 	})
+	e.Templates.Use(e.sched)
 	got, err := e.sched.Recover(ctx)
 	if err != nil {
 		return nil, err
@@ -177,36 +184,6 @@ func (e *Engine) callerOptions() caller.Options {
 	return o
 }
 
-// prepare resolves a template's image, checks the template against the host and prepares the image
-// in the driver.
-func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
-	img, err := e.opts.Images.Resolve(t.Spec.Image.Ref)
-	if err != nil {
-		return err
-	}
-	// Leave the root out where it is not needed: one that comes and goes would change the
-	// template's fingerprint after a restart.
-	img.Root = ""
-	if e.opts.Driver.NeedsUnpackedRoot() {
-		if img.Root, err = e.opts.Images.Root(ctx, img); err != nil {
-			return err
-		}
-	}
-	t.Spec.Image = img
-	t.Spec.Limits = t.Spec.Limits.WithDefaults()
-	// Query only this class: probing all classes takes a driver seconds on a new host.
-	if class := t.Spec.Class.OrDefault(); e.opts.Driver.Capabilities(class) == nil {
-		return fmt.Errorf("class %s: runtime %s does not support it on this host; it supports %v: %w", class, e.opts.Driver.Name(), e.opts.Driver.Classes(), errdefs.ErrFailedPrecondition)
-	}
-	if need := t.Spec.Limits.MemoryBytes; need > e.opts.MaxMemory {
-		return fmt.Errorf("limits.memory is %d bytes and admission.max_memory %d: no sandbox of it can be created: %w", need, e.opts.MaxMemory, errdefs.ErrFailedPrecondition)
-	}
-	if err := checkMountPoints(img, t.Spec.Tmpfs); err != nil {
-		return err
-	}
-	return e.opts.Driver.Prepare(ctx, img)
-}
-
 // Serve runs until ctx ends and then waits for running work.
 func (e *Engine) Serve(ctx context.Context) error {
 	e.setReady(true)
@@ -220,7 +197,7 @@ func (e *Engine) Serve(ctx context.Context) error {
 	g.Go(func() error { return e.Callers.Run(ctx) })
 	g.Go(func() error { return e.opts.Volumes.Run(ctx) })
 	g.Go(func() error { return e.runSpace(ctx) })
-	g.Go(func() error { return e.runTemplates(ctx) })
+	g.Go(func() error { return e.Templates.Run(ctx) })
 	g.Go(func() error { return e.runImages(ctx) })
 	if gov := e.opts.Governance; gov != nil {
 		g.Go(func() error { return gov.Gate.Run(ctx) })

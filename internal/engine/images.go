@@ -61,7 +61,7 @@ func (e *Engine) ImportImage(ctx context.Context, p caller.Principal, r io.Reade
 		return nil, err
 	}
 	e.Events.Publish(v1.ServiceEvent{Type: "image.imported", Image: ref})
-	e.templates.retryNow()
+	e.Templates.RetryNow()
 	e.requestCollection()
 	return PresentImage(img), nil
 }
@@ -77,11 +77,11 @@ func (e *Engine) RemoveImage(ctx context.Context, p caller.Principal, ref string
 		return err
 	}
 	// Lock, so that no template begins to use the image.
-	if err := e.templates.lock(ctx); err != nil {
+	if err := e.Templates.Lock(ctx); err != nil {
 		return err
 	}
-	defer e.templates.unlock()
-	if user := e.templateUsing(img.ID); user != "" {
+	defer e.Templates.Unlock()
+	if user := e.Templates.Using(img.ID); user != "" {
 		return fmt.Errorf("image %s is used by template %s: %w", ref, user, errdefs.ErrFailedPrecondition)
 	}
 	name, err := images.ParseName(ref)
@@ -155,7 +155,7 @@ func (e *Engine) PullImage(ctx context.Context, p caller.Principal, r v1.PullReq
 			return nil, err
 		}
 	}
-	e.templates.retryNow()
+	e.Templates.RetryNow()
 	e.requestCollection()
 	e.Events.Publish(v1.ServiceEvent{Type: "image.pulled", Image: r.Ref})
 	return PresentImage(img), nil

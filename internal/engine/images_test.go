@@ -36,13 +36,13 @@ func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	if _, err := s.ImportImage(t.Context(), op, otherArchive(t), "old/image:1"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is ready", func() bool { return s.NotReady("old") == nil })
+	eventually(t, "it is ready", func() bool { return s.Templates.NotReady("old") == nil })
 	box, err := s.Lease(t.Context(), op, v1.SandboxRequest{Template: "old"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	kept.set(nil, from("default", here, 1))
-	if _, err := s.ReloadTemplates(t.Context(), op); err != nil {
+	if _, err := s.Templates.ReloadFor(t.Context(), op); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.RemoveImage(t.Context(), op, "old/image:1"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), box.ID) {

@@ -41,7 +41,7 @@ func (e *Engine) BuildImage(ctx context.Context, p caller.Principal, r v1.BuildR
 	if err != nil {
 		return nil, err
 	}
-	e.templates.retryNow()
+	e.Templates.RetryNow()
 	e.requestCollection()
 	return PresentImage(img), nil
 }

@@ -36,10 +36,10 @@ func (e *Engine) CollectImages(ctx context.Context, p caller.Principal, dry bool
 
 // collectImages holds the templates' lock, so that no template begins to use an image.
 func (e *Engine) collectImages(ctx context.Context, dry bool) (images.Collected, error) {
-	if err := e.templates.lock(ctx); err != nil {
+	if err := e.Templates.Lock(ctx); err != nil {
 		return images.Collected{}, err
 	}
-	defer e.templates.unlock()
+	defer e.Templates.Unlock()
 	needed, err := e.imagesNeeded(ctx)
 	if err != nil {
 		return images.Collected{}, err
@@ -82,7 +82,7 @@ func (e *Engine) imagesNeeded(ctx context.Context) (map[string][]string, error) 
 			needed[t.Spec.Image.ID] = append(needed[t.Spec.Image.ID], "template:"+name)
 		}
 	}
-	for name, want := range e.templates.images() {
+	for name, want := range e.Templates.WantedImages() {
 		if img, err := e.opts.Images.Resolve(want); err == nil {
 			if by := "template:" + name; !slices.Contains(needed[img.ID], by) {
 				needed[img.ID] = append(needed[img.ID], by)
@@ -97,19 +97,6 @@ func (e *Engine) imagesNeeded(ctx context.Context) (map[string][]string, error) 
 		needed[r.Image] = append(needed[r.Image], "sandbox:"+r.ID)
 	}
 	return needed, nil
-}
-
-// images returns the image name of each valid template.
-func (t *templates) images() map[string]string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	out := map[string]string{}
-	for name, known := range t.known {
-		if known.want.Err == nil {
-			out[name] = known.want.Spec.Image.Ref
-		}
-	}
-	return out
 }
 
 // runImages collects images until ctx ends.

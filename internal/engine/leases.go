@@ -81,7 +81,7 @@ type acquisition struct {
 }
 
 func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
-	if err := e.resolveTemplate(&r); err != nil {
+	if err := e.Templates.Resolve(&r); err != nil {
 		return nil, err
 	}
 	if err := resolveMode(&r); err != nil {
@@ -154,7 +154,7 @@ func (e *Engine) requestedGrant(p caller.Principal, r v1.SandboxRequest, a acqui
 
 // checkKnown refuses an unknown template or workspace before a sandbox is used.
 func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
-	if err := e.checkTemplate(p, r.Template); err != nil {
+	if err := e.Templates.Check(p, r.Template); err != nil {
 		return err
 	}
 	if r.Workspace == "" {

@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
@@ -21,30 +22,30 @@ import (
 // shelf is the template source of a test.
 type shelf struct {
 	mu   sync.Mutex
-	list []TemplateSource
+	list []templates.Source
 	err  error
 }
 
-func (s *shelf) set(err error, list ...TemplateSource) {
+func (s *shelf) set(err error, list ...templates.Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list, s.err = list, err
 }
 
-func (s *shelf) load() ([]TemplateSource, error) {
+func (s *shelf) load() ([]templates.Source, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.list, s.err
 }
 
-func from(name, image string, low int) TemplateSource {
-	return TemplateSource{File: "/t/" + name + ".yaml", Template: scheduler.Template{
+func from(name, image string, low int) templates.Source {
+	return templates.Source{File: "/t/" + name + ".yaml", Template: scheduler.Template{
 		Name: name, Spec: runtime.Spec{Image: runtime.Image{Ref: image}}, Pool: pool.Settings{Min: low, Max: 10, Rate: 1000, Parallel: 2},
 	}}
 }
 
-func broken(name string) TemplateSource {
-	return TemplateSource{File: "/t/" + name + ".yaml", Template: scheduler.Template{Name: name}, Err: errors.New("line 3 is bad")}
+func broken(name string) templates.Source {
+	return templates.Source{File: "/t/" + name + ".yaml", Template: scheduler.Template{Name: name}, Err: errors.New("line 3 is bad")}
 }
 
 const here = "test/image:latest"
@@ -58,7 +59,7 @@ func TestReloadAppliesChanges(t *testing.T) {
 	s.lease(t)
 	show := func(name string) v1.Template {
 		t.Helper()
-		got, err := s.Template(t.Context(), op, name)
+		got, err := s.Templates.Get(t.Context(), op, name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,16 +80,16 @@ func TestReloadAppliesChanges(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if list := s.Templates(t.Context(), caller.Principal{Caller: "you"}); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
+	if list := s.Templates.List(t.Context(), caller.Principal{Caller: "you"}); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
 		t.Errorf("for another: %+v", list)
 	}
-	if _, err := s.ReloadTemplates(t.Context(), caller.Principal{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
+	if _, err := s.Templates.ReloadFor(t.Context(), caller.Principal{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
 		t.Error(err)
 	}
 
 	// An invalid version leaves the last good one in use; other templates change.
 	kept.set(nil, broken("default"), from("odd", here, 0))
-	got, err := s.ReloadTemplates(t.Context(), op)
+	got, err := s.Templates.ReloadFor(t.Context(), op)
 	if err != nil || len(got.Added) != 1 || got.Added[0] != "odd" || len(got.Removed) != 1 || got.Removed[0] != "far" || got.Failed["default"] != "line 3 is bad" {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -99,20 +100,20 @@ func TestReloadAppliesChanges(t *testing.T) {
 
 	// If the list is incomplete, no template is removed.
 	kept.set(errors.New("the directory cannot be read"))
-	if _, err := s.ReloadTemplates(t.Context(), op); err == nil {
+	if _, err := s.Templates.ReloadFor(t.Context(), op); err == nil {
 		t.Error("no error")
 	}
 	s.lease(t)
 
 	kept.set(nil, from("default", here, 3), from("odd", here, 0))
-	got, err = s.ReloadTemplates(t.Context(), op)
+	got, err = s.Templates.ReloadFor(t.Context(), op)
 	if err != nil || len(got.Resized) != 1 || len(got.Failed)+len(got.Added)+len(got.Changed)+len(got.Removed) != 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if d := show("default"); d.Error != "" || d.Pool.Min != 3 {
 		t.Errorf("%+v", d)
 	}
-	if got, err = s.ReloadTemplates(t.Context(), op); err != nil || len(got.Resized)+len(got.Changed)+len(got.Failed) != 0 {
+	if got, err = s.Templates.ReloadFor(t.Context(), op); err != nil || len(got.Resized)+len(got.Changed)+len(got.Failed) != 0 {
 		t.Errorf("nothing changed: %+v, %v", got, err)
 	}
 }
@@ -123,13 +124,13 @@ func TestTemplateWaitsForImage(t *testing.T) {
 	kept := &shelf{}
 	kept.set(nil, from("default", "other/image:1", 1))
 	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
-	if err := s.NotReady("default"); !errdefs.IsNotFound(err) {
+	if err := s.Templates.NotReady("default"); !errdefs.IsNotFound(err) {
 		t.Fatal(err)
 	}
 	if _, err := s.ImportImage(t.Context(), caller.Local(""), archive(t), "other/image:1"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is ready", func() bool { return s.NotReady("default") == nil })
+	eventually(t, "it is ready", func() bool { return s.Templates.NotReady("default") == nil })
 	s.lease(t)
 	if err := s.RemoveImage(t.Context(), caller.Local(""), "other/image:1"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("an image in use: %v", err)
@@ -143,7 +144,7 @@ func TestUnsupportedClassIsNotReady(t *testing.T) {
 	strong.Spec.Class = runtime.ClassVM
 	kept.set(nil, from("default", here, 1), strong)
 	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
-	if err := s.NotReady("strong"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "class vm") {
+	if err := s.Templates.NotReady("strong"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "class vm") {
 		t.Error(err)
 	}
 }
@@ -177,15 +178,15 @@ func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 	}
 	wait("the slow one is asked", began)
 	kept.set(nil, from("default", here, 1), from("slow", "slow/image:1", 1), from("quick", "quick/image:1", 1))
-	if _, err := s.ReloadTemplates(t.Context(), caller.Local("")); err != nil {
+	if _, err := s.Templates.ReloadFor(t.Context(), caller.Local("")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the quick one is ready", func() bool { return s.NotReady("quick") == nil })
-	if s.NotReady("slow") == nil {
+	eventually(t, "the quick one is ready", func() bool { return s.Templates.NotReady("quick") == nil })
+	if s.Templates.NotReady("slow") == nil {
 		t.Error("the slow one is ready")
 	}
 	kept.set(nil, from("default", here, 1))
-	if _, err := s.ReloadTemplates(t.Context(), caller.Local("")); err != nil {
+	if _, err := s.Templates.ReloadFor(t.Context(), caller.Local("")); err != nil {
 		t.Fatal(err)
 	}
 	wait("the slow one is let go", ended)

@@ -379,7 +379,7 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 
 // noteNotReady prints why templates cannot be used.
 func (s *service) noteNotReady(ctx context.Context) {
-	for _, t := range s.engine.Templates(ctx, caller.Local("")) {
+	for _, t := range s.engine.Templates.List(ctx, caller.Local("")) {
 		if t.Error == "" {
 			continue
 		}

@@ -11,12 +11,12 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 )
 
 // loadTemplates reads the templates of the configuration and its directory again. All else stays as
 // it was at the start.
-func (s *service) loadTemplates() ([]engine.TemplateSource, error) {
+func (s *service) loadTemplates() ([]templates.Source, error) {
 	file := s.app.ConfigFile()
 	c, err := config.Load(file)
 	if err != nil {
@@ -50,7 +50,7 @@ func (s *service) watchTemplates(ctx context.Context, hung <-chan struct{}) {
 			}
 		}
 		read = s.templateFingerprint()
-		_, _ = s.engine.Reload(ctx) // it has logged its errors
+		_, _ = s.engine.Templates.Reload(ctx) // it has logged its errors
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
@@ -67,7 +68,7 @@ func WithImages(
 		if err != nil {
 			return err
 		}
-		opts.LoadTemplates = func() ([]engine.TemplateSource, error) { return list, nil }
+		opts.LoadTemplates = func() ([]templates.Source, error) { return list, nil }
 	}
 	return p.serve(ctx, opts, do)
 }
@@ -130,7 +131,7 @@ func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
 
 // validTemplates returns the configured templates. A template that cannot be read is an error: it
 // may need an image.
-func validTemplates(a *cli.App, c config.Config) ([]engine.TemplateSource, error) {
+func validTemplates(a *cli.App, c config.Config) ([]templates.Source, error) {
 	list, err := TemplateSources(a.ConfigFile(), c)
 	if err != nil {
 		return nil, err

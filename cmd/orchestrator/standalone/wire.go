@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
@@ -100,15 +101,15 @@ func SelectTemplate(a *cli.App, c config.Config, wanted string) (config.Config, 
 }
 
 // TemplateSources returns the templates of the configuration c in file, and of its directory.
-func TemplateSources(file string, c config.Config) ([]engine.TemplateSource, error) {
+func TemplateSources(file string, c config.Config) ([]templates.Source, error) {
 	list, err := c.Sources(file)
-	out := make([]engine.TemplateSource, 0, len(list))
+	out := make([]templates.Source, 0, len(list))
 	for _, src := range list {
 		t := scheduler.Template{Name: src.Name}
 		if src.Err == nil {
 			t = templateOf(src.Name, src.Template, c.Guest.OrphanTimeout.Std())
 		}
-		out = append(out, engine.TemplateSource{Template: t, File: src.File, Err: src.Err})
+		out = append(out, templates.Source{Template: t, File: src.File, Err: src.Err})
 	}
 	return out, err
 }

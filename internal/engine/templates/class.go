@@ -1,4 +1,4 @@
-package engine
+package templates
 
 import (
 	"fmt"
@@ -12,23 +12,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// resolveTemplate sets the template of a request that names none, and refuses a template that is
+// Resolve sets the template of a request that names none, and refuses a template that is
 // weaker than the requested class. Without a name it uses the default template if that is strong
 // enough, else the first by name that is.
-func (e *Engine) resolveTemplate(r *v1.SandboxRequest) error {
+func (s *Service) Resolve(r *v1.SandboxRequest) error {
 	least, err := runtime.ParseClass(r.Class)
 	if err != nil {
 		return usererror.Invalid("class", "%q is not known: use container, gvisor or vm", r.Class)
 	}
 	named := r.Template != ""
 	if !named {
-		r.Template = e.opts.DefaultTemplate
+		r.Template = s.opts.DefaultTemplate
 	}
-	t, known := e.sched.Template(r.Template)
+	t, known := s.sched.Template(r.Template)
 	if r.Class == "" || named && !known || known && t.Spec.Class.AtLeast(least) {
 		return nil // checkTemplate reports an unknown name
 	}
-	strong := e.templatesOfClass(least)
+	strong := s.templatesOfClass(least)
 	if !named && len(strong) > 0 {
 		r.Template = strong[0]
 		return nil
@@ -45,10 +45,10 @@ func (e *Engine) resolveTemplate(r *v1.SandboxRequest) error {
 }
 
 // templatesOfClass returns the templates of at least the class least, sorted by name.
-func (e *Engine) templatesOfClass(least runtime.Class) []string {
+func (s *Service) templatesOfClass(least runtime.Class) []string {
 	var names []string
-	for _, name := range e.sched.Templates() {
-		if t, ok := e.sched.Template(name); ok && t.Spec.Class.AtLeast(least) {
+	for _, name := range s.sched.Templates() {
+		if t, ok := s.sched.Template(name); ok && t.Spec.Class.AtLeast(least) {
 			names = append(names, name)
 		}
 	}

@@ -1,4 +1,4 @@
-package engine
+package templates
 
 import (
 	"context"
@@ -20,34 +20,34 @@ const (
 	templateNotReady = "not_ready"
 )
 
-// Templates describes all templates, sorted by name.
-func (e *Engine) Templates(_ context.Context, p caller.Principal) []v1.Template {
-	e.templates.mu.Lock()
-	defer e.templates.mu.Unlock()
-	out := make([]v1.Template, 0, len(e.templates.known))
-	for _, name := range slices.Sorted(maps.Keys(e.templates.known)) {
-		out = append(out, e.presentTemplate(p, e.templates.known[name]))
+// List describes all templates, sorted by name.
+func (s *Service) List(_ context.Context, p caller.Principal) []v1.Template {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]v1.Template, 0, len(s.known))
+	for _, name := range slices.Sorted(maps.Keys(s.known)) {
+		out = append(out, s.presentTemplate(p, s.known[name]))
 	}
 	return out
 }
 
-// Template describes a template.
-func (e *Engine) Template(_ context.Context, p caller.Principal, name string) (v1.Template, error) {
-	e.templates.mu.Lock()
-	defer e.templates.mu.Unlock()
-	t := e.templates.known[name]
+// Get describes a template.
+func (s *Service) Get(_ context.Context, p caller.Principal, name string) (v1.Template, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.known[name]
 	if t == nil {
-		return v1.Template{}, usererror.Errorf(errdefs.ErrNotFound, "template %q not found: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(e.templates.known)), ", "))
+		return v1.Template{}, usererror.Errorf(errdefs.ErrNotFound, "template %q not found: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(s.known)), ", "))
 	}
-	return e.presentTemplate(p, t), nil
+	return s.presentTemplate(p, t), nil
 }
 
-// ReloadTemplates calls Reload. Only operators may call it.
-func (e *Engine) ReloadTemplates(ctx context.Context, p caller.Principal) (v1.TemplateReload, error) {
+// ReloadFor calls Reload. Only operators may call it.
+func (s *Service) ReloadFor(ctx context.Context, p caller.Principal) (v1.TemplateReload, error) {
 	if err := p.Operate("reload templates"); err != nil {
 		return v1.TemplateReload{}, err
 	}
-	r, err := e.Reload(ctx)
+	r, err := s.Reload(ctx)
 	out := v1.TemplateReload{
 		Added: nonNil(r.Added), Changed: nonNil(r.Changed), Resized: nonNil(r.Resized), Removed: nonNil(r.Removed), Failed: map[string]string{},
 	}
@@ -61,9 +61,9 @@ func nonNil(names []string) []string { return append([]string{}, names...) }
 
 // presentTemplate converts the version in use, or else the configured one, to its API form. The
 // caller holds templates.mu.
-func (e *Engine) presentTemplate(p caller.Principal, t *template) v1.Template {
+func (s *Service) presentTemplate(p caller.Principal, t *template) v1.Template {
 	shown, state := t.want.Template, templateNotReady
-	live, ready := e.sched.Template(t.want.Name)
+	live, ready := s.sched.Template(t.want.Name)
 	if ready {
 		shown, state = live, templateReady
 	}

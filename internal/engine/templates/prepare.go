@@ -1,0 +1,40 @@
+package templates
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+)
+
+// prepare resolves a template's image, checks the template against the host and prepares the image
+// in the driver.
+func (s *Service) prepare(ctx context.Context, t *scheduler.Template) error {
+	img, err := s.opts.Images.Resolve(t.Spec.Image.Ref)
+	if err != nil {
+		return err
+	}
+	// Leave the root out where it is not needed: one that comes and goes would change the
+	// template's fingerprint after a restart.
+	img.Root = ""
+	if s.opts.Driver.NeedsUnpackedRoot() {
+		if img.Root, err = s.opts.Images.Root(ctx, img); err != nil {
+			return err
+		}
+	}
+	t.Spec.Image = img
+	t.Spec.Limits = t.Spec.Limits.WithDefaults()
+	// Query only this class: probing all classes takes a driver seconds on a new host.
+	if class := t.Spec.Class.OrDefault(); s.opts.Driver.Capabilities(class) == nil {
+		return fmt.Errorf("class %s: runtime %s does not support it on this host; it supports %v: %w", class, s.opts.Driver.Name(), s.opts.Driver.Classes(), errdefs.ErrFailedPrecondition)
+	}
+	if need := t.Spec.Limits.MemoryBytes; need > s.opts.MaxMemory {
+		return fmt.Errorf("limits.memory is %d bytes and admission.max_memory %d: no sandbox of it can be created: %w", need, s.opts.MaxMemory, errdefs.ErrFailedPrecondition)
+	}
+	if err := checkMountPoints(img, t.Spec.Tmpfs); err != nil {
+		return err
+	}
+	return s.opts.Driver.Prepare(ctx, img)
+}
