@@ -46,7 +46,7 @@ func (s *Server) imageRoutes() []route {
 }
 
 func (s *Server) listImages(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	items, err := s.opts.Engine.Images(r.Context(), p)
+	items, err := s.opts.Engine.Images.List(r.Context(), p)
 	return replyList(w, items, err)
 }
 
@@ -55,7 +55,7 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request, p caller.Pr
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.ImportImage(r.Context(), p, r.Body, q.text("ref"))
+	got, err := s.opts.Engine.Images.Import(r.Context(), p, r.Body, q.text("ref"))
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, p caller.Pr
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.RemoveImage(r.Context(), p, q.text("ref")); err != nil {
+	if err := s.opts.Engine.Images.Remove(r.Context(), p, q.text("ref")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -89,14 +89,14 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p caller.Prin
 	defer cancel()
 	if f == formEvents {
 		return s.imageEvents(ctx, w, func(ctx context.Context, tell func(v1.PullEvent)) error {
-			got, err := s.opts.Engine.PullImage(ctx, p, req, tell)
+			got, err := s.opts.Engine.Images.Pull(ctx, p, req, tell)
 			if err == nil {
 				tell(v1.PullEvent{Type: "end", Images: got})
 			}
 			return err
 		})
 	}
-	got, err := s.opts.Engine.PullImage(ctx, p, req, nil)
+	got, err := s.opts.Engine.Images.Pull(ctx, p, req, nil)
 	if err != nil {
 		return err
 	}
@@ -124,14 +124,14 @@ func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p caller.Pri
 	defer cancel()
 	if f == formEvents {
 		return s.imageEvents(ctx, w, func(ctx context.Context, tell func(v1.PullEvent)) error {
-			got, err := s.opts.Engine.BuildImage(ctx, p, req, r.Body, tell)
+			got, err := s.opts.Engine.Images.Build(ctx, p, req, r.Body, tell)
 			if err == nil {
 				tell(v1.PullEvent{Type: "end", Images: got})
 			}
 			return err
 		})
 	}
-	got, err := s.opts.Engine.BuildImage(ctx, p, req, r.Body, nil)
+	got, err := s.opts.Engine.Images.Build(ctx, p, req, r.Body, nil)
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, p caller.
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.CollectImages(r.Context(), p, dry)
+	got, err := s.opts.Engine.Images.Collect(r.Context(), p, dry)
 	if err != nil {
 		return err
 	}
@@ -156,6 +156,6 @@ func (s *Server) pinImage(w http.ResponseWriter, r *http.Request, p caller.Princ
 	if q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.PinImage(r.Context(), p, q.text("ref"), r.Method == http.MethodPut)
+	items, err := s.opts.Engine.Images.Pin(r.Context(), p, q.text("ref"), r.Method == http.MethodPut)
 	return replyList(w, items, err)
 }

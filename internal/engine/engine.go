@@ -26,6 +26,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/imageadmin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
@@ -46,7 +47,7 @@ type Options struct {
 	// Builder builds images, or is nil.
 	Builder runtime.ImageBuilder
 	// ImageBounds limits the disk usage and age of images.
-	ImageBounds ImageBounds
+	ImageBounds imageadmin.Bounds
 	Volumes     *volumes.Manager
 	// Templates are complete except for the image's ID, which is resolved. LoadTemplates, if set,
 	// replaces Templates at the start and at each reload; a template that is not ready then does
@@ -97,6 +98,8 @@ type Engine struct {
 	idem *idempotency.Keys // idempotency keys, and locks by name
 	// Templates keeps templates ready.
 	Templates *templates.Service
+	// Images serves requests about images.
+	Images *imageadmin.Service
 	// Events holds the latest events.
 	Events    *eventhub.Hub
 	egress    *egressService  // nil if sandboxes reach nothing
@@ -107,8 +110,6 @@ type Engine struct {
 	// sessions holds the sandbox id of each session, keyed by sessionKey.
 	sessions map[caller.Principal]string
 	outputs  *outputs // nil if tools are disabled
-
-	newImage chan struct{} // requests image collection; capacity 1
 
 	handing context.Context // ends when a hand-over begins
 	handOff context.CancelFunc
@@ -124,7 +125,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{opts: opts, log: opts.Log, sessions: map[caller.Principal]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), Events: eventhub.New()}
+	e := &Engine{opts: opts, log: opts.Log, sessions: map[caller.Principal]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), Events: eventhub.New()}
 	e.idem = idempotency.Open(opts.Store, opts.Keys, e.log)
 	e.handing, e.handOff = context.WithCancel(context.Background())
 	var err error
@@ -149,6 +150,10 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
 	})
 	e.Templates.Use(e.sched)
+	e.Images = imageadmin.New(imageadmin.Options{
+		Driver: opts.Driver, Store: opts.Store, Images: opts.Images, Puller: opts.Puller, Builder: opts.Builder, Bounds: opts.ImageBounds,
+		Scheduler: e.sched, Templates: e.Templates, Events: e.Events, Log: e.log,
+	})
 	got, err := e.sched.Recover(ctx)
 	if err != nil {
 		return nil, err
@@ -198,7 +203,7 @@ func (e *Engine) Serve(ctx context.Context) error {
 	g.Go(func() error { return e.opts.Volumes.Run(ctx) })
 	g.Go(func() error { return e.runSpace(ctx) })
 	g.Go(func() error { return e.Templates.Run(ctx) })
-	g.Go(func() error { return e.runImages(ctx) })
+	g.Go(func() error { return e.Images.Run(ctx) })
 	if gov := e.opts.Governance; gov != nil {
 		g.Go(func() error { return gov.Gate.Run(ctx) })
 		g.Go(func() error { return e.outputs.run(ctx) })

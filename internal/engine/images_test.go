@@ -33,7 +33,7 @@ func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	kept.set(nil, from("default", here, 1), from("old", "old/image:1", 0))
 	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
 	op := caller.Local("")
-	if _, err := s.ImportImage(t.Context(), op, otherArchive(t), "old/image:1"); err != nil {
+	if _, err := s.Images.Import(t.Context(), op, otherArchive(t), "old/image:1"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is ready", func() bool { return s.Templates.NotReady("old") == nil })
@@ -45,17 +45,17 @@ func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	if _, err := s.Templates.ReloadFor(t.Context(), op); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.RemoveImage(t.Context(), op, "old/image:1"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), box.ID) {
+	if err := s.Images.Remove(t.Context(), op, "old/image:1"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), box.ID) {
 		t.Errorf("with a lease: %v", err)
 	}
-	if _, err := s.ImportImage(t.Context(), op, otherArchive(t), "other/name:1"); err != nil {
+	if _, err := s.Images.Import(t.Context(), op, otherArchive(t), "other/name:1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.RemoveImage(t.Context(), op, "other/name:1"); err != nil {
+	if err := s.Images.Remove(t.Context(), op, "other/name:1"); err != nil {
 		t.Errorf("one name of two: %v", err)
 	}
 	if err := s.Remove(t.Context(), op, box.ID); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it can be removed", func() bool { return s.RemoveImage(t.Context(), op, "old/image:1") == nil })
+	eventually(t, "it can be removed", func() bool { return s.Images.Remove(t.Context(), op, "old/image:1") == nil })
 }

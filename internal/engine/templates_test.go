@@ -127,12 +127,12 @@ func TestTemplateWaitsForImage(t *testing.T) {
 	if err := s.Templates.NotReady("default"); !errdefs.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	if _, err := s.ImportImage(t.Context(), caller.Local(""), archive(t), "other/image:1"); err != nil {
+	if _, err := s.Images.Import(t.Context(), caller.Local(""), archive(t), "other/image:1"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is ready", func() bool { return s.Templates.NotReady("default") == nil })
 	s.lease(t)
-	if err := s.RemoveImage(t.Context(), caller.Local(""), "other/image:1"); !errdefs.IsFailedPrecondition(err) {
+	if err := s.Images.Remove(t.Context(), caller.Local(""), "other/image:1"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("an image in use: %v", err)
 	}
 }

@@ -17,13 +17,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 	"github.com/sandbox-orchestrator/orchestrator/images/signature"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/imageadmin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
 // ImageBounds returns the configured limits of images.
-func ImageBounds(c config.Images) engine.ImageBounds {
-	return engine.ImageBounds{Budget: int64(c.Budget), MaxAge: c.MaxAge.Std()}
+func ImageBounds(c config.Images) imageadmin.Bounds {
+	return imageadmin.Bounds{Budget: int64(c.Budget), MaxAge: c.MaxAge.Std()}
 }
 
 // BuildPrefix is the prefix of directories in which root filesystems are built.

@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/imageadmin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
@@ -86,7 +87,7 @@ func ImportImage(ctx context.Context, a *cli.App, c config.Config, path, ref str
 	if err != nil {
 		return nil, err
 	}
-	return engine.PresentImage(img), nil
+	return imageadmin.Present(img), nil
 }
 
 // openImages opens the image store of the state directory. Close the result.

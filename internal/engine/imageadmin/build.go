@@ -1,4 +1,4 @@
-package engine
+package imageadmin
 
 import (
 	"context"
@@ -22,33 +22,33 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// ImageBuild holds the dependencies of an image build.
-type ImageBuild struct {
+// Build holds the dependencies of an image build.
+type Build struct {
 	Store   *images.Store
 	Puller  *pull.Puller
 	Builder runtime.ImageBuilder
 	Log     *slog.Logger
 }
 
-// BuildImage builds an image from a Dockerfile in a tar archive and imports it. Only operators may
+// Build builds an image from a Dockerfile in a tar archive and imports it. Only operators may
 // call it, because the container engine runs RUN commands with its own network.
-func (e *Engine) BuildImage(ctx context.Context, p caller.Principal, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
+func (s *Service) Build(ctx context.Context, p caller.Principal, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
 	if err := p.Operate("build images"); err != nil {
 		return nil, err
 	}
-	b := ImageBuild{Store: e.opts.Images, Puller: e.opts.Puller, Builder: e.opts.Builder, Log: e.log}
+	b := Build{Store: s.opts.Images, Puller: s.opts.Puller, Builder: s.opts.Builder, Log: s.opts.Log}
 	img, err := b.Do(ctx, r, files, tell)
 	if err != nil {
 		return nil, err
 	}
-	e.Templates.RetryNow()
-	e.requestCollection()
-	return PresentImage(img), nil
+	s.opts.Templates.RetryNow()
+	s.requestCollection()
+	return Present(img), nil
 }
 
 // Do builds and imports an image. Base images come from the store or are pulled into it first; the
 // container engine pulls none. tell may be nil.
-func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) (images.Image, error) {
+func (b Build) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) (images.Image, error) {
 	if b.Builder == nil {
 		return images.Image{}, fmt.Errorf("image builds are not configured on this service: %w", errdefs.ErrNotImplemented)
 	}
@@ -110,7 +110,7 @@ func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, 
 }
 
 // buildAndImport runs the builder and imports its image.
-func (b ImageBuild) buildAndImport(ctx context.Context, r v1.BuildRequest, what runtime.Build, pack func(io.Writer) error) (img images.Image, err error) {
+func (b Build) buildAndImport(ctx context.Context, r v1.BuildRequest, what runtime.Build, pack func(io.Writer) error) (img images.Image, err error) {
 	in, out := io.Pipe()
 	packed := make(chan struct{})
 	go func() { // waited for below
@@ -140,7 +140,7 @@ func (b ImageBuild) buildAndImport(ctx context.Context, r v1.BuildRequest, what 
 
 // base resolves a base image and pulls it if it is missing. The image is not collected until the
 // returned function is called.
-func (b ImageBuild) base(ctx context.Context, ref string, tell func(v1.PullEvent)) (runtime.Image, func(), error) {
+func (b Build) base(ctx context.Context, ref string, tell func(v1.PullEvent)) (runtime.Image, func(), error) {
 	img, err := b.Store.Resolve(ref)
 	if errdefs.IsNotFound(err) && b.Puller != nil {
 		var pulled images.Image

@@ -1,4 +1,4 @@
-package engine
+package imageadmin
 
 import (
 	"context"
@@ -17,79 +17,79 @@ import (
 // collectEvery is the interval of image collection. Each new image also triggers one.
 const collectEvery = time.Hour
 
-// ImageBounds limits the disk usage of images and the time that one may be unused. Zero means no
+// Bounds limits the disk usage of images and the time that one may be unused. Zero means no
 // limit.
-type ImageBounds struct {
+type Bounds struct {
 	Budget int64
 	MaxAge time.Duration
 }
 
-// CollectImages removes unused images until the configured limits are met. If dry is set, it only
+// Collect removes unused images until the configured limits are met. If dry is set, it only
 // reports them. Only operators may call it.
-func (e *Engine) CollectImages(ctx context.Context, p caller.Principal, dry bool) (v1.ImageCollection, error) {
+func (s *Service) Collect(ctx context.Context, p caller.Principal, dry bool) (v1.ImageCollection, error) {
 	if err := p.Operate("collect images"); err != nil {
 		return v1.ImageCollection{}, err
 	}
-	got, err := e.collectImages(ctx, dry)
-	return PresentCollection(got, e.opts.ImageBounds, dry), err
+	got, err := s.collect(ctx, dry)
+	return PresentCollection(got, s.opts.Bounds, dry), err
 }
 
-// collectImages holds the templates' lock, so that no template begins to use an image.
-func (e *Engine) collectImages(ctx context.Context, dry bool) (images.Collected, error) {
-	if err := e.Templates.Lock(ctx); err != nil {
+// collect holds the templates' lock, so that no template begins to use an image.
+func (s *Service) collect(ctx context.Context, dry bool) (images.Collected, error) {
+	if err := s.opts.Templates.Lock(ctx); err != nil {
 		return images.Collected{}, err
 	}
-	defer e.Templates.Unlock()
-	needed, err := e.imagesNeeded(ctx)
+	defer s.opts.Templates.Unlock()
+	needed, err := s.needed(ctx)
 	if err != nil {
 		return images.Collected{}, err
 	}
 	for id := range needed {
-		e.opts.Images.Touch(id)
+		s.opts.Images.Touch(id)
 	}
-	got, err := e.opts.Images.Collect(ctx, images.Collection{Budget: e.opts.ImageBounds.Budget, MaxAge: e.opts.ImageBounds.MaxAge, Needed: needed, Dry: dry})
+	got, err := s.opts.Images.Collect(ctx, images.Collection{Budget: s.opts.Bounds.Budget, MaxAge: s.opts.Bounds.MaxAge, Needed: needed, Dry: dry})
 	if dry {
 		return got, err
 	}
 	for _, v := range got.Verdicts {
 		if v.Removed {
-			err = errors.Join(err, e.forgetImage(ctx, v.Image.ID))
+			err = errors.Join(err, s.forgetImage(ctx, v.Image.ID))
 		}
 	}
 	return got, err
 }
 
 // forgetImage removes the driver's copy of an image that is no longer stored.
-func (e *Engine) forgetImage(ctx context.Context, id string) error {
-	f, ok := e.opts.Driver.(runtime.ImageForgetter)
+func (s *Service) forgetImage(ctx context.Context, id string) error {
+	f, ok := s.opts.Driver.(runtime.ImageForgetter)
 	if !ok {
 		return nil
 	}
 	err := f.Forget(ctx, runtime.Image{ID: id})
 	if errdefs.IsFailedPrecondition(err) { // a container of another program uses it
-		e.log.Info("container engine keeps its copy of an image", "image", id, "error", err)
+		s.opts.Log.Info("container engine keeps its copy of an image", "image", id, "error", err)
 		return nil
 	}
 	return err
 }
 
-// imagesNeeded returns what uses each image, by image id: templates, including those that are not
+// needed returns what uses each image, by image id: templates, including those that are not
 // ready, and sandboxes.
-func (e *Engine) imagesNeeded(ctx context.Context) (map[string][]string, error) {
+func (s *Service) needed(ctx context.Context) (map[string][]string, error) {
 	needed := map[string][]string{}
-	for _, name := range e.sched.Templates() {
-		if t, ok := e.sched.Template(name); ok {
+	for _, name := range s.opts.Scheduler.Templates() {
+		if t, ok := s.opts.Scheduler.Template(name); ok {
 			needed[t.Spec.Image.ID] = append(needed[t.Spec.Image.ID], "template:"+name)
 		}
 	}
-	for name, want := range e.Templates.WantedImages() {
-		if img, err := e.opts.Images.Resolve(want); err == nil {
+	for name, want := range s.opts.Templates.WantedImages() {
+		if img, err := s.opts.Images.Resolve(want); err == nil {
 			if by := "template:" + name; !slices.Contains(needed[img.ID], by) {
 				needed[img.ID] = append(needed[img.ID], by)
 			}
 		}
 	}
-	rows, err := e.opts.Store.Live(ctx)
+	rows, err := s.opts.Store.Live(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -99,8 +99,8 @@ func (e *Engine) imagesNeeded(ctx context.Context) (map[string][]string, error) 
 	return needed, nil
 }
 
-// runImages collects images until ctx ends.
-func (e *Engine) runImages(ctx context.Context) error {
+// Run collects images until ctx ends.
+func (s *Service) Run(ctx context.Context) error {
 	t := time.NewTicker(collectEvery)
 	defer t.Stop()
 	for {
@@ -108,24 +108,24 @@ func (e *Engine) runImages(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-t.C:
-		case <-e.newImage:
+		case <-s.newImage:
 		}
-		if _, err := e.collectImages(ctx, false); err != nil && ctx.Err() == nil {
-			e.log.Warn("failed to collect images", "error", err)
+		if _, err := s.collect(ctx, false); err != nil && ctx.Err() == nil {
+			s.opts.Log.Warn("failed to collect images", "error", err)
 		}
 	}
 }
 
 // requestCollection triggers a collection soon.
-func (e *Engine) requestCollection() {
+func (s *Service) requestCollection() {
 	select {
-	case e.newImage <- struct{}{}:
+	case s.newImage <- struct{}{}:
 	default: // already requested
 	}
 }
 
 // PresentCollection converts the outcome of a collection to its API form.
-func PresentCollection(c images.Collected, b ImageBounds, dry bool) v1.ImageCollection {
+func PresentCollection(c images.Collected, b Bounds, dry bool) v1.ImageCollection {
 	out := v1.ImageCollection{
 		Items: []v1.CollectedImage{}, FreedBytes: c.Freed, BlobBytes: c.BlobBytes, UsedBytes: c.Used,
 		BudgetBytes: b.Budget, MaxAgeMS: b.MaxAge.Milliseconds(), DryRun: dry,
