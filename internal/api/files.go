@@ -32,7 +32,7 @@ func (s *Server) getFile(w http.ResponseWriter, r *http.Request, p caller.Princi
 
 func (s *Server) getWorkspaceFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	e := s.opts.Engine
-	return fileOps{e.ReadWorkspaceFile, e.StatWorkspaceFile, e.ListWorkspaceFiles}.get(w, r, p, r.PathValue("name"))
+	return fileOps{e.Workspaces.ReadFile, e.Workspaces.StatFile, e.Workspaces.ListFiles}.get(w, r, p, r.PathValue("name"))
 }
 
 func (f fileOps) get(w http.ResponseWriter, r *http.Request, p caller.Principal, of string) (err error) {
@@ -125,7 +125,7 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p calle
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.CreateWorkspace(r.Context(), p, req)
+	got, err := s.opts.Engine.Workspaces.Create(r.Context(), p, req)
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p calle
 }
 
 func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	items, err := s.opts.Engine.Workspaces(r.Context(), p)
+	items, err := s.opts.Engine.Workspaces.List(r.Context(), p)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, p caller
 }
 
 func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	got, err := s.opts.Engine.Workspace(r.Context(), p, r.PathValue("name"))
+	got, err := s.opts.Engine.Workspaces.Get(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, p caller.P
 }
 
 func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if err := s.opts.Engine.DeleteWorkspace(r.Context(), p, r.PathValue("name")); err != nil {
+	if err := s.opts.Engine.Workspaces.Delete(r.Context(), p, r.PathValue("name")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -166,10 +166,10 @@ func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, p call
 	var info v1.File
 	var err error
 	if dir {
-		info, err = s.opts.Engine.MakeWorkspaceDir(r.Context(), p, name, req)
+		info, err = s.opts.Engine.Workspaces.MakeDir(r.Context(), p, name, req)
 	} else {
 		req.Size = max(0, r.ContentLength)
-		info, err = s.opts.Engine.WriteWorkspaceFile(r.Context(), p, name, req, r.Body)
+		info, err = s.opts.Engine.Workspaces.WriteFile(r.Context(), p, name, req, r.Body)
 	}
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (s *Server) removeWorkspaceFile(w http.ResponseWriter, r *http.Request, p c
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.RemoveWorkspaceFile(r.Context(), p, r.PathValue("name"), req); err != nil {
+	if err := s.opts.Engine.Workspaces.RemoveFile(r.Context(), p, r.PathValue("name"), req); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -52,7 +52,7 @@ func (s *Server) overlayRoutes() []route {
 }
 
 func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	items, err := s.opts.Engine.Overlays(r.Context(), p, r.PathValue("name"))
+	items, err := s.opts.Engine.Workspaces.Overlays(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, p caller.P
 }
 
 func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	got, err := s.opts.Engine.Overlay(r.Context(), p, r.PathValue("id"))
+	got, err := s.opts.Engine.Workspaces.FindOverlay(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p caller.Pr
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.DiffOverlay(r.Context(), p, r.PathValue("id"), req.Paths, req.Text)
+	got, err := s.opts.Engine.Workspaces.DiffOverlay(r.Context(), p, r.PathValue("id"), req.Paths, req.Text)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p caller.
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.CommitOverlay(r.Context(), p, r.PathValue("id"), req)
+	got, err := s.opts.Engine.Workspaces.CommitOverlay(r.Context(), p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p caller
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.DiscardOverlay(r.Context(), p, r.PathValue("id"), end); err != nil {
+	if err := s.opts.Engine.Workspaces.DiscardOverlay(r.Context(), p, r.PathValue("id"), end); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -109,7 +109,7 @@ func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p caller.P
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.Snapshot(r.Context(), p, r.PathValue("name"), req.Label)
+	got, err := s.opts.Engine.Workspaces.Snapshot(r.Context(), p, r.PathValue("name"), req.Label)
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p caller.P
 }
 
 func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	items, err := s.opts.Engine.Snapshots(r.Context(), p, r.PathValue("name"))
+	items, err := s.opts.Engine.Workspaces.Snapshots(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, p caller.
 }
 
 func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if err := s.opts.Engine.RemoveSnapshot(r.Context(), p, r.PathValue("name"), r.PathValue("id")); err != nil {
+	if err := s.opts.Engine.Workspaces.RemoveSnapshot(r.Context(), p, r.PathValue("name"), r.PathValue("id")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -137,7 +137,7 @@ func (s *Server) restore(w http.ResponseWriter, r *http.Request, p caller.Princi
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.Restore(r.Context(), p, r.PathValue("name"), req.Snapshot)
+	got, err := s.opts.Engine.Workspaces.Restore(r.Context(), p, r.PathValue("name"), req.Snapshot)
 	if err != nil {
 		return err
 	}

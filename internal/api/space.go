@@ -24,7 +24,7 @@ func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, p calle
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.ResizeWorkspace(r.Context(), p, r.PathValue("name"), req)
+	got, err := s.opts.Engine.Workspaces.Resize(r.Context(), p, r.PathValue("name"), req)
 	if err != nil {
 		return err
 	}

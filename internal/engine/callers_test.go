@@ -14,6 +14,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -188,26 +189,26 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
 	everybody := []caller.Principal{boss, ann, bob}
 	for _, p := range everybody { // the same name denotes three workspaces
-		made, err := s.CreateWorkspace(t.Context(), p, v1.WorkspaceRequest{Name: "w"})
+		made, err := s.Workspaces.Create(t.Context(), p, v1.WorkspaceRequest{Name: "w"})
 		if err != nil || made.Name != "w" {
 			t.Fatalf("%+v %v", made, err)
 		}
-		if _, err := s.CreateWorkspace(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); !errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), ownedPrefix) {
+		if _, err := s.Workspaces.Create(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); !errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), workspaces.OwnedPrefix) {
 			t.Fatal(err)
 		}
 		body := strings.NewReader(p.Caller)
-		if _, err := s.WriteWorkspaceFile(t.Context(), p, "w", wire.FileRequest{Path: "who", Mode: 0o644, Size: int64(body.Len())}, body); err != nil {
+		if _, err := s.Workspaces.WriteFile(t.Context(), p, "w", wire.FileRequest{Path: "who", Mode: 0o644, Size: int64(body.Len())}, body); err != nil {
 			t.Fatal(err)
 		}
 	}
 	only := func(s *service) {
 		t.Helper()
 		for _, p := range everybody {
-			list, err := s.Workspaces(t.Context(), p)
+			list, err := s.Workspaces.List(t.Context(), p)
 			if err != nil || len(list) != 1 || list[0].Name != "w" {
 				t.Fatalf("%s: %+v %v", p.Caller, list, err)
 			}
-			r, _, err := s.ReadWorkspaceFile(t.Context(), p, "w", wire.FileRequest{Path: "who"})
+			r, _, err := s.Workspaces.ReadFile(t.Context(), p, "w", wire.FileRequest{Path: "who"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -225,28 +226,28 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 	only(s)
 
 	// Knowing the name on disk gives no access.
-	disk := diskName("ann", "w")
+	disk := workspaces.DiskName("ann", "w")
 	for _, p := range everybody {
-		if _, err := s.Workspace(t.Context(), p, disk); !errdefs.IsNotFound(err) {
+		if _, err := s.Workspaces.Get(t.Context(), p, disk); !errdefs.IsNotFound(err) {
 			t.Errorf("%s: %v", p.Caller, err)
 		}
-		if err := s.DeleteWorkspace(t.Context(), p, disk); !errdefs.IsNotFound(err) {
+		if err := s.Workspaces.Delete(t.Context(), p, disk); !errdefs.IsNotFound(err) {
 			t.Errorf("%s: %v", p.Caller, err)
 		}
 	}
-	if _, err := s.CreateWorkspace(t.Context(), boss, v1.WorkspaceRequest{Name: disk}); !errdefs.IsInvalidArgument(err) {
+	if _, err := s.Workspaces.Create(t.Context(), boss, v1.WorkspaceRequest{Name: disk}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("a name of another's on disk: %v", err)
 	}
 	if _, err := s.Lease(t.Context(), boss, v1.SandboxRequest{Workspace: disk}); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
-	if err := s.DeleteWorkspace(t.Context(), ann, "w"); err != nil {
+	if err := s.Workspaces.Delete(t.Context(), ann, "w"); err != nil {
 		t.Fatal(err)
 	}
-	if list, err := s.Workspaces(t.Context(), ann); err != nil || len(list) != 0 {
+	if list, err := s.Workspaces.List(t.Context(), ann); err != nil || len(list) != 0 {
 		t.Errorf("%v %v", list, err)
 	}
-	if _, err := s.Workspace(t.Context(), bob, "w"); err != nil {
+	if _, err := s.Workspaces.Get(t.Context(), bob, "w"); err != nil {
 		t.Error(err)
 	}
 }
@@ -255,7 +256,7 @@ func TestSecondWriterErrorNamesWayOut(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
 	for _, p := range []caller.Principal{boss, ann} {
-		if _, err := s.CreateWorkspace(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); err != nil {
+		if _, err := s.Workspaces.Create(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); err != nil {
 			t.Fatal(err)
 		}
 		first, err := s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w"})
@@ -270,10 +271,10 @@ func TestSecondWriterErrorNamesWayOut(t *testing.T) {
 		if _, err := s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w", ReadOnly: true}); err != nil {
 			t.Error(err)
 		}
-		if err := s.DeleteWorkspace(t.Context(), p, "w"); !errdefs.IsFailedPrecondition(err) || strings.Contains(err.Error(), ownedPrefix) {
+		if err := s.Workspaces.Delete(t.Context(), p, "w"); !errdefs.IsFailedPrecondition(err) || strings.Contains(err.Error(), workspaces.OwnedPrefix) {
 			t.Error(err)
 		}
-		if list, err := s.Workspaces(t.Context(), p); err != nil || len(list) != 1 || len(list[0].Sandboxes) != 2 {
+		if list, err := s.Workspaces.List(t.Context(), p); err != nil || len(list) != 1 || len(list[0].Sandboxes) != 2 {
 			t.Errorf("%+v %v", list, err)
 		}
 	}

@@ -392,7 +392,7 @@ func TestSessionReusesSandbox(t *testing.T) {
 	if second := s.call(t, agent, "system.bash", r); second.SandboxID != first.SandboxID {
 		t.Errorf("%s and then %s", first.SandboxID, second.SandboxID)
 	}
-	if _, err := s.CreateWorkspace(t.Context(), agent, v1.WorkspaceRequest{Name: "elsewhere"}); err != nil {
+	if _, err := s.Workspaces.Create(t.Context(), agent, v1.WorkspaceRequest{Name: "elsewhere"}); err != nil {
 		t.Fatal(err)
 	}
 	moved := r

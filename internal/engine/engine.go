@@ -28,6 +28,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/imageadmin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -100,6 +101,8 @@ type Engine struct {
 	Templates *templates.Service
 	// Images serves requests about images.
 	Images *imageadmin.Service
+	// Workspaces serves requests about workspaces, overlays and snapshots.
+	Workspaces *workspaces.Service
 	// Events holds the latest events.
 	Events    *eventhub.Hub
 	egress    *egressService  // nil if sandboxes reach nothing
@@ -150,6 +153,9 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
 	})
 	e.Templates.Use(e.sched)
+	e.Workspaces = workspaces.New(workspaces.Options{
+		Store: opts.Store, Volumes: opts.Volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem, Events: e.Events, Log: e.log,
+	})
 	e.Images = imageadmin.New(imageadmin.Options{
 		Driver: opts.Driver, Store: opts.Store, Images: opts.Images, Puller: opts.Puller, Builder: opts.Builder, Bounds: opts.ImageBounds,
 		Scheduler: e.sched, Templates: e.Templates, Events: e.Events, Log: e.log,
@@ -201,7 +207,7 @@ func (e *Engine) Serve(ctx context.Context) error {
 	g.Go(func() error { return e.sched.Run(ctx) })
 	g.Go(func() error { return e.Callers.Run(ctx) })
 	g.Go(func() error { return e.opts.Volumes.Run(ctx) })
-	g.Go(func() error { return e.runSpace(ctx) })
+	g.Go(func() error { return e.Workspaces.Run(ctx) })
 	g.Go(func() error { return e.Templates.Run(ctx) })
 	g.Go(func() error { return e.Images.Run(ctx) })
 	if gov := e.opts.Governance; gov != nil {
@@ -279,9 +285,9 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			if l := e.sched.Live(row.ID); l != nil && l.Ended() == "" {
 				answer = e.sandbox(row)
 			}
-		case k.Op == opWorkspace:
-			if w, err := e.findWorkspace(caller.Principal{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
-				answer = presentWorkspace(w) // its directory exists completely or not at all
+		case k.Op == workspaces.OpWorkspace:
+			if w, err := e.Workspaces.Find(caller.Principal{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
+				answer = workspaces.PresentWorkspace(w) // its directory exists completely or not at all
 			}
 		case k.Op == opExec || k.Op == opRun || k.Op == opSessionExec:
 			answer = present(k.Ref, runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "the orchestrator stopped while it ran"})

@@ -10,6 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -197,8 +198,8 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 		store.Key{Key: "shell", Op: opShell, Hash: sum(t, shell), Ref: sh.ID},
 		store.Key{Key: "no shell", Op: opShell, Hash: sum(t, shell), Ref: "never"},
 		store.Key{Key: "run", Op: opRun, Hash: sum(t, run), Ref: "ref"},
-		store.Key{Key: "made", Op: opWorkspace, Hash: sum(t, made), Ref: "made", Created: began},
-		store.Key{Key: "other's", Op: opWorkspace, Hash: sum(t, made), Ref: "made"},
+		store.Key{Key: "made", Op: workspaces.OpWorkspace, Hash: sum(t, made), Ref: "made", Created: began},
+		store.Key{Key: "other's", Op: workspaces.OpWorkspace, Hash: sum(t, made), Ref: "made"},
 	)
 	s = w.start(t)
 	under := func(key string) caller.Principal { return caller.Principal{Caller: caller.LocalCaller, Key: key} }
@@ -217,10 +218,10 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	if got, err := s.Run(t.Context(), under("run"), run, Stream{}); err != nil || got.Ending != string(runtime.SandboxLost) {
 		t.Errorf("run: %+v %v", got, err)
 	}
-	if got, err := s.CreateWorkspace(t.Context(), under("made"), made); err != nil || got.Name != "made" {
+	if got, err := s.Workspaces.Create(t.Context(), under("made"), made); err != nil || got.Name != "made" {
 		t.Errorf("workspace: %+v %v", got, err)
 	}
-	if _, err := s.CreateWorkspace(t.Context(), under("other's"), made); !errdefs.IsAlreadyExists(err) {
+	if _, err := s.Workspaces.Create(t.Context(), under("other's"), made); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a workspace of somebody else: %v", err)
 	}
 }

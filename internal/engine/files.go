@@ -8,7 +8,6 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
-	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
@@ -106,12 +105,6 @@ func (e *Engine) ListFiles(ctx context.Context, p caller.Principal, sandbox stri
 }
 
 func presentFile(i wire.FileInfo) v1.File {
-	return v1.File{
-		Name: i.Name, Path: i.Path, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode), UID: i.UID, GID: i.GID, ModTime: i.ModTime, Target: i.Target,
-	}
-}
-
-func presentInfo(i safefile.Info) v1.File {
 	return v1.File{
 		Name: i.Name, Path: i.Path, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode), UID: i.UID, GID: i.GID, ModTime: i.ModTime, Target: i.Target,
 	}

@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -22,13 +23,12 @@ import (
 
 // Operations that accept an idempotency key. They are stored.
 const (
-	opLease     = "lease"
-	opExec      = "exec"
-	opRun       = "run"
-	opShell     = "shell"
-	opTerminal  = "terminal"
-	opWorkspace = "workspace"
-	opTool      = "tool"
+	opLease    = "lease"
+	opExec     = "exec"
+	opRun      = "run"
+	opShell    = "shell"
+	opTerminal = "terminal"
+	opTool     = "tool"
 
 	opSession     = "session"
 	opSessionExec = "session_exec"
@@ -92,7 +92,7 @@ func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRe
 	}
 	req := scheduler.Request{
 		Caller: p.Caller, Template: r.Template, Env: r.Env, Alias: a.alias,
-		Lease: store.Lease{Workspace: diskName(p.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.oneShot, Private: a.private, Network: a.network, Session: a.session, Key: p.Key},
+		Lease: store.Lease{Workspace: workspaces.DiskName(p.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.oneShot, Private: a.private, Network: a.network, Session: a.session, Key: p.Key},
 		TTL:   cmp.Or(time.Duration(r.TTLMS)*time.Millisecond, e.opts.TTL), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.opts.Idle),
 		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.opts.Wait),
 		Quotas: e.Callers.SandboxQuotas(p),
@@ -113,7 +113,7 @@ func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRe
 	l, err := e.sched.Acquire(ctx, req)
 	hidden(l)
 	if err != nil {
-		return nil, workspaceError(err, req.Lease.Workspace, r.Workspace)
+		return nil, workspaces.Error(err, req.Lease.Workspace, r.Workspace)
 	}
 	if err := e.startEgress(ctx, p, l, g, a.egress == nil); err != nil {
 		return nil, errors.Join(err, e.sched.End(context.WithoutCancel(ctx), l, scheduler.Abandoned, false))
@@ -160,7 +160,7 @@ func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
 	if r.Workspace == "" {
 		return nil
 	}
-	if _, err := e.opts.Volumes.Get(diskName(p.Caller, r.Workspace)); err != nil {
+	if _, err := e.opts.Volumes.Get(workspaces.DiskName(p.Caller, r.Workspace)); err != nil {
 		return &usererror.InvalidError{Field: "workspace", Message: fmt.Sprintf("%q not found: create it first", r.Workspace), Class: errdefs.ErrNotFound}
 	}
 	return nil

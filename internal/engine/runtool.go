@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
@@ -204,7 +205,7 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 			return l, err
 		}
 		var late error
-		if pass, late = t.e.opts.Volumes.Await(waiting, diskName(t.principal.Caller, r.Workspace), volumes.ReadWrite); late != nil {
+		if pass, late = t.e.opts.Volumes.Await(waiting, workspaces.DiskName(t.principal.Caller, r.Workspace), volumes.ReadWrite); late != nil {
 			return nil, err
 		}
 	}
@@ -212,7 +213,7 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 
 // workspaceFreesSoon reports whether only one-shot calls and ending sandboxes use the workspace.
 func (e *Engine) workspaceFreesSoon(ctx context.Context, p caller.Principal, workspace string) bool {
-	w, err := e.Workspace(ctx, p, workspace)
+	w, err := e.Workspaces.Get(ctx, p, workspace)
 	if err != nil {
 		return false
 	}
@@ -237,7 +238,7 @@ func (t *toolCall) workspace(ctx context.Context) (string, error) {
 	default:
 		return "", nil
 	}
-	_, err := t.e.CreateWorkspace(ctx, t.principal.Keyless(), v1.WorkspaceRequest{Name: name})
+	_, err := t.e.Workspaces.Create(ctx, t.principal.Keyless(), v1.WorkspaceRequest{Name: name})
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return "", fmt.Errorf("workspace of the call: %w", err)
 	}

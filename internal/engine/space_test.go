@@ -17,6 +17,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -47,7 +48,7 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	var group sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d"} {
 		group.Go(func() {
-			_, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: name})
+			_, err := s.Workspaces.Create(t.Context(), ann, v1.WorkspaceRequest{Name: name})
 			if q, ok := errors.AsType[*caller.QuotaError](err); ok && q.Quota == "disk_bytes" && q.Limit == 20<<20 && q.Used == 16<<20 && errdefs.IsResourceExhausted(err) {
 				return
 			}
@@ -59,26 +60,26 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 		})
 	}
 	group.Wait()
-	list, err := s.Workspaces(t.Context(), ann)
+	list, err := s.Workspaces.List(t.Context(), ann)
 	if err != nil || made.Load() != 2 || len(list) != 2 {
 		t.Fatalf("%d were made, %+v, %v", made.Load(), list, err)
 	}
 	one := list[0].Name
-	if _, err := s.ResizeWorkspace(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 16 << 20}); !errdefs.IsResourceExhausted(err) {
+	if _, err := s.Workspaces.Resize(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 16 << 20}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("grown beyond the bound: %v", err)
 	}
-	if got, err := s.ResizeWorkspace(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 12 << 20}); err != nil || got.QuotaBytes != 12<<20 || got.Name != one {
+	if got, err := s.Workspaces.Resize(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 12 << 20}); err != nil || got.QuotaBytes != 12<<20 || got.Name != one {
 		t.Errorf("grown within it: %+v, %v", got, err)
 	}
-	if err := s.DeleteWorkspace(t.Context(), ann, one); err != nil {
+	if err := s.Workspaces.Delete(t.Context(), ann, one); err != nil {
 		t.Fatal(err)
 	}
 	more := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{DiskBytes: 40 << 20}})
-	if _, err := s.CreateWorkspace(t.Context(), more, v1.WorkspaceRequest{Name: "more", QuotaBytes: 32 << 20}); err != nil {
+	if _, err := s.Workspaces.Create(t.Context(), more, v1.WorkspaceRequest{Name: "more", QuotaBytes: 32 << 20}); err != nil {
 		t.Errorf("a token's own bound: %v", err)
 	}
 	for _, bytes := range []int64{-1, 7, 65 << 20} {
-		_, err := s.CreateWorkspace(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: bytes})
+		_, err := s.Workspaces.Create(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: bytes})
 		if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" {
 			t.Errorf("%d bytes: %v", bytes, err)
 		}
@@ -89,7 +90,7 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 func TestUnenforceableQuotaIsRefused(t *testing.T) {
 	s := newWorld(t).start(t)
 	defer s.stop()
-	_, err := s.CreateWorkspace(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
+	_, err := s.Workspaces.Create(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
 	if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" || !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("%v", err)
 	}
@@ -121,18 +122,18 @@ func TestSnapshotsCountTowardDiskQuota(t *testing.T) {
 	s := boundedWorld(t, 20<<20)
 	defer s.stop()
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
-	if _, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: "a"}); err != nil {
+	if _, err := s.Workspaces.Create(t.Context(), ann, v1.WorkspaceRequest{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	content := make([]byte, 5<<20)
 	rand.NewChaCha8([32]byte{}).Read(content)
-	_, err := s.WriteWorkspaceFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))}, bytes.NewReader(content))
+	_, err := s.Workspaces.WriteFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))}, bytes.NewReader(content))
 	if err != nil {
 		t.Fatal(err)
 	}
 	made := 0
 	for range 4 {
-		_, err = s.Snapshot(t.Context(), ann, "a", "")
+		_, err = s.Workspaces.Snapshot(t.Context(), ann, "a", "")
 		if err != nil {
 			break
 		}
@@ -141,7 +142,7 @@ func TestSnapshotsCountTowardDiskQuota(t *testing.T) {
 	if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "disk_bytes" || made == 0 || made > 2 {
 		t.Errorf("%d snapshots of 5 MiB within 12: %v", made, err)
 	}
-	if _, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: "b"}); !errdefs.IsResourceExhausted(err) {
+	if _, err := s.Workspaces.Create(t.Context(), ann, v1.WorkspaceRequest{Name: "b"}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("beside them: %v", err)
 	}
 }
@@ -151,28 +152,28 @@ func TestRestoreOfTooLargeSnapshotIsRefused(t *testing.T) {
 	s := boundedWorld(t, 0)
 	defer s.stop()
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
-	if _, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: "a", QuotaBytes: 32 << 20}); err != nil {
+	if _, err := s.Workspaces.Create(t.Context(), ann, v1.WorkspaceRequest{Name: "a", QuotaBytes: 32 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	content := make([]byte, 12<<20)
 	rand.NewChaCha8([32]byte{}).Read(content)
-	if _, err := s.WriteWorkspaceFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))}, bytes.NewReader(content)); err != nil {
+	if _, err := s.Workspaces.WriteFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))}, bytes.NewReader(content)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Snapshot(t.Context(), ann, "a", "s"); err != nil {
+	if _, err := s.Workspaces.Snapshot(t.Context(), ann, "a", "s"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.RemoveWorkspaceFile(t.Context(), ann, "a", wire.FileRequest{Path: "f"}); err != nil {
+	if err := s.Workspaces.RemoveFile(t.Context(), ann, "a", wire.FileRequest{Path: "f"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.ResizeWorkspace(t.Context(), ann, "a", v1.WorkspaceResize{QuotaBytes: 8 << 20}); err != nil {
+	if _, err := s.Workspaces.Resize(t.Context(), ann, "a", v1.WorkspaceResize{QuotaBytes: 8 << 20}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.Restore(t.Context(), ann, "a", "s")
+	_, err := s.Workspaces.Restore(t.Context(), ann, "a", "s")
 	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "resize it first") || strings.Contains(err.Error(), "/") {
 		t.Errorf("%v", err)
 	}
-	if w, err := s.Workspace(t.Context(), ann, "a"); err != nil || w.QuotaBytes != 8<<20 || w.UsedBytes > 4<<20 {
+	if w, err := s.Workspaces.Get(t.Context(), ann, "a"); err != nil || w.QuotaBytes != 8<<20 || w.UsedBytes > 4<<20 {
 		t.Errorf("%+v, %v", w, err)
 	}
 }
@@ -182,19 +183,19 @@ func TestSpaceLockIsPerCaller(t *testing.T) {
 	s := boundedWorld(t, 20<<20)
 	defer s.stop()
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
-	leave, err := s.idem.LockKey(t.Context(), spaceKey(ann))
+	leave, err := s.idem.LockKey(t.Context(), workspaces.SpaceKey(ann))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer leave()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if _, err := s.CreateWorkspace(ctx, bob, v1.WorkspaceRequest{Name: "b"}); err != nil {
+	if _, err := s.Workspaces.Create(ctx, bob, v1.WorkspaceRequest{Name: "b"}); err != nil {
 		t.Errorf("%v", err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.CreateWorkspace(gone, ann, v1.WorkspaceRequest{Name: "a"}); !errors.Is(err, context.Canceled) {
+	if _, err := s.Workspaces.Create(gone, ann, v1.WorkspaceRequest{Name: "a"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("who has gone still waits: %v", err)
 	}
 }

@@ -1,4 +1,5 @@
-package engine
+// Package workspaces serves requests about workspaces: their files, overlays, snapshots and space.
+package workspaces
 
 import (
 	"context"
@@ -7,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -16,9 +18,12 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
@@ -27,16 +32,16 @@ import (
 // The name of another caller's workspace is ownedPrefix and a digest of caller and name, so that
 // names of callers cannot collide. The store maps such names to callers.
 
-// ownedPrefix is the prefix of the names on disk of other callers' workspaces. ownedLength is their
+// OwnedPrefix is the prefix of the names on disk of other callers' workspaces. ownedLength is their
 // length.
 const (
-	ownedPrefix = "caller."
-	ownedLength = len(ownedPrefix) + 2*28
+	OwnedPrefix = "caller."
+	ownedLength = len(OwnedPrefix) + 2*28
 )
 
-// diskName returns the name on disk of an owner's workspace, or "" for "". An invalid name stays
+// DiskName returns the name on disk of an owner's workspace, or "" for "". An invalid name stays
 // invalid.
-func diskName(owner, name string) string {
+func DiskName(owner, name string) string {
 	if owner == caller.LocalCaller {
 		if isOwnedDiskName(name) {
 			return "?" + name // invalid: it names another caller's workspace
@@ -47,16 +52,16 @@ func diskName(owner, name string) string {
 		return name
 	}
 	sum := sha256.Sum256([]byte(owner + "\x00" + name))
-	return ownedPrefix + hex.EncodeToString(sum[:28])
+	return OwnedPrefix + hex.EncodeToString(sum[:28])
 }
 
 // isOwnedDiskName reports whether a name on disk belongs to an owner other than the local one.
 func isOwnedDiskName(disk string) bool {
-	return len(disk) == ownedLength && strings.HasPrefix(disk, ownedPrefix)
+	return len(disk) == ownedLength && strings.HasPrefix(disk, OwnedPrefix)
 }
 
-// workspaceError converts an error about a workspace for its caller.
-func workspaceError(err error, disk, name string) error {
+// Error converts an error about a workspace for its caller.
+func Error(err error, disk, name string) error {
 	if err == nil {
 		return nil
 	}
@@ -96,9 +101,27 @@ func (r *renamedError) Error() string { return strings.ReplaceAll(r.err.Error(),
 // Unwrap returns the original error.
 func (r *renamedError) Unwrap() error { return r.err }
 
-// findWorkspace returns a workspace of the caller. A workspace of another caller is NotFound.
-func (e *Engine) findWorkspace(p caller.Principal, name string) (volumes.Workspace, error) {
-	w, err := e.opts.Volumes.Get(diskName(p.Caller, name))
+// Options configures a Service.
+type Options struct {
+	Store     *store.Store
+	Volumes   *volumes.Manager
+	Scheduler *scheduler.Scheduler
+	Callers   *caller.Service
+	Keys      *idempotency.Keys
+	Events    *eventhub.Hub
+	Log       *slog.Logger
+}
+
+// Service serves requests about workspaces, their overlays and snapshots. Its methods may be called
+// concurrently.
+type Service struct{ opts Options }
+
+// New returns a Service. Run guards the host's disk.
+func New(opts Options) *Service { return &Service{opts: opts} }
+
+// Find returns a workspace of the caller. A workspace of another caller is NotFound.
+func (s *Service) Find(p caller.Principal, name string) (volumes.Workspace, error) {
+	w, err := s.opts.Volumes.Get(DiskName(p.Caller, name))
 	if errdefs.IsNotFound(err) {
 		return w, usererror.Errorf(errdefs.ErrNotFound, "workspace %q not found", name)
 	}
@@ -106,98 +129,101 @@ func (e *Engine) findWorkspace(p caller.Principal, name string) (volumes.Workspa
 	return w, err
 }
 
-// CreateWorkspace creates an empty workspace.
-func (e *Engine) CreateWorkspace(ctx context.Context, p caller.Principal, r v1.WorkspaceRequest) (v1.Workspace, error) {
-	return idempotency.Do(ctx, e.idem, p, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
-		disk := diskName(p.Caller, r.Name)
-		if err := e.recordOwner(ctx, p, disk, r.Name); err != nil {
+// OpWorkspace is the stored name of the operation that creates a workspace.
+const OpWorkspace = "workspace"
+
+// Create creates an empty workspace.
+func (s *Service) Create(ctx context.Context, p caller.Principal, r v1.WorkspaceRequest) (v1.Workspace, error) {
+	return idempotency.Do(ctx, s.opts.Keys, p, OpWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
+		disk := DiskName(p.Caller, r.Name)
+		if err := s.recordOwner(ctx, p, disk, r.Name); err != nil {
 			return v1.Workspace{}, err
 		}
-		w, err := e.createWithinQuota(ctx, p, disk, volumes.CreateOptions{QuotaBytes: r.QuotaBytes})
+		w, err := s.createWithinQuota(ctx, p, disk, volumes.CreateOptions{QuotaBytes: r.QuotaBytes})
 		switch {
-		case As[*usererror.InvalidError](err) != nil:
+		case errors.As(err, new(*usererror.InvalidError)):
 			return v1.Workspace{}, err
 		case errdefs.IsInvalidArgument(err):
-			return v1.Workspace{}, usererror.Invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, ownedPrefix)
+			return v1.Workspace{}, usererror.Invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, OwnedPrefix)
 		case errdefs.IsAlreadyExists(err):
 			return v1.Workspace{}, usererror.Errorf(errdefs.ErrAlreadyExists, "workspace %q already exists", r.Name)
 		}
 		if err == nil { // record it again: a concurrent delete may have removed the owner
-			err = e.recordOwner(ctx, p, disk, r.Name)
+			err = s.recordOwner(ctx, p, disk, r.Name)
 		}
 		if w.Name = r.Name; err == nil {
-			e.Events.Publish(v1.ServiceEvent{Type: "workspace.created", Caller: p.Caller, Workspace: r.Name})
+			s.opts.Events.Publish(v1.ServiceEvent{Type: "workspace.created", Caller: p.Caller, Workspace: r.Name})
 		}
-		return presentWorkspace(w), workspaceError(err, disk, r.Name)
-	}, identity)
+		return PresentWorkspace(w), Error(err, disk, r.Name)
+	}, func(w v1.Workspace) v1.Workspace { return w })
 }
 
 // recordOwner stores the owner of a name on disk that does not contain the caller's name.
-func (e *Engine) recordOwner(ctx context.Context, p caller.Principal, disk, name string) error {
+func (s *Service) recordOwner(ctx context.Context, p caller.Principal, disk, name string) error {
 	if p.Caller == caller.LocalCaller || !isOwnedDiskName(disk) {
 		return nil
 	}
-	return e.opts.Store.NameWorkspace(ctx, disk, p.Caller, name)
+	return s.opts.Store.NameWorkspace(ctx, disk, p.Caller, name)
 }
 
-// Workspaces lists the caller's workspaces by name.
-func (e *Engine) Workspaces(ctx context.Context, p caller.Principal) ([]v1.Workspace, error) {
+// List lists the caller's workspaces by name.
+func (s *Service) List(ctx context.Context, p caller.Principal) ([]v1.Workspace, error) {
 	out := []v1.Workspace{}
 	if p.Caller == caller.LocalCaller {
-		for _, w := range e.opts.Volumes.List() {
+		for _, w := range s.opts.Volumes.List() {
 			if !isOwnedDiskName(w.Name) {
-				out = append(out, presentWorkspace(w))
+				out = append(out, PresentWorkspace(w))
 			}
 		}
 		return out, nil
 	}
-	names, err := e.opts.Store.WorkspaceNames(ctx, p.Caller)
+	names, err := s.opts.Store.WorkspaceNames(ctx, p.Caller)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range slices.Sorted(maps.Values(names)) {
-		if w, err := e.findWorkspace(p, name); err == nil { // skip a workspace whose creation was interrupted
-			out = append(out, presentWorkspace(w))
+		if w, err := s.Find(p, name); err == nil { // skip a workspace whose creation was interrupted
+			out = append(out, PresentWorkspace(w))
 		}
 	}
 	return out, nil
 }
 
-// Workspace describes a workspace.
-func (e *Engine) Workspace(_ context.Context, p caller.Principal, name string) (v1.Workspace, error) {
-	w, err := e.findWorkspace(p, name)
-	return presentWorkspace(w), err
+// Get describes a workspace.
+func (s *Service) Get(_ context.Context, p caller.Principal, name string) (v1.Workspace, error) {
+	w, err := s.Find(p, name)
+	return PresentWorkspace(w), err
 }
 
-// DeleteWorkspace removes a workspace and all its files. It fails while a sandbox uses the
+// Delete removes a workspace and all its files. It fails while a sandbox uses the
 // workspace.
-func (e *Engine) DeleteWorkspace(ctx context.Context, p caller.Principal, name string) error {
-	if _, err := e.findWorkspace(p, name); err != nil {
+func (s *Service) Delete(ctx context.Context, p caller.Principal, name string) error {
+	if _, err := s.Find(p, name); err != nil {
 		return err
 	}
-	disk := diskName(p.Caller, name)
+	disk := DiskName(p.Caller, name)
 	// Remove the owner first: removed later, it could be that of a new workspace with the same
 	// name.
-	if err := e.opts.Store.UnnameWorkspace(ctx, disk); err != nil {
+	if err := s.opts.Store.UnnameWorkspace(ctx, disk); err != nil {
 		return err
 	}
-	err := e.opts.Volumes.Delete(ctx, disk)
+	err := s.opts.Volumes.Delete(ctx, disk)
 	if err == nil || errdefs.IsNotFound(err) {
-		e.Events.Publish(v1.ServiceEvent{Type: "workspace.removed", Caller: p.Caller, Workspace: name})
-		return workspaceError(err, disk, name)
+		s.opts.Events.Publish(v1.ServiceEvent{Type: "workspace.removed", Caller: p.Caller, Workspace: name})
+		return Error(err, disk, name)
 	}
 	again, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if _, find := e.findWorkspace(p, name); find == nil {
-		err = errors.Join(err, e.recordOwner(again, p, disk, name))
+	if _, find := s.Find(p, name); find == nil {
+		err = errors.Join(err, s.recordOwner(again, p, disk, name))
 	}
 	if errdefs.IsFailedPrecondition(err) {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition, "workspace %q is in use: remove the sandboxes that have it first", name)
 	}
-	return workspaceError(err, disk, name)
+	return Error(err, disk, name)
 }
 
-func presentWorkspace(w volumes.Workspace) v1.Workspace {
+func PresentWorkspace(w volumes.Workspace) v1.Workspace {
 	out := v1.Workspace{
 		Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: make([]string, 0, len(w.Leases)),
 		QuotaBytes: w.QuotaBytes, UsedBytes: w.UsedBytes, Overlays: w.Overlays, Snapshots: w.Snapshots,
@@ -209,22 +235,22 @@ func presentWorkspace(w volumes.Workspace) v1.Workspace {
 }
 
 // workspaceFiles opens the files of the caller's workspace, for writing if write is set.
-func (e *Engine) workspaceFiles(ctx context.Context, p caller.Principal, name string, write bool) (*volumes.Files, error) {
-	if _, err := e.findWorkspace(p, name); err != nil {
+func (s *Service) workspaceFiles(ctx context.Context, p caller.Principal, name string, write bool) (*volumes.Files, error) {
+	if _, err := s.Find(p, name); err != nil {
 		return nil, err
 	}
-	disk := diskName(p.Caller, name)
-	open := e.opts.Volumes.Files
+	disk := DiskName(p.Caller, name)
+	open := s.opts.Volumes.Files
 	if write {
-		open = e.opts.Volumes.Edit
+		open = s.opts.Volumes.Edit
 	}
 	files, err := open(ctx, disk)
-	return files, workspaceError(err, disk, name)
+	return files, Error(err, disk, name)
 }
 
-// ReadWorkspaceFile opens a file of a workspace on the host. The caller must close it.
-func (e *Engine) ReadWorkspaceFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
-	files, err := e.workspaceFiles(ctx, p, name, false)
+// ReadFile opens a file of a workspace on the host. The caller must close it.
+func (s *Service) ReadFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+	files, err := s.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return nil, v1.File{}, err
 	}
@@ -244,9 +270,9 @@ type fileAndWorkspace struct {
 // Close closes the file and then the workspace.
 func (c *fileAndWorkspace) Close() error { return errors.Join(c.first.Close(), c.then.Close()) }
 
-// MakeWorkspaceDir creates a directory and its parents in a workspace that is not in use.
-func (e *Engine) MakeWorkspaceDir(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (f v1.File, err error) {
-	files, err := e.workspaceFiles(ctx, p, name, true)
+// MakeDir creates a directory and its parents in a workspace that is not in use.
+func (s *Service) MakeDir(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (f v1.File, err error) {
+	files, err := s.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -255,10 +281,10 @@ func (e *Engine) MakeWorkspaceDir(ctx context.Context, p caller.Principal, name 
 	return presentInfo(info), err
 }
 
-// WriteWorkspaceFile writes a file of a workspace on the host, atomically.
-func (e *Engine) WriteWorkspaceFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
-	e.guardSpace()
-	files, err := e.workspaceFiles(ctx, p, name, true)
+// WriteFile writes a file of a workspace on the host, atomically.
+func (s *Service) WriteFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
+	s.guardSpace()
+	files, err := s.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -275,14 +301,14 @@ func (e *Engine) WriteWorkspaceFile(ctx context.Context, p caller.Principal, nam
 	return presentInfo(info), err
 }
 
-// ListWorkspaceFiles lists a directory of a workspace and reports whether the list was truncated.
-func (e *Engine) ListWorkspaceFiles(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
-	files, err := e.workspaceFiles(ctx, p, name, false)
+// ListFiles lists a directory of a workspace and reports whether the list was truncated.
+func (s *Service) ListFiles(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
+	files, err := s.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return nil, false, err
 	}
 	defer func() { err = errors.Join(err, files.Close()) }()
-	items, truncated, err := files.List(ctx, r.Path, maxEntries, nil)
+	items, truncated, err := files.List(ctx, r.Path, wire.MaxEntries, nil)
 	list = make([]v1.File, 0, len(items))
 	for _, i := range items {
 		list = append(list, presentInfo(i))
@@ -290,9 +316,9 @@ func (e *Engine) ListWorkspaceFiles(ctx context.Context, p caller.Principal, nam
 	return list, truncated, err
 }
 
-// StatWorkspaceFile describes a file of a workspace.
-func (e *Engine) StatWorkspaceFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (f v1.File, err error) {
-	files, err := e.workspaceFiles(ctx, p, name, false)
+// StatFile describes a file of a workspace.
+func (s *Service) StatFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (f v1.File, err error) {
+	files, err := s.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -301,9 +327,9 @@ func (e *Engine) StatWorkspaceFile(ctx context.Context, p caller.Principal, name
 	return presentInfo(info), err
 }
 
-// RemoveWorkspaceFile removes a file of a workspace, or a directory if r.Recursive is set.
-func (e *Engine) RemoveWorkspaceFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (err error) {
-	files, err := e.workspaceFiles(ctx, p, name, true)
+// RemoveFile removes a file of a workspace, or a directory if r.Recursive is set.
+func (s *Service) RemoveFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (err error) {
+	files, err := s.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return err
 	}

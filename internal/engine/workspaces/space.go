@@ -1,4 +1,4 @@
-package engine
+package workspaces
 
 import (
 	"context"
@@ -24,78 +24,78 @@ import (
 // fills the page cache with one or two GiB a second.
 const guardTime = 100 * time.Millisecond
 
-// ResizeWorkspace changes the size limit of a workspace. A workspace in use can grow where the
+// Resize changes the size limit of a workspace. A workspace in use can grow where the
 // service supports it; shrinking requires that it is not in use.
-func (e *Engine) ResizeWorkspace(ctx context.Context, p caller.Principal, name string, r v1.WorkspaceResize) (v1.Workspace, error) {
-	w, err := e.findWorkspace(p, name)
+func (s *Service) Resize(ctx context.Context, p caller.Principal, name string, r v1.WorkspaceResize) (v1.Workspace, error) {
+	w, err := s.Find(p, name)
 	if err != nil {
 		return v1.Workspace{}, err
 	}
 	if r.QuotaBytes <= 0 {
 		return v1.Workspace{}, usererror.Invalid("quota_bytes", "is %d: must be a positive number of bytes", r.QuotaBytes)
 	}
-	if err := e.checkQuota(r.QuotaBytes); err != nil {
+	if err := s.checkQuota(r.QuotaBytes); err != nil {
 		return v1.Workspace{}, err
 	}
-	leave, err := e.idem.LockKey(ctx, spaceKey(p))
+	leave, err := s.opts.Keys.LockKey(ctx, SpaceKey(p))
 	if err != nil {
 		return v1.Workspace{}, err
 	}
 	defer leave()
-	if err := e.checkSpace(ctx, p, r.QuotaBytes-w.QuotaBytes); err != nil {
+	if err := s.checkSpace(ctx, p, r.QuotaBytes-w.QuotaBytes); err != nil {
 		return v1.Workspace{}, err
 	}
-	disk := diskName(p.Caller, name)
-	got, err := e.opts.Volumes.Resize(ctx, disk, r.QuotaBytes)
+	disk := DiskName(p.Caller, name)
+	got, err := s.opts.Volumes.Resize(ctx, disk, r.QuotaBytes)
 	if err != nil {
-		return v1.Workspace{}, workspaceError(spaceError(err), disk, name)
+		return v1.Workspace{}, Error(spaceError(err), disk, name)
 	}
 	got.Name = name
-	return presentWorkspace(got), nil
+	return PresentWorkspace(got), nil
 }
 
-// spaceKey returns the key that serializes a caller's requests for space, so that two requests
+// SpaceKey returns the key that serializes a caller's requests for space, so that two requests
 // cannot both take the rest of the quota. The lock is per caller because a request may take long.
-func spaceKey(p caller.Principal) caller.Principal {
+func SpaceKey(p caller.Principal) caller.Principal {
 	return caller.Principal{Caller: p.Caller, Key: "\x00space"}
 }
 
 // createWithinQuota creates a workspace if the caller's disk quota allows it.
-func (e *Engine) createWithinQuota(ctx context.Context, p caller.Principal, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
-	if err := e.checkQuota(opt.QuotaBytes); err != nil {
+func (s *Service) createWithinQuota(ctx context.Context, p caller.Principal, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
+	if err := s.checkQuota(opt.QuotaBytes); err != nil {
 		return volumes.Workspace{}, err
 	}
 	if p.Caller != caller.LocalCaller {
-		leave, err := e.idem.LockKey(ctx, spaceKey(p))
+		leave, err := s.opts.Keys.LockKey(ctx, SpaceKey(p))
 		if err != nil {
 			return volumes.Workspace{}, err
 		}
 		defer leave()
 		want := opt.QuotaBytes
 		if want == 0 {
-			want, _ = e.opts.Volumes.Quotas()
+			want, _ = s.opts.Volumes.Quotas()
 		}
-		if err := e.checkSpace(ctx, p, want); err != nil {
+		if err := s.checkSpace(ctx, p, want); err != nil {
 			return volumes.Workspace{}, err
 		}
 	}
-	w, err := e.opts.Volumes.Create(ctx, disk, opt)
+	w, err := s.opts.Volumes.Create(ctx, disk, opt)
 	return w, spaceError(err)
 }
 
 // checkQuota validates the requested size of a workspace. 0 selects the default size.
-func (e *Engine) checkQuota(bytes int64) error {
+func (s *Service) checkQuota(bytes int64) error {
 	if bytes == 0 {
 		return nil
 	}
-	_, most := e.opts.Volumes.Quotas()
+	_, most := s.opts.Volumes.Quotas()
 	if most == 0 {
 		most = quotadir.MaxBytes
 	}
 	if bytes < quotadir.MinBytes || bytes > most {
 		return usererror.Invalid("quota_bytes", "is %d: must be from %d to %d bytes (workspaces.max_quota)", bytes, int64(quotadir.MinBytes), most)
 	}
-	if m, why := e.opts.Volumes.Mechanism(); m == quotadir.None {
+	if m, why := s.opts.Volumes.Mechanism(); m == quotadir.None {
 		return &usererror.InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
 			Message: strings.TrimSuffix("cannot be enforced here (workspaces.mechanism): ask without one; "+why, "; ")}
 	}
@@ -104,20 +104,20 @@ func (e *Engine) checkQuota(bytes int64) error {
 
 // checkSpace returns a *QuotaError if more bytes exceed the caller's disk quota, which covers
 // workspaces and snapshots.
-func (e *Engine) checkSpace(ctx context.Context, p caller.Principal, more int64) error {
-	limit := e.Callers.DiskQuota(p)
+func (svc *Service) checkSpace(ctx context.Context, p caller.Principal, more int64) error {
+	limit := svc.opts.Callers.DiskQuota(p)
 	if limit == 0 || more <= 0 {
 		return nil
 	}
-	names, err := e.opts.Store.WorkspaceNames(ctx, p.Caller)
+	names, err := svc.opts.Store.WorkspaceNames(ctx, p.Caller)
 	if err != nil {
 		return err
 	}
 	var used int64
 	for disk := range names {
-		if w, err := e.opts.Volumes.Get(disk); err == nil { // skip a workspace whose creation was interrupted
+		if w, err := svc.opts.Volumes.Get(disk); err == nil { // skip a workspace whose creation was interrupted
 			used += w.QuotaBytes
-			list, err := e.opts.Volumes.Snapshots(disk)
+			list, err := svc.opts.Volumes.Snapshots(disk)
 			if err != nil && !errdefs.IsNotFound(err) {
 				return err
 			}
@@ -146,20 +146,20 @@ func spaceError(err error) error {
 
 // guardSpace blocks writes to workspaces while the host's disk is nearly full and reports whether
 // it does. See quotadir.Guard.
-func (e *Engine) guardSpace() (tight bool) {
-	dir := e.opts.Volumes.Dir()
+func (s *Service) guardSpace() (tight bool) {
+	dir := s.opts.Volumes.Dir()
 	use, err := quotadir.Usage(dir)
 	if err == nil {
 		tight, err = quotadir.Guard(dir, quotadir.Reserve(use))
 	}
 	if err != nil {
-		e.log.Warn("failed to read the free space of the host", "path", dir, "error", err)
+		s.opts.Log.Warn("failed to read the free space of the host", "path", dir, "error", err)
 	}
 	return tight
 }
 
-// runSpace calls guardSpace regularly until ctx ends.
-func (e *Engine) runSpace(ctx context.Context) error {
+// Run calls guardSpace regularly until ctx ends.
+func (s *Service) Run(ctx context.Context) error {
 	t := time.NewTicker(guardTime)
 	defer t.Stop()
 	held := false
@@ -169,12 +169,12 @@ func (e *Engine) runSpace(ctx context.Context) error {
 			return nil
 		case <-t.C:
 		}
-		tight := e.guardSpace()
+		tight := s.guardSpace()
 		switch {
 		case tight && !held:
-			e.log.Error("host disk is nearly full: writes to workspaces are blocked", "path", e.opts.Volumes.Dir())
+			s.opts.Log.Error("host disk is nearly full: writes to workspaces are blocked", "path", s.opts.Volumes.Dir())
 		case held && !tight:
-			e.log.Info("host disk has space again: writes to workspaces are allowed")
+			s.opts.Log.Info("host disk has space again: writes to workspaces are allowed")
 		}
 		held = tight
 	}
