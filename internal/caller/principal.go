@@ -11,8 +11,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Principal identifies the caller of a request and its idempotency key. Identify makes it from a token,
-// Local from access to the service's socket.
+// Principal identifies the caller of a request and its idempotency key. Identify makes it from a
+// token, Local from access to the service's socket.
 type Principal struct {
 	// Caller owns what the call creates.
 	Caller string
@@ -59,7 +59,7 @@ func (p Principal) Operate(what string) error {
 	return usererror.Errorf(errdefs.ErrPermissionDenied, "only operators may %s: use the service's own socket or token, or a token made with operator", what)
 }
 
-// Keyless returns the call without its idempotency key, for the steps within a request.
+// Keyless returns the principal without its idempotency key, for the steps within a request.
 func (p Principal) Keyless() Principal {
 	p.Key = ""
 	return p

@@ -25,7 +25,8 @@ type Quotas struct {
 type QuotaError = scheduler.QuotaError
 
 // SandboxQuotas returns the quotas of a caller's sandboxes: the token's, and the service's defaults
-// where the token sets none. The local operator has no quotas, and operators' tokens have no defaults.
+// where the token sets none. The local operator has no quotas, and operators' tokens have no
+// defaults.
 func (s *Service) SandboxQuotas(p Principal) scheduler.Quotas {
 	if p.Caller == LocalCaller {
 		return scheduler.Quotas{}

@@ -179,20 +179,25 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 
 // callerOptions returns the options of the service of callers.
 func (e *Engine) callerOptions() caller.Options {
-	o := caller.Options{Store: e.opts.Store, Defaults: e.opts.Quotas, CheckProfile: e.opts.CheckProfile, Log: e.log}
-	if e.opts.Governance == nil {
-		return o
+	return caller.Options{
+		Store: e.opts.Store, Defaults: e.opts.Quotas, Log: e.log,
+		CheckProfile: e.checkTokenProfile,
+		Record: func(ctx context.Context, p caller.Principal, action string, input any, cause error) {
+			e.recordOperator(ctx, p, audit.Record{Action: action}, input, cause)
+		},
 	}
-	o.Record = func(ctx context.Context, p caller.Principal, action string, input any, cause error) {
-		e.recordOperator(ctx, p, audit.Record{Action: action}, input, cause)
+}
+
+// checkTokenProfile returns an error if a token may not have the profile.
+func (e *Engine) checkTokenProfile(name string) error {
+	switch {
+	case e.opts.CheckProfile != nil:
+		return e.opts.CheckProfile(name)
+	case e.opts.Governance == nil:
+		return nil
 	}
-	if o.CheckProfile == nil {
-		o.CheckProfile = func(name string) error {
-			_, err := e.requestedProfile(caller.Local(""), name)
-			return err
-		}
-	}
-	return o
+	_, err := e.requestedProfile(caller.Local(""), name)
+	return err
 }
 
 // Serve runs until ctx ends and then waits for running work.
