@@ -94,7 +94,10 @@ func Open(ctx context.Context, opts Options) (*Service, error) {
 			s.tokens[t.ID] = &grant{token: t}
 		}
 	}
-	return s, s.LoadCounts(ctx)
+	if err := s.LoadCounts(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // LoadCounts reads the stored call counts of the day.

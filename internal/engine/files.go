@@ -11,9 +11,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
-// maxEntries bounds a directory listing.
-const maxEntries = wire.MaxEntries
-
 // use enters a lease of the caller. The caller must call Leave on the result.
 func (e *Engine) use(ctx context.Context, p caller.Principal, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
 	l, err := e.findLease(ctx, p, sandbox)

@@ -129,44 +129,44 @@ func (s *Service) endOverlay(ctx context.Context, p caller.Principal, o volumes.
 }
 
 // Snapshot copies the files of a workspace. The copy counts toward the caller's disk quota.
-func (svc *Service) Snapshot(ctx context.Context, p caller.Principal, name, label string) (v1.Snapshot, error) {
-	w, err := svc.Find(p, name)
+func (s *Service) Snapshot(ctx context.Context, p caller.Principal, name, label string) (v1.Snapshot, error) {
+	w, err := s.Find(p, name)
 	if err != nil {
 		return v1.Snapshot{}, err
 	}
 	if p.Caller != caller.LocalCaller {
-		leave, err := svc.opts.Keys.LockKey(ctx, SpaceKey(p))
+		leave, err := s.opts.Keys.LockKey(ctx, SpaceKey(p))
 		if err != nil {
 			return v1.Snapshot{}, err
 		}
 		defer leave()
-		if err := svc.checkSpace(ctx, p, w.UsedBytes); err != nil {
+		if err := s.checkSpace(ctx, p, w.UsedBytes); err != nil {
 			return v1.Snapshot{}, err
 		}
 	}
-	return withWorkspace(svc, p, name, func(disk string) (v1.Snapshot, error) {
-		s, err := svc.opts.Volumes.Snapshot(ctx, disk, label)
-		return PresentSnapshot(s, name), err
+	return withWorkspace(s, p, name, func(disk string) (v1.Snapshot, error) {
+		snap, err := s.opts.Volumes.Snapshot(ctx, disk, label)
+		return PresentSnapshot(snap, name), err
 	})
 }
 
 // Snapshots lists the snapshots of a workspace, oldest first.
-func (svc *Service) Snapshots(_ context.Context, p caller.Principal, name string) ([]v1.Snapshot, error) {
-	return withWorkspace(svc, p, name, func(disk string) ([]v1.Snapshot, error) {
-		list, err := svc.opts.Volumes.Snapshots(disk)
+func (s *Service) Snapshots(_ context.Context, p caller.Principal, name string) ([]v1.Snapshot, error) {
+	return withWorkspace(s, p, name, func(disk string) ([]v1.Snapshot, error) {
+		list, err := s.opts.Volumes.Snapshots(disk)
 		out := make([]v1.Snapshot, 0, len(list))
-		for _, s := range list {
-			out = append(out, PresentSnapshot(s, name))
+		for _, snap := range list {
+			out = append(out, PresentSnapshot(snap, name))
 		}
 		return out, err
 	})
 }
 
 // Restore resets a workspace to a snapshot, which is named by its id or label.
-func (svc *Service) Restore(ctx context.Context, p caller.Principal, name, snapshot string) (v1.Snapshot, error) {
-	return withWorkspace(svc, p, name, func(disk string) (v1.Snapshot, error) {
-		s, err := svc.opts.Volumes.Restore(ctx, disk, snapshot)
-		return PresentSnapshot(s, name), err
+func (s *Service) Restore(ctx context.Context, p caller.Principal, name, snapshot string) (v1.Snapshot, error) {
+	return withWorkspace(s, p, name, func(disk string) (v1.Snapshot, error) {
+		snap, err := s.opts.Volumes.Restore(ctx, disk, snapshot)
+		return PresentSnapshot(snap, name), err
 	})
 }
 

@@ -104,25 +104,25 @@ func (s *Service) checkQuota(bytes int64) error {
 
 // checkSpace returns a *QuotaError if more bytes exceed the caller's disk quota, which covers
 // workspaces and snapshots.
-func (svc *Service) checkSpace(ctx context.Context, p caller.Principal, more int64) error {
-	limit := svc.opts.Callers.DiskQuota(p)
+func (s *Service) checkSpace(ctx context.Context, p caller.Principal, more int64) error {
+	limit := s.opts.Callers.DiskQuota(p)
 	if limit == 0 || more <= 0 {
 		return nil
 	}
-	names, err := svc.opts.Store.WorkspaceNames(ctx, p.Caller)
+	names, err := s.opts.Store.WorkspaceNames(ctx, p.Caller)
 	if err != nil {
 		return err
 	}
 	var used int64
 	for disk := range names {
-		if w, err := svc.opts.Volumes.Get(disk); err == nil { // skip a workspace whose creation was interrupted
+		if w, err := s.opts.Volumes.Get(disk); err == nil { // skip a workspace whose creation was interrupted
 			used += w.QuotaBytes
-			list, err := svc.opts.Volumes.Snapshots(disk)
+			list, err := s.opts.Volumes.Snapshots(disk)
 			if err != nil && !errdefs.IsNotFound(err) {
 				return err
 			}
-			for _, s := range list {
-				used += s.Bytes
+			for _, snap := range list {
+				used += snap.Bytes
 			}
 		}
 	}

@@ -223,6 +223,7 @@ func (s *Service) Delete(ctx context.Context, p caller.Principal, name string) e
 	return Error(err, disk, name)
 }
 
+// PresentWorkspace converts a workspace to its API form.
 func PresentWorkspace(w volumes.Workspace) v1.Workspace {
 	out := v1.Workspace{
 		Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: make([]string, 0, len(w.Leases)),
