@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -26,6 +27,9 @@ func (s Tokens) List(ctx context.Context) ([]v1.Token, error) {
 func (s Tokens) Revoke(ctx context.Context, id string) (v1.Token, error) {
 	return callJSON[v1.Token](ctx, s.c, newCall(http.MethodDelete, "tokens", id))
 }
+
+// auditDefault is the server's limit if Records sets none.
+const auditDefault = 1000
 
 // AuditFilter selects audit records. The zero value selects all of them.
 type AuditFilter struct {
@@ -57,10 +61,22 @@ func (f AuditFilter) addTo(k *call) *call {
 }
 
 // Records lists audit records in the order of their sequence numbers. Operators see the records of
-// all callers, other callers only their own.
+// all callers, other callers only their own. The server answers in pages of about 1 MiB. Records
+// reads as many as Limit needs. With Newest, it returns one page, which may lack the oldest
+// records.
 func (s Audit) Records(ctx context.Context, f AuditFilter) ([]v1.AuditRecord, error) {
-	l, err := callJSON[v1.List[v1.AuditRecord]](ctx, s.c, f.addTo(newCall(http.MethodGet, "audit")))
-	return l.Items, err
+	all := []v1.AuditRecord{}
+	if f.Limit <= 0 {
+		f.Limit = 0 // the server's default
+	}
+	for want := cmp.Or(f.Limit, auditDefault); ; {
+		l, err := callJSON[v1.List[v1.AuditRecord]](ctx, s.c, f.addTo(newCall(http.MethodGet, "audit")))
+		all = append(all, l.Items...)
+		if err != nil || !l.Truncated || f.Newest || len(l.Items) == 0 || len(all) >= want {
+			return all, err
+		}
+		f.After, f.Limit = l.Items[len(l.Items)-1].Seq, want-len(all)
+	}
 }
 
 // Export writes audit records to w as JSON lines. Only operators may. If it returns an error,

@@ -268,6 +268,8 @@ type Pool struct {
 // List is the answer of every list.
 type List[T any] struct {
 	Items []T `json:"items"`
+	// Truncated reports that the list of audit records was cut at the size of a page.
+	Truncated bool `json:"truncated,omitempty"`
 }
 
 // Version describes the server and the runtime that it uses.

@@ -2,7 +2,10 @@ package api
 
 import (
 	"net/http"
+	"strconv"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // pieceSize is how many bytes of an answer a client must accept within the stall time.
@@ -16,6 +19,11 @@ type answer struct {
 	ctl    *http.ResponseController
 	stall  time.Duration
 	status int
+	// budget, if set, counts the bytes that sendCounted holds for principal. retry is set if the
+	// request changes nothing, so that the client can ask again.
+	budget    *budget
+	principal caller.Principal
+	retry     bool
 	// redact returns the part of an error that the caller may see.
 	redact func(error) error
 }
@@ -42,6 +50,28 @@ func (a *answer) WriteHeader(status int) {
 		a.status = status
 	}
 	a.ResponseWriter.WriteHeader(status)
+}
+
+// sendCounted sends p as the whole body of an answer. Its bytes count against the caller's budget
+// until the client has accepted them. Over the budget, sendCounted returns a *bodyError if the
+// request changes nothing. Otherwise the client must accept the answer within a shorter time.
+func sendCounted(w http.ResponseWriter, status int, form string, p []byte) error {
+	if a, ok := w.(*answer); ok && a.budget != nil {
+		n := int64(len(p))
+		if a.retry {
+			if err := a.budget.charge(a.principal, 0, n); err != nil {
+				return err
+			}
+		} else if !a.budget.force(a.principal, n) {
+			a.stall = min(a.stall, refusedTime)
+		}
+		defer a.budget.release(a.principal, n)
+	}
+	w.Header().Set("Content-Type", form)
+	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
+	w.WriteHeader(status)
+	_, err := w.Write(p)
+	return err
 }
 
 // Write sends p in pieces, each with its own deadline. It records an implicit status of 200.

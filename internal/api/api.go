@@ -33,13 +33,15 @@ import (
 const (
 	mcpPath = "/mcp" // path of the Model Context Protocol
 	mcpCall = "tools/call"
+	// unansweredCall is the action of tool calls that are refused without an answer.
+	unansweredCall = "unanswered"
 )
 
 // Limits of requests, in bytes and as durations.
 const (
 	maxDrop       = 4 * maxExecBody // of a refused body, read and dropped after the answer
 	maxUnasked    = 64 << 10        // of a body that the route does not read
-	maxHeader     = 256 << 10
+	maxHeader     = 64 << 10        // read before the caller is known
 	headerTime    = 10 * time.Second
 	bodyTime      = 2 * time.Minute // to receive a body that is held in memory
 	refusedTime   = 5 * time.Second // to receive the body of a refused request, and to send a piece of its answer
@@ -87,6 +89,10 @@ type Server struct {
 	// bodies counts the memory of bodies. pace is the minimum speed at which they must arrive.
 	bodies *budget
 	pace   bodyPace
+	// answers counts the memory of answers until they are written.
+	answers *budget
+	// description returns the answer of /openapi.json.
+	description func() ([]byte, error)
 	// terminals counts hijacked connections, for which net/http does not wait.
 	terminals sync.WaitGroup
 	// handOver ends when a hand-over begins. Requests that only wait for output then end at once, and
@@ -105,10 +111,11 @@ func New(o Options) *Server {
 	}
 	s := &Server{
 		opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime,
-		bodies: newBudget(o.Bodies), pace: defaultPace(),
+		bodies: newBudget(o.Bodies), pace: defaultPace(), answers: newAnswerBudget(),
 	}
 	s.conns = newConnLimiter(boundsOf(openFiles(), o.MaxRequests, o.MaxStreams), o.Log)
 	s.handOver, s.beginHandOver = context.WithCancelCause(context.Background())
+	s.description = sync.OnceValues(s.describe)
 	for _, r := range s.routes() {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
@@ -191,6 +198,8 @@ type route struct {
 	handle       handler
 	// open routes need no token and have no caller. operator routes are for operators only.
 	open, operator bool
+	// stream routes last until their client leaves, and count as streams of their caller.
+	stream bool
 	// direct routes run commands or write files without a tool: see engine.Direct.
 	direct bool
 	// takes says how the route reads a body; if it is bodyNone, body decides. limit bounds a body
@@ -221,9 +230,17 @@ func (s *Server) wrap(rt route) http.Handler {
 		if rt.open && errors.Is(err, errUnauthenticated) { // invalid credentials are refused here too
 			p, err = caller.Principal{}, nil
 		}
-		end, full := s.conns.begin(r, s.holder(rt, r, p))
+		out.budget, out.principal, out.retry = s.answers, p, r.Method == http.MethodGet || r.Method == http.MethodHead
+		end, full := s.conns.begin(r, s.holder(rt, r, p), rt.stream || isStream(r))
 		defer end()
+		if full == nil && !out.retry { // refuse before the request changes something
+			full = s.answers.checkRoom(p, 0)
+		}
+		if err == nil && p.Token != "" { // it may have been revoked before begin registered the connection
+			_, err = s.identify(r)
+		}
 		if err == nil && full != nil {
+			s.paceConnection(r, rt, p, full)
 			err, out.stall = rt.refuse(w, r, p, full), min(out.stall, refusedTime)
 		}
 		ctx := r.Context()
@@ -273,11 +290,26 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, p caller.Principa
 
 // paceRefusal counts n refusals of the caller and waits until the request may be answered. It does
 // not count errors of the service, and not connections over the limit, because those end with the
-// answer.
+// answer. If too many requests without a caller wait, it ends this one without an answer: a waiting
+// request keeps its memory even after its connection was evicted.
 func (s *Server) paceRefusal(p caller.Principal, err error, n int) {
 	if _, over := errors.AsType[*connectionError](err); !over && problem(err).Status < http.StatusInternalServerError {
-		s.opts.Refusals.Wait(p, n)
+		if !s.opts.Refusals.waitAmong(p, n, min(s.conns.bounds.anonymous, maxAnonymous)) {
+			panic(http.ErrAbortHandler)
+		}
 	}
+}
+
+// paceConnection ends the request without an answer if its connection is over the limit and its
+// caller gets too many refusals. A tool call is then only counted.
+func (s *Server) paceConnection(r *http.Request, rt route, p caller.Principal, err error) {
+	if _, over := errors.AsType[*connectionError](err); !over || s.opts.Refusals.allow(p) {
+		return
+	}
+	if rt.refused != nil {
+		s.opts.Engine.CountRefusal(r.Context(), p, unansweredCall, err)
+	}
+	panic(http.ErrAbortHandler)
 }
 
 // holder returns the caller that a request counts for. A command without a token counts for the
@@ -313,16 +345,22 @@ func dropBody(w http.ResponseWriter, r *http.Request) error {
 
 // handle calls a handler and returns a panic in it as an error, which is logged and answered.
 func handle(w http.ResponseWriter, r *http.Request, h handler, principal caller.Principal) (err error) {
+	return recovered(func() error { return h(w, r, principal) })
+}
+
+// recovered calls f and returns a panic in it as an error. http.ErrAbortHandler aborts an answer
+// that has begun, and is passed on.
+func recovered(f func() error) (err error) {
 	defer func() {
 		switch p := recover(); p {
 		case nil:
-		case http.ErrAbortHandler: // aborts an answer that has begun
+		case http.ErrAbortHandler:
 			panic(p)
 		default:
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	return h(w, r, principal)
+	return f()
 }
 
 // identify returns the caller of a request. A token that the service issued identifies its caller

@@ -17,7 +17,7 @@ func (s *Server) approvalRoutes() []route {
 			query:   []string{"state"}, answer: v1.List[v1.Approval]{},
 		},
 		{
-			method: "GET", path: "/v1/approvals/events", handle: s.watchApprovals,
+			method: "GET", path: "/v1/approvals/events", handle: s.watchApprovals, stream: true,
 			summary: "Stream approval requests: \"listening\", pending ones as \"asked\", then each change",
 			answer:  v1.ApprovalEvent{},
 		},
@@ -77,13 +77,15 @@ func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, p caller
 	live := make(chan v1.ApprovalEvent)
 	ended := make(chan error, 1)
 	go func() { // waited for below
-		ended <- s.opts.Engine.WatchApprovals(ctx, p, func(e v1.ApprovalEvent) error {
-			select {
-			case live <- e:
-				return nil
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+		ended <- recovered(func() error {
+			return s.opts.Engine.WatchApprovals(ctx, p, func(e v1.ApprovalEvent) error {
+				select {
+				case live <- e:
+					return nil
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+			})
 		})
 	}()
 	out := newSSE(w)

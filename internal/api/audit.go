@@ -63,8 +63,11 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p caller.Prin
 	if err != nil {
 		return err
 	}
-	items, err := s.opts.Engine.Audit(r.Context(), p, f)
-	return replyList(w, items, err)
+	list, err := s.opts.Engine.Audit(r.Context(), p, f)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, list)
 }
 
 // exportAudit streams records. An error in the middle aborts the answer, so that the client cannot

@@ -66,6 +66,7 @@ type bodyError struct {
 	said   *usererror.Error
 	status int // 0: the status of the error's class
 	retry  time.Duration
+	answer bool // about an answer, not a body
 	read   int
 	sum    string
 }

@@ -9,6 +9,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
+// Bounds of the answers that clients have not read, in bytes: of all callers together, and of each.
+const (
+	maxAnswers       = 128 << 20
+	maxCallerAnswers = 32 << 20
+)
+
 // Defaults of BodyBudget. They are the smallest values that let every route receive its largest
 // body.
 const (
@@ -30,10 +36,12 @@ type BodyBudget struct {
 	Total, Caller int64
 }
 
-// budget counts the bytes that bodies hold. A body is charged before its memory is allocated, and
-// until its handler returns. All methods may be called concurrently.
+// budget counts the bytes that bodies or answers hold. A body is charged before its memory is
+// allocated, and until its handler returns. An answer is charged until it is written. All methods
+// may be called concurrently.
 type budget struct {
 	total, caller int64
+	answers       bool // counts answers, not bodies
 
 	mu       sync.Mutex
 	held     int64
@@ -52,11 +60,17 @@ func newBudget(o BodyBudget) *budget {
 	return b
 }
 
+func newAnswerBudget() *budget {
+	b := newBudget(BodyBudget{Total: maxAnswers, Caller: maxCallerAnswers})
+	b.answers = true
+	return b
+}
+
 // check returns an error unless a body that holds have bytes may take n more. The caller holds
 // b.mu.
 func (b *budget) check(p caller.Principal, have, n int64) error {
 	if b.byCaller[p.Caller]+n > b.caller {
-		return overBudget("your requests", "requests.caller_bodies", b.caller)
+		return b.over("your requests", "requests.caller_bodies", b.caller)
 	}
 	limit := b.total
 	if !p.Operator {
@@ -66,14 +80,19 @@ func (b *budget) check(p caller.Principal, have, n int64) error {
 		limit -= b.total / smallShare
 	}
 	if b.held+n > limit {
-		return overBudget("all requests", "requests.bodies", b.total)
+		return b.over("all requests", "requests.bodies", b.total)
 	}
 	return nil
 }
 
-func overBudget(whose, key string, limit int64) error {
+func (b *budget) over(whose, key string, limit int64) error {
 	e := bodyProblem(errdefs.ErrResourceExhausted,
 		"the bodies of %s are at their limit of %d bytes (%s): try again in %s", whose, limit, key, retryTime)
+	if b.answers {
+		e = bodyProblem(errdefs.ErrResourceExhausted,
+			"the unread answers to %s are at their limit of %d bytes: read them, or try again in %s", whose, limit, retryTime)
+		e.answer = true
+	}
 	e.retry = retryTime
 	return e
 }
@@ -96,6 +115,17 @@ func (b *budget) charge(p caller.Principal, have, n int64) error {
 	b.byCaller[p.Caller] += n
 	b.peak = max(b.peak, b.held)
 	return nil
+}
+
+// force charges n bytes and reports whether the budget had room for them.
+func (b *budget) force(p caller.Principal, n int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	err := b.check(p, 0, n)
+	b.held += n
+	b.byCaller[p.Caller] += n
+	b.peak = max(b.peak, b.held)
+	return err == nil
 }
 
 // release returns n bytes to the budget.

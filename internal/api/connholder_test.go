@@ -23,18 +23,18 @@ func TestRequestCountsAfterConnectionCloses(t *testing.T) {
 		slog.New(slog.DiscardHandler))
 	r := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
 	ann := caller.Principal{Caller: "ann"}
-	first, err := l.begin(r, ann)
+	first, err := l.begin(r, ann, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.begin(r, ann); err != nil {
+	if _, err := l.begin(r, ann, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.begin(r, ann); err == nil || !strings.Contains(err.Error(), "callers.max_requests") {
+	if _, err := l.begin(r, ann, false); err == nil || !strings.Contains(err.Error(), "callers.max_requests") {
 		t.Errorf("begin() of a third request = %v, want its bound", err)
 	}
 	first()
-	if _, err := l.begin(r, ann); err != nil {
+	if _, err := l.begin(r, ann, false); err != nil {
 		t.Errorf("begin() after the end of one = %v, want nil", err)
 	}
 }
@@ -72,7 +72,7 @@ func TestAcceptWithoutDescriptorsClosesCallerConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
-	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), caller.Principal{Caller: "ann"}); err != nil {
+	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), caller.Principal{Caller: "ann"}, false); err != nil {
 		t.Fatal(err)
 	}
 	full.failed.Store(false)
@@ -91,15 +91,15 @@ func TestBoundsOf(t *testing.T) {
 		files, requests, streams int
 		want                     connBounds
 	}{
-		{0, 0, 0, connBounds{total: 8, anonymous: 1, callers: 6, requests: 3, streams: 1}},
-		{1024, 512, 256, connBounds{total: 256, anonymous: 32, callers: 192, requests: 96, streams: 48}},
-		{1024, 10, 500, connBounds{total: 256, anonymous: 32, callers: 192, requests: 10, streams: 48}},
+		{0, 0, 0, connBounds{total: 8, anonymous: 1, maxAnonymous: 8, callers: 6, requests: 3, streams: 1}},
+		{1024, 512, 256, connBounds{total: 256, anonymous: 32, maxAnonymous: 256, callers: 192, requests: 96, streams: 48}},
+		{1024, 10, 500, connBounds{total: 256, anonymous: 32, maxAnonymous: 256, callers: 192, requests: 10, streams: 48}},
 		{
-			1 << 20, 512, 256, connBounds{total: 1 << 18, anonymous: 1 << 15, callers: 3 << 16, requests: 512,
+			1 << 20, 512, 256, connBounds{total: 1 << 18, anonymous: 1 << 15, maxAnonymous: 1024, callers: 3 << 16, requests: 512,
 				streams: 256},
 		},
 		{
-			1 << 20, 0, 0, connBounds{total: 1 << 18, anonymous: 1 << 15, callers: 3 << 16, requests: 3 << 15,
+			1 << 20, 0, 0, connBounds{total: 1 << 18, anonymous: 1 << 15, maxAnonymous: 1024, callers: 3 << 16, requests: 3 << 15,
 				streams: 3 << 14},
 		},
 	} {
@@ -127,6 +127,8 @@ func TestIsStream(t *testing.T) {
 		{"POST", "/v1/tools/x/call", []string{"Accept", formJSON + ", " + formEvents}, true},
 		{"POST", "/mcp", []string{"Accept", formJSON + ", " + formEvents}, false},
 		{"GET", "/mcp", []string{"Accept", formEvents}, true},
+		{"GET", "/mcp", []string{"Accept", "*/*"}, true},
+		{"POST", "/v1/run", []string{"Accept", strings.ToUpper(formFrames)}, true},
 	} {
 		r := httptest.NewRequestWithContext(context.Background(), c.method, c.target, nil)
 		for i := 0; i+1 < len(c.header); i += 2 {

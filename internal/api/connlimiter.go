@@ -23,6 +23,8 @@ const (
 	// reservedShare is the fraction (1/n) of the connections that is reserved for anonymous ones.
 	// As many are reserved for operators.
 	reservedShare = 8
+	// maxAnonymous bounds the anonymous connections, because each can hold maxHeader bytes.
+	maxAnonymous = 1024
 	// requestShare and streamShare are the fractions (1/n) of the other connections that bound the
 	// requests and streams of one caller.
 	requestShare = 2
@@ -34,10 +36,12 @@ const (
 // connBounds are the bounds of a connLimiter.
 type connBounds struct {
 	total     int // all connections
-	anonymous int // connections without a caller
-	callers   int // connections of callers that are not operators
-	requests  int // concurrent requests of one such caller
-	streams   int // of these: events, followed output, terminals, tunnels
+	anonymous int // reserved connections without a caller
+	// maxAnonymous is the most of these, also while other shares are free; 0 means no bound.
+	maxAnonymous int
+	callers      int // connections of callers that are not operators
+	requests     int // concurrent requests of one such caller
+	streams      int // of these: events, followed output, terminals, tunnels
 }
 
 // boundsOf divides the connections that a number of descriptors allows. requests and streams are
@@ -45,7 +49,9 @@ type connBounds struct {
 func boundsOf(files, requests, streams int) connBounds {
 	total := max(files/filesPerConn, reservedShare)
 	reserved := total / reservedShare
-	b := connBounds{total: total, anonymous: reserved, callers: total - 2*reserved}
+	b := connBounds{
+		total: total, anonymous: reserved, maxAnonymous: min(total, maxAnonymous), callers: total - 2*reserved,
+	}
 	least := func(configured, share int) int {
 		if configured > 0 {
 			return min(configured, max(share, 1))
@@ -98,6 +104,7 @@ type limitedConn struct {
 	holder *connHolder // nil: closed
 	token  string      // ID of the token of the last request
 	active bool        // serving a request
+	expiry *time.Timer // closes the connection when that token expires, or nil
 	place  *chain.Element
 }
 
@@ -138,7 +145,9 @@ func (a limitedListener) Accept() (net.Conn, error) {
 	defer a.l.mu.Unlock()
 	a.l.attach(c, a.l.anonymous)
 	// The other shares are fixed, so the connections over the total are anonymous.
-	if a.l.anonymous.conns()+a.l.operators.conns()+a.l.ofCallers > a.l.bounds.total {
+	anonymous := a.l.anonymous.conns()
+	most := a.l.bounds.maxAnonymous
+	if most > 0 && anonymous > most || anonymous+a.l.operators.conns()+a.l.ofCallers > a.l.bounds.total {
 		a.l.evict(a.l.anonymous, c)
 	}
 	return c, nil
@@ -148,6 +157,7 @@ func (a limitedListener) Accept() (net.Conn, error) {
 func (c *limitedConn) Close() error {
 	c.l.mu.Lock()
 	c.l.detach(c)
+	c.l.closeAt(c, time.Time{})
 	c.l.mu.Unlock()
 	return c.Conn.Close()
 }
@@ -238,14 +248,16 @@ func (l *connLimiter) holder(p caller.Principal) *connHolder {
 }
 
 // begin counts a request of the call's caller until end is called, and assigns its connection to
-// that caller. Operators and anonymous requests are bounded only by their connections.
-func (l *connLimiter) begin(r *http.Request, p caller.Principal) (end func(), err error) {
+// that caller. stream requests also count as streams. Operators and anonymous requests are bounded
+// only by their connections.
+func (l *connLimiter) begin(r *http.Request, p caller.Principal, stream bool) (end func(), err error) {
 	none := func() {}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.holder(p)
 	if c, ok := r.Context().Value(connKey{}).(*limitedConn); ok && c.holder != nil {
 		c.token = p.Token
+		l.closeAt(c, p.Expires)
 		if err := l.assign(c, h); err != nil {
 			return none, &connectionError{err}
 		}
@@ -253,7 +265,6 @@ func (l *connLimiter) begin(r *http.Request, p caller.Principal) (end func(), er
 	if !l.ofCaller(h) {
 		return none, nil
 	}
-	stream := isStream(r)
 	switch {
 	case h.requests >= l.bounds.requests:
 		defer l.forget(h)
@@ -275,6 +286,28 @@ func (l *connLimiter) begin(r *http.Request, p caller.Principal) (end func(), er
 		count(-1)
 		l.forget(h)
 	}), nil
+}
+
+// closeAt closes the connection at a time, with its running request, unless a later call replaces
+// the time. Zero means never. The caller holds the lock.
+func (l *connLimiter) closeAt(c *limitedConn, at time.Time) {
+	if c.expiry != nil {
+		c.expiry.Stop()
+		c.expiry = nil
+	}
+	if at.IsZero() {
+		return
+	}
+	var own *time.Timer
+	own = time.AfterFunc(time.Until(at), func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if c.expiry == own {
+			l.detach(c)
+			c.Conn.Close() //nolint:errcheck // the client finds out by its next read
+		}
+	})
+	c.expiry = own
 }
 
 // connectionError is the refusal of a connection over its holder's limit, not of a request.
@@ -391,15 +424,15 @@ func (l *connLimiter) closeOne() {
 	l.evict(l.anonymous, nil)
 }
 
-// isStream reports whether a request lasts: it upgrades the connection, follows output, or is
-// answered in pieces while something runs.
+// isStream reports whether a request of a route that is not always a stream lasts: it upgrades the
+// connection, follows output, or is answered in pieces while something runs.
 func isStream(r *http.Request) bool {
 	switch {
 	case r.Header.Get("Upgrade") != "", r.Header.Get(headerExec) != "", r.URL.Query().Get("follow") == "true":
 		return true
-	case r.URL.Path == mcpPath && r.Method == http.MethodPost: // its clients always accept both forms
-		return false
+	case r.URL.Path == mcpPath: // its clients always accept both forms
+		return r.Method == http.MethodGet
 	}
-	accept := strings.Join(r.Header.Values("Accept"), ",")
+	accept := strings.ToLower(strings.Join(r.Header.Values("Accept"), ","))
 	return strings.Contains(accept, formEvents) || strings.Contains(accept, formFrames)
 }

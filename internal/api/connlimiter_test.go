@@ -147,7 +147,7 @@ func tokenOf(t *testing.T, e *engine.Engine, r v1.TokenRequest) []string {
 func TestAnonymousConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	const most, all = 8, 40
-	address, _ := serveLimited(t, nil, connBounds{total: most, anonymous: most, requests: 1, streams: 1})
+	address, _ := serveLimited(t, nil, connBounds{total: 2 * all, anonymous: 1, maxAnonymous: most, requests: 1, streams: 1})
 	var closed atomic.Int32
 	for range all {
 		p := answers(t, address, "/healthz", http.StatusOK)
@@ -218,6 +218,20 @@ func TestCallerLimitsLeaveOthersServed(t *testing.T) {
 	if conns, _, streams := s.conns.count("hog"); conns > 6 || streams != 4 {
 		t.Errorf("the caller has %d connections and %d streams, want at most 6, and 4", conns, streams)
 	}
+}
+
+func TestEventStreamsCountForAnyAccept(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 6, streams: 2})
+	ann := append(tokenOf(t, e, v1.TokenRequest{Caller: "ann"}), "Accept", "*/*")
+	for _, path := range []string{"/v1/approvals/events", "/v1/events?follow=true"} {
+		defer answers(t, address, path, http.StatusOK, ann...).Close()
+	}
+	if _, _, streams := s.conns.count("ann"); streams != 2 {
+		t.Errorf("%d streams are counted, want 2", streams)
+	}
+	answers(t, address, "/v1/approvals/events", http.StatusTooManyRequests, ann...)
 }
 
 // A stream that ends frees its place for the next one.

@@ -214,15 +214,11 @@ func (q *query) file() wire.FileRequest {
 	}
 }
 
-// reply sends v as JSON.
+// reply sends v as JSON: see sendCounted.
 func reply(w http.ResponseWriter, status int, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Content-Type", formJSON)
-	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
-	w.WriteHeader(status)
-	_, err = w.Write(b)
-	return err
+	return sendCounted(w, status, formJSON, b)
 }

@@ -16,9 +16,18 @@ type object = map[string]any
 
 var pathParameter = regexp.MustCompile(`\{(\w+)(\.\.\.)?\}`)
 
-// openapi answers with the description of the interface. It is generated from the routes and the
-// types, so that it cannot differ from them.
+// openapi answers with the description of the interface.
 func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ caller.Principal) error {
+	b, err := s.description()
+	if err != nil {
+		return err
+	}
+	return sendCounted(w, http.StatusOK, formJSON, b)
+}
+
+// describe returns the description of the interface. It is generated from the routes and the types,
+// so that it cannot differ from them. That is too much work for each request, which needs no token.
+func (s *Server) describe() ([]byte, error) {
 	schemas := object{}
 	paths := map[string]object{}
 	for _, r := range s.routes() {
@@ -35,7 +44,7 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ caller.Princi
 		}
 	}
 	schemaOf(reflect.TypeFor[v1.Problem](), schemas)
-	return reply(w, http.StatusOK, object{
+	return json.Marshal(object{
 		"openapi": "3.1.0",
 		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version(caller.Principal{}).Version},
 		"paths":   paths,

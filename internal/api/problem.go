@@ -91,6 +91,9 @@ func problem(err error) *v1.Problem {
 	}
 	if e, ok := errors.AsType[*bodyError](err); ok {
 		p.Field, p.Detail = "body", e.Error()
+		if e.answer {
+			p.Field = ""
+		}
 		if e.status != 0 {
 			p.Status, p.Title = e.status, http.StatusText(e.status)
 		}

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -19,6 +20,8 @@ const (
 	// maxRefusalDelay is the longest delay of one answer. The client's connection counts against
 	// its caller's share during the delay.
 	maxRefusalDelay = 5 * time.Second
+	// maxRefusalDebt is the longest time for which one request with many refusals delays later ones.
+	maxRefusalDebt = time.Minute
 	// maxPacedCallers is the number of callers above which those without recent refusals are
 	// forgotten.
 	maxPacedCallers = 1024
@@ -34,6 +37,7 @@ type RefusalPacer struct {
 
 	mu      sync.Mutex
 	callers map[string]*rate.Limiter
+	waiting int // anonymous requests that wait
 }
 
 // NewRefusalPacer returns a RefusalPacer that no caller has used.
@@ -45,19 +49,61 @@ func NewRefusalPacer() *RefusalPacer {
 // maxRefusalDelay later. It does not return early if the client leaves; otherwise clients could
 // avoid the delay.
 func (p *RefusalPacer) Wait(principal caller.Principal, n int) {
+	p.waitAmong(principal, n, math.MaxInt)
+}
+
+// waitAmong is Wait, unless the request has no caller and most other such requests wait. It then
+// returns false at once.
+func (p *RefusalPacer) waitAmong(principal caller.Principal, n, most int) bool {
 	if principal.Operator {
-		return
+		return true
 	}
-	r := p.limiter(principal.Caller).ReserveN(time.Now(), min(n, p.burst))
-	delay := r.Delay()
+	delay := p.reserve(principal.Caller, n)
 	if delay == 0 {
-		return
+		return true
 	}
-	if delay > maxRefusalDelay { // do not let the debt grow without limit
-		r.Cancel()
-		delay = maxRefusalDelay
+	if principal.Caller == "" {
+		if !p.addWaiting(1, most) {
+			return false
+		}
+		defer p.addWaiting(-1, math.MaxInt)
 	}
 	time.Sleep(delay)
+	return true
+}
+
+// allow charges one refusal to the caller if it is within the rate, and reports whether it is.
+// Operators are always within it.
+func (p *RefusalPacer) allow(principal caller.Principal) bool {
+	return principal.Operator || p.limiter(principal.Caller).Allow()
+}
+
+// reserve charges n refusals to the caller, in steps of at most the burst, and returns the delay of
+// the answer. The first step is charged only up to the longest delay, the others up to
+// maxRefusalDebt.
+func (p *RefusalPacer) reserve(caller string, n int) (delay time.Duration) {
+	l, now, most := p.limiter(caller), time.Now(), maxRefusalDelay
+	for ; n > 0; n -= p.burst {
+		r := l.ReserveN(now, min(n, p.burst))
+		delay = r.DelayFrom(now)
+		if delay > most {
+			r.CancelAt(now)
+			break
+		}
+		most = maxRefusalDebt
+	}
+	return min(delay, maxRefusalDelay)
+}
+
+// addWaiting adds n to the waiting anonymous requests, unless they would be more than most.
+func (p *RefusalPacer) addWaiting(n, most int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n > 0 && p.waiting > most-n {
+		return false
+	}
+	p.waiting += n
+	return true
 }
 
 // limiter returns the limiter of a caller, or of requests without a caller if the name is empty.

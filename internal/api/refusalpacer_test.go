@@ -3,6 +3,7 @@ package api
 import (
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,6 +64,42 @@ func TestRefusalPacerBoundsDelay(t *testing.T) {
 	})
 }
 
+func TestRefusalPacerChargesEveryRefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewRefusalPacer()
+		mallory := caller.Principal{Caller: "mallory"}
+		const n = 10 * refusalBurst
+		p.Wait(mallory, n)
+		p.Wait(mallory, 1)
+		if got, want := waits(p, mallory, 1), maxRefusalDelay; got != want {
+			t.Errorf("after %d refusals at once, the third answer waits %v, want %v", n, got, want)
+		}
+	})
+}
+
+func TestAnonymousWaitersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewRefusalPacer()
+		const most, clients = 3, refusalBurst + 10
+		waited := make(chan bool)
+		for range clients {
+			go func() { waited <- p.waitAmong(caller.Principal{}, 1, most) }()
+		}
+		got := 0
+		for range clients {
+			if <-waited {
+				got++
+			}
+		}
+		if want := refusalBurst + most; got != want {
+			t.Errorf("%d of %d requests without a caller were answered, want %d", got, clients, want)
+		}
+		if !p.waitAmong(caller.Principal{}, 1, most) {
+			t.Error("no request may wait after the others left")
+		}
+	})
+}
+
 func TestRefusalPacerForgetsCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewRefusalPacer()
@@ -106,6 +143,56 @@ func TestRefusedRequestsArePaced(t *testing.T) {
 	}
 	if got := refused("/v1/sandboxes/none", http.StatusNotFound, 1, ann...); got > maxRefusalDelay/2 {
 		t.Errorf("a refusal of another caller took %v, want no delay", got)
+	}
+}
+
+func TestExpiredTokenLosesItsConnections(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 6, streams: 4})
+	brief := tokenOf(t, e, v1.TokenRequest{Caller: "ann", TTLMS: 2000})
+	long := tokenOf(t, e, v1.TokenRequest{Caller: "ann", TTLMS: 3_600_000})
+	const follow = "/v1/events?follow=true"
+	stream, idle := answers(t, address, follow, http.StatusOK, brief...), answers(t, address, "/v1/pools", http.StatusOK, brief...)
+	changed := answers(t, address, "/v1/pools", http.StatusOK, brief...)
+	if _, err := changed.get(follow, long...); err != nil {
+		t.Fatal(err)
+	}
+	stream.closed(t, "the stream of the expired token")
+	idle.closed(t, "an idle connection of the expired token")
+	eventually(t, "the end of the other connections", func() bool {
+		conns, _, streams := s.conns.count("ann")
+		return conns == 1 && streams == 1
+	})
+}
+
+func TestTokenRevokedWhileRequestBeginsIsRefused(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	tok, err := e.Callers.CreateToken(t.Context(), caller.Local(""), v1.TokenRequest{Caller: "ann"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Options{Engine: e})
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/pools", nil)
+	r.Header.Set("Authorization", "Bearer "+tok.Secret)
+	w, done := httptest.NewRecorder(), make(chan struct{})
+	s.conns.mu.Lock() // the request waits for it after it was identified
+	go func() {
+		defer close(done)
+		s.Handler().ServeHTTP(w, r)
+	}()
+	eventually(t, "the use of the token", func() bool {
+		list, err := e.Callers.Tokens(t.Context(), caller.Local(""))
+		return err == nil && len(list) == 1 && list[0].LastUseAt != nil
+	})
+	if _, err := e.Callers.RevokeToken(t.Context(), caller.Local(""), tok.ID); err != nil {
+		t.Error(err)
+	}
+	s.conns.mu.Unlock()
+	<-done
+	if w.Code != http.StatusUnauthorized {
+		t.Errorf("status = %d, want 401", w.Code)
 	}
 }
 

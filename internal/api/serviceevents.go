@@ -15,7 +15,7 @@ import (
 
 func (s *Server) eventRoutes() []route {
 	return []route{{
-		method: "GET", path: "/v1/events", handle: s.serviceEvents,
+		method: "GET", path: "/v1/events", handle: s.serviceEvents, stream: true,
 		summary: "Stream events, with follow also new ones; Last-Event-ID continues a stream",
 		query:   []string{"after", "since", "follow"}, answer: v1.ServiceEvent{},
 	}}
@@ -43,13 +43,15 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p caller.
 	live := make(chan v1.ServiceEvent)
 	ended := make(chan error, 1)
 	go func() { // waited for below
-		ended <- s.opts.Engine.Events.Watch(ctx, p, query, func(e v1.ServiceEvent) error {
-			select {
-			case live <- e:
-				return nil
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+		ended <- recovered(func() error {
+			return s.opts.Engine.Events.Watch(ctx, p, query, func(e v1.ServiceEvent) error {
+				select {
+				case live <- e:
+					return nil
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+			})
 		})
 	}()
 	out := newSSE(w)

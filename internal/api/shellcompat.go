@@ -57,7 +57,14 @@ func (s *Server) shellCompatRoutes() []route {
 func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	p.Via = shellCompatVia
 	if err := checkLocal(r); err != nil {
+		if p.Caller == "" { // such a client has no share of the log
+			s.opts.Engine.CountRefusal(r.Context(), p, shellCompatTool, err)
+			return err
+		}
 		return s.opts.Engine.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
+	}
+	if p.Caller == "" {
+		p.Caller = s.opts.ShellCaller
 	}
 	var req shellRequest
 	timeout := shellTimeout

@@ -160,13 +160,9 @@ func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p caller.Pri
 		}
 	}
 	h := w.Header()
-	h.Set("Content-Type", formRaw)
-	h.Set("Content-Length", strconv.Itoa(len(data)))
 	h.Set("Orchestrator-Offset", strconv.FormatInt(got.Offset, 10))
 	h.Set("Orchestrator-End", strconv.FormatBool(got.EOF))
-	w.WriteHeader(http.StatusOK)
-	_, err = w.Write(data)
-	return err
+	return sendCounted(w, http.StatusOK, formRaw, data)
 }
 
 func (s *Server) endSession(w http.ResponseWriter, r *http.Request, p caller.Principal) error {

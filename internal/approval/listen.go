@@ -12,10 +12,23 @@ import (
 // listenBuffer is how many events a listener may lag behind.
 const listenBuffer = 1024
 
-// listener is one subscription. Its channel is closed if it is too slow.
+// listener is one subscription. The gate's lock guards events and late.
 type listener struct {
 	caller string
-	events chan Event
+	events []*Event      // not yet taken; shared between listeners
+	late   bool          // too slow, and removed from the gate
+	wake   chan struct{} // has a value if events or late changed
+}
+
+// add queues an event, or marks the listener as late if its queue is full.
+func (l *listener) add(e *Event) {
+	if l.late = len(l.events) >= listenBuffer; !l.late {
+		l.events = append(l.events, e)
+	}
+	select {
+	case l.wake <- struct{}{}:
+	default: // it has not yet seen the last change
+	}
 }
 
 // Subscribe calls sink with the events of caller, or of all callers if "", until ctx ends; then it
@@ -23,7 +36,7 @@ type listener struct {
 // sink. A sink that lags over 1024 events behind gets an error of class ResourceExhausted. When the
 // gate stops, the error is of class Unavailable.
 func (g *Gate) Subscribe(ctx context.Context, caller string, sink func(Event) error) error {
-	l := &listener{caller: caller, events: make(chan Event, listenBuffer)}
+	l := &listener{caller: caller, wake: make(chan struct{}, 1)}
 	first := g.listen(l)
 	defer func() {
 		g.mu.Lock()
@@ -44,14 +57,36 @@ func (g *Gate) Subscribe(ctx context.Context, caller string, sink func(Event) er
 			return nil
 		case <-g.stopped:
 			return fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
-		case e, ok := <-l.events:
-			if !ok {
-				return fmt.Errorf("the listener is over %d events behind: read faster, or list and subscribe again: %w",
-					listenBuffer, errdefs.ErrResourceExhausted)
-			}
-			if err := sink(e); err != nil {
+		case <-l.wake:
+			if err := g.forward(l, sink); err != nil {
 				return err
 			}
+		}
+	}
+}
+
+// forward sends the queued events of a listener. It returns an error if the listener is late.
+func (g *Gate) forward(l *listener, sink func(Event) error) error {
+	for {
+		g.mu.Lock()
+		var next *Event
+		if len(l.events) > 0 {
+			next, l.events = l.events[0], l.events[1:]
+		} else {
+			l.events = nil
+		}
+		late := l.late
+		g.mu.Unlock()
+		switch {
+		case next != nil:
+			if err := sink(*next); err != nil {
+				return err
+			}
+		case late:
+			return fmt.Errorf("the listener is over %d events behind: read faster, or list and subscribe again: %w",
+				listenBuffer, errdefs.ErrResourceExhausted)
+		default:
+			return nil
 		}
 	}
 }
@@ -76,17 +111,14 @@ func (g *Gate) listen(l *listener) []Request {
 
 // publish sends an event to all listeners without blocking. The caller holds g.mu.
 func (g *Gate) publish(kind string, r Request) {
-	e := Event{Type: kind, Request: r}
+	e := &Event{Type: kind, Request: r}
 	for l := range g.listeners {
 		if l.caller != "" && l.caller != r.Caller {
 			continue
 		}
-		select {
-		case l.events <- e:
-		default:
+		if l.add(e); l.late {
 			delete(g.listeners, l)
-			close(l.events)
 		}
 	}
-	g.hook.enqueue(e)
+	g.hook.enqueue(*e)
 }

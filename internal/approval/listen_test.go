@@ -117,6 +117,20 @@ func TestSlowListenerIsDropped(t *testing.T) {
 	}
 }
 
+func TestIdleListenerHoldsNoQueue(t *testing.T) {
+	w := newWorld(t, Options{})
+	events := listen(t, w, "")
+	w.want(t, call("a", prompts(t)), OutcomeAsked)
+	<-events
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for l := range w.listeners {
+		if got := cap(l.events); got > 16 {
+			t.Errorf("the queue of an idle listener has room for %d events, want at most 16", got)
+		}
+	}
+}
+
 func TestSubscribeReturnsSinkError(t *testing.T) {
 	w := newWorld(t, Options{})
 	w.want(t, call("a", prompts(t)), OutcomeAsked)

@@ -101,7 +101,7 @@ func (w *world) call(id string) {
 func (w *world) list(f Filter) []Stored {
 	w.t.Helper()
 	w.flush()
-	all, err := w.log.List(w.t.Context(), f)
+	all, _, err := w.log.List(w.t.Context(), f)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -16,6 +17,8 @@ const (
 	// ownedCost bytes.
 	MaxOwned  = 2 << 20
 	ownedCost = 256
+	// maxIndexes bounds the indexes of one caller, because each takes its time to search a text.
+	maxIndexes = 16
 )
 
 // owners holds the values of callers. One caller's values never affect another caller's records.
@@ -26,17 +29,27 @@ type owners struct {
 
 // owner holds the values of one caller.
 type owner struct {
-	bytes int
-	sets  map[[sha256.Size]byte]*ownedSet // by hash of the content
-	ready []*values                       // values of all sets; replaced, never modified
+	bytes   int
+	sets    map[[sha256.Size]byte]*ownedSet // by hash of the content
+	indexes []*ownedIndex                   // at most maxIndexes
+	ready   []*values                       // values of all indexes; replaced, never modified
+}
+
+// ownedIndex holds the values of one or more sets.
+type ownedIndex struct {
+	change sync.Mutex // held while values is compiled; taken before the lock of owners
+	sets   map[*ownedSet]struct{}
+	bytes  int
+	values *values // nil until it is first compiled
 }
 
 // ownedSet is a reference-counted set of values.
 type ownedSet struct {
-	once   sync.Once
-	values *values
-	refs   int
-	bytes  int
+	once  sync.Once
+	in    *ownedIndex
+	list  []string
+	refs  int
+	bytes int
 }
 
 // Own hides values in records of the caller, in all their encodings, until release is called. It
@@ -58,18 +71,16 @@ func (r *Redactor) Own(ctx context.Context, caller string, list []string) (relea
 	slices.Sort(known)
 	known = slices.Compact(known)
 	id := sha256.Sum256([]byte(strings.Join(known, "\x00")))
-	s, err := r.own.acquire(caller, id, known)
+	c, s, err := r.own.acquire(caller, id, known)
 	if err != nil {
 		return nil, err
 	}
-	s.once.Do(func() {
-		r.own.publish(caller, s, compileValues(known))
-	})
+	s.once.Do(func() { r.own.compile(c, s.in) })
 	return sync.OnceFunc(func() { r.own.release(caller, id) }), nil
 }
 
 // acquire adds a reference to the set id.
-func (o *owners) acquire(caller string, id [sha256.Size]byte, list []string) (*ownedSet, error) {
+func (o *owners) acquire(caller string, id [sha256.Size]byte, list []string) (*owner, *ownedSet, error) {
 	bytes := 0
 	for _, value := range list {
 		bytes += len(value) + ownedCost
@@ -83,10 +94,12 @@ func (o *owners) acquire(caller string, id [sha256.Size]byte, list []string) (*o
 	s := c.sets[id]
 	if s == nil {
 		if c.bytes+bytes > MaxOwned {
-			return nil, fmt.Errorf("secret values of running calls and sandboxes exceed %d bytes: %w",
+			return nil, nil, fmt.Errorf("secret values of running calls and sandboxes exceed %d bytes: %w",
 				MaxOwned, errdefs.ErrResourceExhausted)
 		}
-		s = &ownedSet{bytes: bytes}
+		s = &ownedSet{in: c.indexForNewSet(), list: list, bytes: bytes}
+		s.in.sets[s] = struct{}{}
+		s.in.bytes += bytes
 		c.sets[id] = s
 		c.bytes += bytes
 	}
@@ -95,39 +108,74 @@ func (o *owners) acquire(caller string, id [sha256.Size]byte, list []string) (*o
 		o.live = map[string]*owner{}
 	}
 	o.live[caller] = c
-	return s, nil
+	return c, s, nil
 }
 
-// publish makes the values of an acquired set visible.
-func (o *owners) publish(caller string, s *ownedSet, v *values) {
+// indexForNewSet returns a new index, or the smallest one if there are enough. The caller holds the
+// lock.
+func (c *owner) indexForNewSet() *ownedIndex {
+	if len(c.indexes) < maxIndexes {
+		x := &ownedIndex{sets: map[*ownedSet]struct{}{}}
+		c.indexes = append(c.indexes, x)
+		return x
+	}
+	return slices.MinFunc(c.indexes, func(a, b *ownedIndex) int { return cmp.Compare(a.bytes, b.bytes) })
+}
+
+// compile makes the present sets of an index visible, and no others.
+func (o *owners) compile(c *owner, x *ownedIndex) {
+	x.change.Lock()
+	defer x.change.Unlock()
+	o.mu.RLock()
+	var list []string
+	for s := range x.sets {
+		list = append(list, s.list...)
+	}
+	o.mu.RUnlock()
+	v := compileValues(list)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	s.values = v
-	o.live[caller].refreshReady()
+	x.values = v
+	c.refreshReady()
 }
 
 func (o *owners) release(caller string, id [sha256.Size]byte) {
+	if c, x := o.drop(caller, id); x != nil {
+		o.compile(c, x)
+	}
+}
+
+// drop removes a reference to a set. It returns an index that must be compiled again, or nil.
+func (o *owners) drop(caller string, id [sha256.Size]byte) (*owner, *ownedIndex) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	c := o.live[caller]
 	s := c.sets[id]
 	if s.refs--; s.refs > 0 {
-		return
+		return nil, nil
 	}
+	x := s.in
 	delete(c.sets, id)
+	delete(x.sets, s)
 	c.bytes -= s.bytes
-	c.refreshReady()
+	x.bytes -= s.bytes
 	if len(c.sets) == 0 {
 		delete(o.live, caller)
 	}
+	if len(x.sets) > 0 {
+		return c, x
+	}
+	c.indexes = slices.DeleteFunc(c.indexes, func(other *ownedIndex) bool { return other == x })
+	c.refreshReady()
+	return nil, nil
 }
 
 // refreshReady rebuilds ready. The caller holds the lock.
 func (c *owner) refreshReady() {
-	c.ready = make([]*values, 0, len(c.sets))
-	for _, s := range c.sets {
-		if s.values != nil {
-			c.ready = append(c.ready, s.values)
+	c.ready = make([]*values, 0, len(c.indexes))
+	for _, x := range c.indexes {
+		if x.values != nil {
+			c.ready = append(c.ready, x.values)
 		}
 	}
 }

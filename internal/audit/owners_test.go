@@ -233,3 +233,44 @@ func TestOwnIsSafeDuringRedaction(t *testing.T) {
 		t.Errorf("%d callers are left", len(r.own.live))
 	}
 }
+
+func TestOwnIndexesPerCallerAreBounded(t *testing.T) {
+	r := NewRedactor()
+	const sets = 3 * maxIndexes
+	secret := func(i int) string { return fmt.Sprintf("hunter-number-%04d", i) }
+	release := make([]func(), sets)
+	for i := range sets {
+		var err error
+		if release[i], err = r.Own(t.Context(), "ann", []string{secret(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := len(r.own.valuesOf("ann")); got != maxIndexes {
+		t.Errorf("%d sets are in %d indexes, want %d", sets, got, maxIndexes)
+	}
+	hidden := func(i int) bool {
+		v := r.record("ann")
+		return !strings.Contains(v.redactText("x "+secret(i)+" y"), secret(i))
+	}
+	for i := range sets {
+		if !hidden(i) {
+			t.Errorf("value %d is not hidden", i)
+		}
+	}
+	for i := range sets {
+		if i%3 != 0 {
+			release[i]()
+		}
+	}
+	for i := range sets {
+		if got, want := hidden(i), i%3 == 0; got != want {
+			t.Errorf("value %d: hidden = %t after releases, want %t", i, got, want)
+		}
+		if i%3 == 0 {
+			release[i]()
+		}
+	}
+	if len(r.own.live) != 0 {
+		t.Errorf("%d callers hold values after all releases, want 0", len(r.own.live))
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -26,8 +27,14 @@ type Filter struct {
 	Newest bool
 }
 
-// ListLimit is the default maximum number of records in a list.
-const ListLimit = 1000
+// Bounds of a list.
+const (
+	// ListLimit is the default maximum number of records, and maxList is the largest that counts.
+	ListLimit = 1000
+	maxList   = 10_000
+	// listBytes bounds the JSON of the records. A list has at least one record.
+	listBytes = 1 << 20
+)
 
 // Stored is a record with its chain hash in hex.
 type Stored struct {
@@ -41,14 +48,31 @@ func (l *Log) awaitQueue(ctx context.Context) {
 	_ = l.wait(ctx, &queueItem{done: make(chan error, 1)})
 }
 
-// List returns the records that match f.
-func (l *Log) List(ctx context.Context, f Filter) ([]Stored, error) {
+// errFull ends a scan whose list is full.
+var errFull = errors.New("the list is full")
+
+// List returns the records that match f, up to maxList records and listBytes bytes. more reports
+// whether these bounds cut the list: a list of the newest records then lacks the oldest, any other
+// list lacks the last.
+func (l *Log) List(ctx context.Context, f Filter) (all []Stored, more bool, err error) {
 	l.awaitQueue(ctx)
 	if f.Limit <= 0 {
 		f.Limit = ListLimit
 	}
-	all := []Stored{}
-	err := l.store.Scan(ctx, store.AuditFilter(f), func(row store.AuditRow) error {
+	wanted := f.Limit
+	f.Limit = min(wanted, maxList)
+	all = []Stored{}
+	sizes, size, first := []int{}, 0, 0
+	err = l.store.Scan(ctx, store.AuditFilter(f), func(row store.AuditRow) error {
+		size += len(row.Record)
+		if len(all) > 0 && size > listBytes && !f.Newest {
+			return errFull
+		}
+		sizes = append(sizes, len(row.Record))
+		for ; size > listBytes && first < len(all); first++ {
+			size -= sizes[first]
+			all[first] = Stored{}
+		}
 		r, err := decode(row.Record)
 		if err != nil {
 			r = Record{Seq: row.Seq, Error: "this record is damaged: verify the log"}
@@ -56,7 +80,11 @@ func (l *Log) List(ctx context.Context, f Filter) ([]Stored, error) {
 		all = append(all, Stored{Record: r, Hash: hex.EncodeToString(row.Hash)})
 		return nil
 	})
-	return all, err
+	more = errors.Is(err, errFull) || first > 0 || len(all) == maxList && wanted > maxList
+	if errors.Is(err, errFull) {
+		err = nil
+	}
+	return all[first:], more, err
 }
 
 // Export writes matching records as JSON lines: the bytes that were hashed, with a final member

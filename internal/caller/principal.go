@@ -2,6 +2,9 @@
 package caller
 
 import (
+	"strings"
+	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
@@ -20,6 +23,8 @@ type Principal struct {
 	Key string
 	// Token is the id of the caller's token, or "".
 	Token string
+	// Expires is when the token expires, or zero.
+	Expires time.Time
 	// Profile is the caller's profile. Trust is the caller's level from 0 to 3.
 	Profile string
 	Trust   int
@@ -39,13 +44,17 @@ const LocalCaller = "local"
 // maxKey bounds an idempotency key, in bytes.
 const maxKey = 255
 
-// Validate returns an *InvalidError if the idempotency key is too long or not valid UTF-8.
+// Validate returns an *InvalidError if the idempotency key is too long, not valid UTF-8, or has
+// a control character.
 func (p Principal) Validate() error {
 	if len(p.Key) > maxKey {
 		return usererror.Invalid("Idempotency-Key", "is %d bytes long: at most %d", len(p.Key), maxKey)
 	}
 	if !utf8.ValidString(p.Key) {
 		return usererror.Invalid("Idempotency-Key", "is not valid UTF-8")
+	}
+	if strings.ContainsFunc(p.Key, unicode.IsControl) { // names of internal locks begin with NUL
+		return usererror.Invalid("Idempotency-Key", "has a control character")
 	}
 	return nil
 }

@@ -122,7 +122,8 @@ func (s *Service) Identify(_ context.Context, token string) (Principal, error) {
 		return Principal{}, ErrToken
 	}
 	g.used.Store(now.UnixNano())
-	return Principal{Caller: t.Caller, Token: t.ID, Profile: t.Profile, Trust: t.Trust, Quotas: t.Quotas, Operator: t.Operator}, nil
+	return Principal{Caller: t.Caller, Token: t.ID, Profile: t.Profile, Trust: t.Trust, Quotas: t.Quotas, Operator: t.Operator,
+		Expires: t.Expires}, nil
 }
 
 func splitToken(token string) (id, secret string, ok bool) {

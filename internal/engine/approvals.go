@@ -143,18 +143,19 @@ func presentApproval(q approval.Request) v1.Approval {
 	return out
 }
 
-// Audit lists audit records. An operator sees all records, another caller only their own.
-func (e *Engine) Audit(ctx context.Context, p caller.Principal, f AuditFilter) ([]v1.AuditRecord, error) {
+// Audit lists audit records, at most about 1 MiB of them. An operator sees all records, another
+// caller only their own.
+func (e *Engine) Audit(ctx context.Context, p caller.Principal, f AuditFilter) (v1.List[v1.AuditRecord], error) {
 	g := e.opts.Governance
 	if g == nil {
-		return nil, errUngoverned
+		return v1.List[v1.AuditRecord]{}, errUngoverned
 	}
 	if !p.Operator {
 		f.Caller = p.Caller
 	}
-	list, err := g.Audit.List(ctx, audit.Filter(f))
+	list, more, err := g.Audit.List(ctx, audit.Filter(f))
 	if err != nil {
-		return nil, err
+		return v1.List[v1.AuditRecord]{}, err
 	}
 	out := make([]v1.AuditRecord, 0, len(list))
 	for _, r := range list {
@@ -163,7 +164,7 @@ func (e *Engine) Audit(ctx context.Context, p caller.Principal, f AuditFilter) (
 		}
 		out = append(out, presentRecord(r))
 	}
-	return out, nil
+	return v1.List[v1.AuditRecord]{Items: out, Truncated: more}, nil
 }
 
 // ExportAudit writes audit records to w as JSON lines. Only operators may call it.

@@ -102,7 +102,7 @@ func (s *service) records(t testing.TB, id string) []v1.AuditRecord {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return got
+	return got.Items
 }
 
 func TestCallToolRunsAndRecords(t *testing.T) {

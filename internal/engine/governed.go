@@ -198,6 +198,18 @@ func (e *Engine) RefuseCall(ctx context.Context, p caller.Principal, name string
 	return e.recordRefusal(ctx, r, cause)
 }
 
+// CountRefusal counts a refused call of a client that has no share of the log or gets too many
+// refusals. The log has two records a minute for each action, at most. action must not be the
+// client's choice.
+func (e *Engine) CountRefusal(ctx context.Context, p caller.Principal, action string, cause error) {
+	if e.opts.Governance == nil {
+		return
+	}
+	r := e.refusal(p, action, cause)
+	r.Verdict, r.Rule = string(policy.Deny), "refused"
+	e.recordRefused(ctx, r)
+}
+
 // RefuseBody records a call whose body was not read to its end and returns cause. size is the
 // number of bytes read and sum their SHA-256 in hex.
 func (e *Engine) RefuseBody(ctx context.Context, p caller.Principal, name string, size int, sum string, cause error) error {

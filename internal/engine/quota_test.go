@@ -27,7 +27,7 @@ func (s *service) recordedOf(t *testing.T, name string) []v1.AuditRecord {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return got
+	return got.Items
 }
 
 func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {

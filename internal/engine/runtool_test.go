@@ -45,7 +45,7 @@ func TestTokenRecordsOmitSecrets(t *testing.T) {
 	}
 	var got []string
 	secret := strings.TrimPrefix(made.Secret, caller.TokenPrefix+made.ID+"_")
-	for _, r := range list {
+	for _, r := range list.Items {
 		what := r.Action
 		if r.Error != "" {
 			what += ": " + r.Error

@@ -96,10 +96,11 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 		if invalid, ok := errors.AsType[*usererror.InvalidError](err); !ok || invalid.Field != "env" || !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: %v, want an invalid env", what, err)
 		}
-		all, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{Newest: true, Limit: 2})
+		page, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{Newest: true, Limit: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
+		all := page.Items
 		if o := all[0]; o.Kind != "open" || o.Input != nil || o.InputBytes != len(r.Input) || len(o.InputHash) != 64 || all[1].Ending != endedFailed {
 			t.Errorf("%s: recorded as %+v and %+v", what, o, all[1])
 		}
@@ -148,10 +149,10 @@ func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 		}
 	}
 	all, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{})
-	if err != nil || len(all) != 2 {
-		t.Fatalf("%d records, %v", len(all), err)
+	if err != nil || len(all.Items) != 2 {
+		t.Fatalf("%d records, %v", len(all.Items), err)
 	}
-	for _, r := range all {
+	for _, r := range all.Items {
 		if in := string(r.Input); strings.Contains(in, secret) || strings.Count(in, fmt.Sprintf("[redacted %d bytes mac:", len(secret))) != 2 {
 			t.Errorf("recorded %s", in)
 		}

@@ -18,7 +18,7 @@ func TestCheckBatchBoundsMessages(t *testing.T) {
 		"[" + strings.Repeat("1,", maxBatch+1): false,
 	} {
 		r := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader(body))
-		err := checkBatch(r)
+		_, err := checkBatch(r)
 		if (err == nil) != ok {
 			t.Errorf("%.40q: %v", body, err)
 		}

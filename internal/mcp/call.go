@@ -54,8 +54,8 @@ func (s *Server) callTool(
 		tool = p.Name // the engine refuses and records it
 	}
 	if token, ok := p.GetProgressToken().(string); ok && len(token) > maxToken {
-		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams,
-			Message: fmt.Sprintf("progressToken is over %d bytes", maxToken)}
+		return nil, s.refuse(ctx, a, p.Name, p.Arguments, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams,
+			Message: fmt.Sprintf("progressToken is over %d bytes", maxToken)})
 	}
 	c := &runningCall{s: s, x: x, access: a, client: ss, tool: tool, asked: map[string]bool{}}
 	c.ctx, c.cancelAsking = context.WithCancel(ctx)

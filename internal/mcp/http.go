@@ -32,6 +32,10 @@ type post struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	in     *intake
+
+	// results are the bytes charged to the budget of results. That budget's lock guards both fields.
+	results int64
+	ended   bool
 }
 
 // holder identifies who may use a session: tokens of one caller with the same rights. A token with
@@ -101,12 +105,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 	defer cancel()
 	switch r.Method {
 	case http.MethodPost:
-		if err := checkBatch(r); err != nil {
+		calls, err := checkBatch(r)
+		in.calls = calls
+		if err != nil {
 			http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
 			return
 		}
 		a.post = newPost(r.Context())
 		a.post.in = in
+		defer s.results.end(p, a.post)
 		defer s.leave(r, x, a.post)
 	case http.MethodGet:
 		// Requests that only wait end at once when a hand-over begins.

@@ -65,7 +65,11 @@ func (s *Server) limit(
 		return nil, s.protocolError(a, err, "request refused")
 	}
 	defer leave()
-	return next(ctx, method, req)
+	r, err := next(ctx, method, req)
+	if err != nil {
+		return nil, err
+	}
+	return s.chargeResult(a, r)
 }
 
 // errEvicted is the reason of a session that ends for another caller's.

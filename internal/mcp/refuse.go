@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -36,6 +37,8 @@ type intake struct {
 	head []byte // the first bytes of the body
 	cut  bool   // the body is longer
 	eof  bool
+	// calls is the number of tool calls in a batch.
+	calls int
 
 	mu      sync.Mutex
 	reached []string // names of tools
@@ -63,8 +66,9 @@ func (in *intake) missed() []toolCall {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	calls := callsIn(in.head)
-	if calls == nil && in.cut && len(in.reached) == 0 {
-		return []toolCall{{name: methodCall}} // the body is too long to parse
+	if calls == nil && in.cut && (len(in.reached) == 0 || len(in.reached) < in.calls) {
+		n := max(in.calls-len(in.reached), 1) // the body is too long to parse
+		return slices.Repeat([]toolCall{{name: methodCall}}, n)
 	}
 	left := slices.Clone(in.reached)
 	return slices.DeleteFunc(calls, func(c toolCall) bool {
@@ -134,6 +138,14 @@ func (s *Server) recordMissed(
 	}
 	p.Key, p.Via = "", "mcp"
 	missed := in.missed()
+	n := len(missed)
+	if over := n - maxBatch; over > 0 { // a small body can name thousands
+		missed = missed[:maxBatch]
+		rest := fmt.Errorf("%d more calls of the same request: %w", over, cause)
+		if err := s.engine.RefuseCall(r.Context(), p, methodCall, nil, rest); err != rest { //nolint:errorlint // as below
+			s.log.Error("failed to record refused calls", "caller", p.Caller, "error", err)
+		}
+	}
 	for _, c := range missed {
 		// A failure to record is joined to cause.
 		err := s.engine.RefuseCall(r.Context(), p, c.name, c.input, cause)
@@ -141,8 +153,8 @@ func (s *Server) recordMissed(
 			s.log.Error("failed to record a refused call", "caller", p.Caller, "error", err)
 		}
 	}
-	if len(missed) > 0 {
-		s.opts.Refused(p, len(missed))
+	if n > 0 {
+		s.opts.Refused(p, n)
 	}
 	return cause
 }

@@ -49,6 +49,10 @@ func TestRefusedCallIsRecorded(t *testing.T) {
 			make([]string, maxBatch+1)},
 		"a batch": {"", id, "[" + quick + "," +
 			strings.ReplaceAll(quick, `"name":"system_bash"`, `"name":7`) + "]", old, []string{methodCall}},
+		"a long progress token": {"", id, strings.Replace(quick, `{"name"`, `{"_meta":{"progressToken":"`+
+			strings.Repeat("x", maxToken+1)+`"},"name"`, 1), nil, []string{"system_bash"}},
+		"a long batch": {"", id, "[" + quick + "," + strings.ReplaceAll(long, `"name":"system_bash"`, `"name":7`) + "]",
+			old, []string{methodCall}},
 		"no call":       {"?workspce=x", id, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, nil, nil},
 		"a served call": {"", id, quick, nil, nil},
 		"a long call":   {"", id, long, nil, nil},
@@ -81,6 +85,23 @@ func TestRefusedProfileReachesEngine(t *testing.T) {
 	}
 	if len(f.calls) != 1 || f.calls[0].Profile != "universal" || f.by[0].Caller != "ben" || len(f.hasRefused()) != 0 {
 		t.Errorf("the engine was asked %+v as %+v, and recorded %q", f.calls, f.by, f.refused)
+	}
+}
+
+func TestRefusedBatchHasBoundedRecords(t *testing.T) {
+	f := newFake()
+	charged := 0
+	at, _ := serve(t, Options{Engine: f, Refused: func(_ caller.Principal, n int) { charged += n }})
+	id := introduce(t, at, "ben")
+	const n = 2000
+	body := "[" + strings.TrimSuffix(strings.Repeat(`{"method":"tools/call"},`, n), ",") + "]"
+	request(t, http.MethodPost, at, "ben", id, body, "Mcp-Protocol-Version", "2025-03-26")
+	got := f.hasRefused()
+	if len(got) != maxBatch+1 || !strings.Contains(strings.Join(got, "\n"), "1936 more calls") {
+		t.Errorf("recorded %d refusals, want %d and one of the rest", len(got), maxBatch)
+	}
+	if charged != n {
+		t.Errorf("%d refusals are charged, want %d", charged, n)
 	}
 }
 

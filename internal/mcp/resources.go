@@ -19,7 +19,7 @@ const (
 	outputScheme   = "orchestrator://calls/"
 	outputTemplate = outputScheme + "{id}/{stream}"
 	// maxResource bounds one read, in bytes. Tools read the rest from an offset.
-	maxResource = 1 << 20
+	maxResource = 256 << 10
 	maxValues   = 100 // values of a completion, by the protocol
 )
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -108,6 +109,7 @@ type Server struct {
 	stop     context.CancelCauseFunc
 
 	requests requestLimiter
+	results  resultBudget
 
 	mu       sync.Mutex
 	sessions map[*mcp.ServerSession]*session
@@ -190,7 +192,13 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 		}
 		return next(ctx, method, req)
 	}
-	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+	return func(ctx context.Context, method string, req mcp.Request) (_ mcp.Result, err error) {
+		defer func() { // the library calls this on its own goroutine, where a panic ends the process
+			if p := recover(); p != nil {
+				s.log.Error("panic in mcp request", "method", plain(method, maxName), "panic", p, "stack", string(debug.Stack()))
+				err = &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "the service could not do this; its log says why"}
+			}
+		}()
 		if strings.HasPrefix(method, "notifications/") { // they end running requests
 			return take(ctx, method, req)
 		}

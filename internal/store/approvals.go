@@ -58,6 +58,9 @@ func addTrust(ctx context.Context, db *sql.DB) error {
 // pendingState is the only state of an approval that is not final.
 const pendingState = "pending"
 
+// cancelledState is the state of a request whose caller will not return. Its input is not kept.
+const cancelledState = "cancelled"
+
 // Approval is a row: an approval request and its answer. Package approval defines the states. The
 // store enforces that only a pending request can be decided, and that only an approved one can be
 // used, once.
@@ -184,9 +187,9 @@ func (s *ApprovalStore) DecideApproval(
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	res, err := tx.ExecContext(ctx,
-		"UPDATE approvals SET state = ?, decided = ?, by = ?, scope = ?, note = ?, modified = ? "+
-			"WHERE id = ? AND state = ?",
-		a.State, stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.ID, pendingState)
+		"UPDATE approvals SET state = ?1, decided = ?2, by = ?3, scope = ?4, note = ?5, modified = ?6, "+
+			"input = CASE ?1 WHEN ?9 THEN CAST('null' AS BLOB) ELSE input END WHERE id = ?7 AND state = ?8",
+		a.State, stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.ID, pendingState, cancelledState)
 	if err != nil {
 		return Approval{}, false, wrap("decide approval "+a.ID, err)
 	}
@@ -207,12 +210,32 @@ func (s *ApprovalStore) DecideApproval(
 			return Approval{}, false, wrap("record a grant", err)
 		}
 	}
+	if err := trimDecided(ctx, tx, got.Caller, got.ID); err != nil {
+		return Approval{}, false, err
+	}
 	if refund {
 		if err := giveBack(ctx, tx, a.ID); err != nil {
 			return Approval{}, false, wrap("give back a budget", err)
 		}
 	}
 	return got, true, wrap("decide approval "+a.ID, tx.Commit())
+}
+
+// Bounds of the decided requests of a caller. Beyond them, the earliest decided are deleted.
+const (
+	maxDecided   = 1000
+	decidedBytes = 8 << 20 // of inputs
+)
+
+// trimDecided deletes a caller's earliest decided requests beyond the bounds, but not id.
+func trimDecided(ctx context.Context, tx *sql.Tx, caller, id string) error {
+	_, err := tx.ExecContext(ctx, `DELETE FROM approvals WHERE id IN (
+		SELECT id FROM (
+			SELECT id, ROW_NUMBER() OVER newest AS n, SUM(length(input) + length(modified)) OVER newest AS bytes
+			FROM approvals WHERE caller = ? AND state <> ? AND id <> ?
+			WINDOW newest AS (ORDER BY decided DESC, id DESC))
+		WHERE n >= ? OR bytes > ?)`, caller, pendingState, id, maxDecided, decidedBytes)
+	return wrap("delete old approvals", err)
 }
 
 // EscalateApproval forwards a pending request with a new expiry. done is false if it was no longer

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -61,5 +62,48 @@ func TestUpgradeRevokesOldGrants(t *testing.T) {
 		if err != nil || ok != (trust == 3) {
 			t.Errorf("trust %d: granted %v, %v", trust, ok, err)
 		}
+	}
+}
+
+func TestDecidedApprovalsPerCallerAreBounded(t *testing.T) {
+	s := open(t, t.TempDir()).Approvals()
+	at := time.Unix(1_000_000, 0)
+	decide := func(caller, id, state string, input []byte) {
+		t.Helper()
+		at = at.Add(time.Second)
+		if _, _, err := s.InsertApproval(t.Context(), Approval{ID: id, Caller: caller, State: "pending", Input: input,
+			Created: at, Expires: at}); err != nil {
+			t.Fatal(err)
+		}
+		if _, done, err := s.DecideApproval(t.Context(), Approval{ID: id, State: state, Decided: at}, nil, false); err != nil || !done {
+			t.Fatalf("DecideApproval(%s) = %t, %v", id, done, err)
+		}
+	}
+	decide("bob", "bobs", "denied", []byte(`{}`))
+	for i := range maxDecided + 5 {
+		decide("ann", fmt.Sprintf("ann-%04d", i), "denied", []byte(`{}`))
+	}
+	list, err := s.List(t.Context(), ApprovalFilter{Caller: "ann"})
+	if err != nil || len(list) != maxDecided || list[0].ID != "ann-1004" {
+		t.Errorf("%d decided requests are kept, %v; want the newest %d", len(list), err, maxDecided)
+	}
+	for i := range 5 {
+		decide("cyd", fmt.Sprintf("cyd-%d", i), "denied", make([]byte, decidedBytes/4))
+	}
+	if list, err := s.List(t.Context(), ApprovalFilter{Caller: "cyd"}); err != nil || len(list) != 5 {
+		t.Errorf("%d large requests are kept, %v; want 5", len(list), err)
+	}
+	for i := range 5 {
+		decide("dee", fmt.Sprintf("dee-%d", i), "denied", make([]byte, decidedBytes/2+1))
+	}
+	if list, err := s.List(t.Context(), ApprovalFilter{Caller: "dee"}); err != nil || len(list) != 2 {
+		t.Errorf("%d requests of over half the bound are kept, %v; want 2: the bound is for those before the last", len(list), err)
+	}
+	decide("eve", "gone", "cancelled", []byte(`{"command":"ls"}`))
+	if got, err := s.Approval(t.Context(), "gone"); err != nil || string(got.Input) != "null" {
+		t.Errorf("the input of a cancelled request = %s, %v; want null", got.Input, err)
+	}
+	if list, err := s.List(t.Context(), ApprovalFilter{Caller: "bob"}); err != nil || len(list) != 1 {
+		t.Errorf("%d requests of another caller are kept, %v; want 1", len(list), err)
 	}
 }

@@ -1,0 +1,34 @@
+package mcp
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+// panicking is an engine whose outputs cannot be read.
+type panicking struct{ *fake }
+
+func (panicking) CallOutput(context.Context, caller.Principal, string, engine.OutputRequest) (v1.Output, error) {
+	panic("broken")
+}
+
+func TestPanicInRequestIsAnswered(t *testing.T) {
+	at, s := serve(t, Options{Engine: panicking{newFake()}})
+	id := introduce(t, at, "ben")
+	_, body := request(t, http.MethodPost, at, "ben", id,
+		`{"jsonrpc":"2.0","id":7,"method":"resources/read","params":{"uri":"orchestrator://calls/x/stdout"}}`)
+	if !strings.Contains(body, "the service could not do this") {
+		t.Errorf("a request that panics is answered %s", body)
+	}
+	s.requests.mu.Lock()
+	defer s.requests.mu.Unlock()
+	if len(s.requests.n) != 0 {
+		t.Errorf("requests under way: %v, want none", s.requests.n)
+	}
+}
