@@ -170,8 +170,9 @@ func (l *ptyConn) closeError(err error) error {
 		return errRestart
 	case websocket.StatusPolicyViolation, websocket.StatusMessageTooBig, websocket.StatusInvalidFramePayloadData:
 		return fmt.Errorf("the server closed the terminal: %w: %w", err, errdefs.ErrInvalidArgument)
+	default:
+		return l.client.connectionError(l.ctx, err)
 	}
-	return l.client.connectionError(l.ctx, err)
 }
 
 // serveConns serves one connection after the other until the attachment ends.

@@ -92,6 +92,7 @@ func finish(t *testing.T, conn net.Conn) (kind wire.Kind, last []byte, stdout st
 			stdout += string(payload)
 		case wire.KindReply, wire.KindFailure:
 			return kind, payload, stdout
+		default: // not output
 		}
 	}
 }

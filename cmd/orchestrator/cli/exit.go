@@ -201,6 +201,8 @@ func endingExitCode(r v1.ExecResult) int {
 		return ExitPolicyDenied
 	case runtime.ApprovalDenied:
 		return ExitApprovalDenied
+	case runtime.SandboxLost:
+		return ExitLost
 	}
-	return ExitLost
+	return ExitLost // an ending of a newer server
 }

@@ -132,6 +132,7 @@ func failureOf(err error) (fault *junitFailure, failed bool) {
 		fault.Message = "signal " + strconv.Itoa(r.Signal)
 	case runtime.SandboxLost, runtime.Cancelled:
 		return fault, false // the outcome of the command is not known
+	default: // a limit or a refusal, which Detail describes
 	}
 	return fault, true
 }

@@ -251,6 +251,7 @@ func (s *service) openState(ctx context.Context, dir string) (*store.Store, erro
 		if err := s.acceptLost(ctx, x, dir); err != nil {
 			return nil, err
 		}
+	case store.Damaged, store.Foreign: // Open refuses them.
 	}
 	st, err := x.Open(ctx)
 	if err != nil {
