@@ -228,8 +228,10 @@ func abbreviates(s, flag string) bool { return strings.HasPrefix(flag, s) }
 
 // envSplit handles env -S: a string of words, which may contain arguments of env.
 func (r *evaluation) envSplit(sc *scope, c *call, s string, at field, rest []field) string {
-	words := []field{c.words[0]}
-	for _, w := range splitWords(s) {
+	split := splitWords(s)
+	words := make([]field, 0, 1+len(split)+len(rest))
+	words = append(words, c.words[0])
+	for _, w := range split {
 		words = append(words, field{text: w, at: at.at})
 	}
 	r.step(len(words))

@@ -20,8 +20,9 @@ func (r *evaluation) xargs(sc *scope, c *call) string {
 	}
 	extra := []field{{text: string(anyText), at: c.at, bare: true}}
 	if c.stdin != nil && certain(*c.stdin) {
-		extra = nil
-		for _, word := range splitWords(strings.ReplaceAll(*c.stdin, string(anyText), " ")) {
+		split := splitWords(strings.ReplaceAll(*c.stdin, string(anyText), " "))
+		extra = make([]field, 0, len(split))
+		for _, word := range split {
 			r.step(1)
 			extra = append(extra, field{text: word, at: c.at})
 		}

@@ -127,17 +127,16 @@ func without(index uint, bits uint64) specs.LinuxSeccompArg {
 // a network. Raw sockets need a capability that no process has.
 func sockets() []specs.LinuxSyscall {
 	const family, protocol = 0, 2
-	rules := []specs.LinuxSyscall{
+	internet := func(f, p uint64) specs.LinuxSyscall {
+		return allow("socket", arg(family, specs.OpEqualTo, f), arg(protocol, specs.OpEqualTo, p))
+	}
+	return []specs.LinuxSyscall{
 		allow("socket", arg(family, specs.OpEqualTo, unix.AF_UNIX)),
 		allow("socket", arg(family, specs.OpEqualTo, unix.AF_NETLINK), arg(protocol, specs.OpEqualTo, unix.NETLINK_ROUTE)),
 		allow("socketpair", arg(family, specs.OpEqualTo, unix.AF_UNIX)),
+		internet(unix.AF_INET, 0), internet(unix.AF_INET, unix.IPPROTO_TCP), internet(unix.AF_INET, unix.IPPROTO_UDP),
+		internet(unix.AF_INET6, 0), internet(unix.AF_INET6, unix.IPPROTO_TCP), internet(unix.AF_INET6, unix.IPPROTO_UDP),
 	}
-	for _, f := range []uint64{unix.AF_INET, unix.AF_INET6} {
-		for _, p := range []uint64{0, unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-			rules = append(rules, allow("socket", arg(family, specs.OpEqualTo, f), arg(protocol, specs.OpEqualTo, p)))
-		}
-	}
-	return rules
 }
 
 // ptraceOldSetOptions is PTRACE_OLDSETOPTIONS, the first number of PTRACE_SETOPTIONS, which x86
@@ -149,19 +148,22 @@ const ptraceOldSetOptions = 21
 func ptrace() []specs.LinuxSyscall {
 	const request, data = 0, 3
 	noTraceExit := without(data, unix.PTRACE_O_TRACEEXIT)
-	rules := []specs.LinuxSyscall{
+	// The requests in between, on either architecture: PTRACE_SYSCALL and the thread area (24, 25),
+	// arch_prctl and system call emulation (30 to 34), events, signal information and register
+	// sets.
+	between := []uint64{
+		24, 25, 30, 31, 32, 33, 34, unix.PTRACE_GETEVENTMSG, unix.PTRACE_GETSIGINFO, unix.PTRACE_SETSIGINFO,
+		unix.PTRACE_GETREGSET, unix.PTRACE_SETREGSET,
+	}
+	rules := make([]specs.LinuxSyscall, 0, 5+len(between))
+	rules = append(rules,
 		allow("ptrace", arg(request, specs.OpLessThan, ptraceOldSetOptions)),
 		allow("ptrace", arg(request, specs.OpEqualTo, ptraceOldSetOptions), noTraceExit),
 		allow("ptrace", arg(request, specs.OpEqualTo, unix.PTRACE_SETOPTIONS), noTraceExit),
 		allow("ptrace", arg(request, specs.OpEqualTo, unix.PTRACE_SEIZE), noTraceExit),
 		allow("ptrace", arg(request, specs.OpGreaterThan, unix.PTRACE_SEIZE)),
-	}
-	// The requests in between, on either architecture: PTRACE_SYSCALL and the thread area (24, 25),
-	// arch_prctl and system call emulation (30 to 34), events, signal information and register
-	// sets.
-	for _, n := range []uint64{24, 25, 30, 31, 32, 33, 34,
-		unix.PTRACE_GETEVENTMSG, unix.PTRACE_GETSIGINFO, unix.PTRACE_SETSIGINFO, unix.PTRACE_GETREGSET,
-		unix.PTRACE_SETREGSET} {
+	)
+	for _, n := range between {
 		rules = append(rules, allow("ptrace", arg(request, specs.OpEqualTo, n)))
 	}
 	return rules

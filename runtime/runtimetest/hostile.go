@@ -229,9 +229,8 @@ func copyLibraries(root, from string, program []byte, have map[string]bool) erro
 func findLibrary(from, name string) (string, []byte, error) {
 	places := []string{name}
 	if !path.IsAbs(name) {
-		places = nil
-		for _, dir := range []string{"/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/lib64", "/lib"} {
-			places = append(places, dir+"/"+name)
+		places = []string{
+			"/lib/x86_64-linux-gnu/" + name, "/lib/aarch64-linux-gnu/" + name, "/lib64/" + name, "/lib/" + name,
 		}
 	}
 	for _, at := range places {

@@ -155,7 +155,7 @@ func WorkspaceOf(s v1.Sandbox) string {
 }
 
 func labelText(labels map[string]string) string {
-	var out []string
+	out := make([]string, 0, len(labels))
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		out = append(out, k+"="+labels[k])
 	}
