@@ -51,9 +51,9 @@ func outsideRoot(field, p string) *Error {
 	}
 }
 
-func notRegular(field, p string) *Error {
+func notRegular(p string) *Error {
 	return &Error{
-		Class: errdefs.ErrFailedPrecondition, Field: field,
+		Class: errdefs.ErrFailedPrecondition, Field: "path",
 		Message: fmt.Sprintf("%q is not a regular file", p),
 	}
 }

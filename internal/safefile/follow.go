@@ -112,13 +112,13 @@ func (r *Root) refuseLinkAt(field string, dir *os.File, base, name string) error
 func (r *Root) checkRegular(name string) error {
 	if !r.opt.NoFollow {
 		if fi, err := r.dir.Stat(name); err == nil && !fi.Mode().IsRegular() {
-			return notRegular("path", name)
+			return notRegular(name)
 		}
 		return nil
 	}
 	info, err := r.Stat(name)
 	if err == nil && info.Type != TypeFile {
-		err = notRegular("path", name)
+		err = notRegular(name)
 	}
 	return err
 }

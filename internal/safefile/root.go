@@ -297,7 +297,7 @@ func newReader(f *os.File, name string) (*Reader, error) {
 	}
 	if info.Type != TypeFile {
 		_ = f.Close()
-		return nil, notRegular("path", name)
+		return nil, notRegular(name)
 	}
 	return &Reader{f: f, left: info.Size, info: info}, nil
 }

@@ -50,7 +50,7 @@ func (r *Root) Write(p string, opt WriteOptions) (*Writer, error) {
 		return nil, err
 	}
 	if name == "." {
-		return nil, notRegular("path", name)
+		return nil, notRegular(name)
 	}
 	if dir := path.Dir(name); opt.Parents && dir != "." {
 		if err := r.mkdirAll(dir, 0o755); err != nil {
@@ -128,7 +128,7 @@ func (r *Root) newWriter(name string) (*Writer, error) {
 		case err == nil && info.Type == TypeFile:
 			return &Writer{root: r, dir: dir, base: base, path: name, perm: info.Mode & permMask}, nil
 		case err == nil && info.Type != TypeSymlink:
-			err = notRegular("path", name)
+			err = notRegular(name)
 		case err == nil && r.opt.NoFollow:
 			err = linkRefused("path", p)
 		case err == nil:
@@ -155,7 +155,7 @@ func linkTarget(dir *os.File, base, p string) (string, error) {
 		return "", outsideRoot("path", p)
 	}
 	if last := path.Base(to); strings.HasSuffix(to, "/") || last == "." || last == ".." {
-		return "", notRegular("path", p)
+		return "", notRegular(p)
 	}
 	to = path.Dir(p) + "/" + to
 	if len(to) > MaxPath {

@@ -141,7 +141,7 @@ func runToolCall(ctx context.Context, a *cli.App, cmd *cobra.Command, o toolCall
 	r, err := cl.Tools.Call(ctx, name, o.call, w)
 	if err != nil {
 		if _, gaveUp := errors.AsType[*cli.Interrupted](err); gaveUp && o.key == "" {
-			withdrawApproval(ctx, a, cl, question)
+			withdrawApproval(ctx, cl, question)
 		}
 		return err
 	}
@@ -156,7 +156,7 @@ const withdrawTime = 2 * time.Second
 
 // withdrawApproval denies the approval request of a call that was given up, if the caller may.
 // No other caller has the call's idempotency key, so it cannot be retried.
-func withdrawApproval(ctx context.Context, a *cli.App, cl *client.Client, question string) {
+func withdrawApproval(ctx context.Context, cl *client.Client, question string) {
 	if question == "" {
 		return
 	}

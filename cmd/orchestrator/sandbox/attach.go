@@ -78,7 +78,7 @@ func runAttach(ctx context.Context, a *cli.App, cmd *cobra.Command, o attachOpti
 	if err != nil {
 		return err
 	}
-	return finishTerminal(ctx, a, cl, s, t, false)
+	return finishTerminal(ctx, cl, s, t, false)
 }
 
 // attachPlain follows both streams of a command without a terminal, and sends standard input to it.

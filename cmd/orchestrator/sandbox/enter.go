@@ -88,7 +88,7 @@ func runEnter(ctx context.Context, a *cli.App, cmd *cobra.Command, o enterOption
 		return err
 	}
 	s.reattachCommand = "orchestrator shell attach " + t.Shell()
-	return finishTerminal(ctx, a, cl, s, t, true)
+	return finishTerminal(ctx, cl, s, t, true)
 }
 
 // terminalType returns the TERM of a command. For output to a file or a pipe it is "dumb".
@@ -107,7 +107,6 @@ func terminalType(a *cli.App, asked string, s screen) string {
 // terminal.
 func finishTerminal(
 	ctx context.Context,
-	a *cli.App,
 	cl *client.Client,
 	s *terminalSession,
 	t *client.Terminal,
