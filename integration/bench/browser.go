@@ -65,8 +65,11 @@ func (b *bench) browser(ctx context.Context) error {
 		}
 		all = append(all, time.Since(began))
 		var page struct {
-			Content, Mode string
-			Screenshot    struct{ Width, Height int }
+			Content    string `json:"content"`
+			Mode       string `json:"mode"`
+			Screenshot struct {
+				Height int `json:"height"`
+			} `json:"screenshot"`
 		}
 		if err := json.Unmarshal(r.Output, &page); err != nil {
 			return fmt.Errorf("the call ended %s (%v): %w", r.Ending, r.Error, err)

@@ -92,9 +92,11 @@ func (v *visit) extract(ctx context.Context) error {
 		return explain(ctx, err, "reading the page")
 	}
 	var look struct {
-		URL, Title, Text string
-		Length           int64
-		Links            links
+		URL    string `json:"url"`
+		Title  string `json:"title"`
+		Text   string `json:"text"`
+		Length int64  `json:"length"`
+		Links  links  `json:"links"`
 	}
 	if err := json.Unmarshal([]byte(raw), &look); err != nil {
 		return fault(FaultBrowser, "reading the page: the browser sent invalid JSON")
