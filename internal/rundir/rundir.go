@@ -54,7 +54,7 @@ var (
 )
 
 const (
-	// for a socket and a few empty directories
+	// The limits of a run directory: it holds a socket and a few empty directories.
 	runBytes  = 1 << 20
 	runInodes = 128
 	// workspaceUID owns the scratch workspace: the uid and gid of commands unless a lease says

@@ -178,7 +178,7 @@ func (w *walk) visitDir(ctx context.Context, dir *os.File, rel string) error {
 func (w *walk) visitEntry(dir *os.File, base, rel string) (bool, error) {
 	var st unix.Stat_t
 	if retryEINTR(func() error { return unix.Fstatat(fd(dir), base, &st, noFollow) }) != nil {
-		return false, nil // It was removed since.
+		return false, nil //nolint:nilerr // The entry was removed since; the walk goes on without it.
 	}
 	e := &Entry{Rel: rel, Type: typeOf(st.Mode), dir: fd(dir), base: base, path: path.Join(w.name, rel)}
 	if err := w.visit(e); err != nil {
