@@ -62,6 +62,7 @@ func (p *peer) hear(n int) string {
 // terminals serves one connection after the other by the functions; what comes
 // after them is refused.
 func terminals(t *testing.T, serves ...func(p *peer)) *Client {
+	t.Helper()
 	var mu sync.Mutex
 	n := 0
 	return serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -58,6 +58,7 @@ func TestKilledRotationsChild(*testing.T) {
 // A process that is killed at any step of a rotation or a deletion leaves a valid log with every
 // reported record. The next start closes the open call and continues the log.
 func TestKilledRotations(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ point, keep string }{
 		{"audit.rotate.begun", ""},
 		{"audit.rotate.begun:3", ""},

@@ -17,23 +17,23 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func compile(t testing.TB, source string, vars ...string) *Expr {
-	t.Helper()
+func compile(tb testing.TB, source string, vars ...string) *Expr {
+	tb.Helper()
 	if vars == nil {
 		vars = []string{"input", "call"}
 	}
 	x, err := Compile(source, vars...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return x
 }
 
-func input(t testing.TB, text string) map[string]any {
-	t.Helper()
+func input(tb testing.TB, text string) map[string]any {
+	tb.Helper()
 	var v any
 	if err := json.Unmarshal([]byte(text), &v); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return map[string]any{"input": v, "call": map[string]any{"caller": "a", "trust": float64(2)}}
 }

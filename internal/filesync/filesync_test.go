@@ -24,38 +24,38 @@ var (
 	me   = Owner{UID: os.Getuid(), GID: os.Getgid()}
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // tree makes a directory with files: "d/" is a directory, "l -> x" a link, and anything else a
 // file.
-func tree(t testing.TB, files map[string]string) string {
-	t.Helper()
-	dir := t.TempDir()
+func tree(tb testing.TB, files map[string]string) string {
+	tb.Helper()
+	dir := tb.TempDir()
 	for name, content := range files {
 		at := filepath.Join(dir, name)
-		must(t, os.MkdirAll(filepath.Dir(at), 0o755))
+		must(tb, os.MkdirAll(filepath.Dir(at), 0o755))
 		switch target, isLink := strings.CutPrefix(content, "-> "); {
 		case strings.HasSuffix(name, "/"):
-			must(t, os.MkdirAll(at, 0o755))
+			must(tb, os.MkdirAll(at, 0o755))
 		case isLink:
-			must(t, os.Symlink(target, at))
+			must(tb, os.Symlink(target, at))
 		default:
-			must(t, os.WriteFile(at, []byte(content), 0o644))
+			must(tb, os.WriteFile(at, []byte(content), 0o644))
 		}
 	}
 	return dir
 }
 
 // look returns a directory's content in the format of tree.
-func look(t testing.TB, dir string) map[string]string {
-	t.Helper()
+func look(tb testing.TB, dir string) map[string]string {
+	tb.Helper()
 	got := map[string]string{}
-	must(t, filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
+	must(tb, filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
 		if err != nil || at == dir {
 			return err
 		}
@@ -79,11 +79,11 @@ func look(t testing.TB, dir string) map[string]string {
 	return got
 }
 
-func packed(t testing.TB, dir string, known Known) []byte {
-	t.Helper()
+func packed(tb testing.TB, dir string, known Known) []byte {
+	tb.Helper()
 	var b bytes.Buffer
-	_, err := Pack(t.Context(), &b, dir, room, known)
-	must(t, err)
+	_, err := Pack(tb.Context(), &b, dir, room, known)
+	must(tb, err)
 	return b.Bytes()
 }
 
@@ -165,18 +165,18 @@ func TestUnpackReadOnlyDropsWriteBits(t *testing.T) {
 }
 
 // stream returns a tar stream with arbitrary headers.
-func stream(t testing.TB, headers ...tar.Header) []byte {
-	t.Helper()
+func stream(tb testing.TB, headers ...tar.Header) []byte {
+	tb.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range headers {
 		h.Format = tar.FormatPAX
-		must(t, w.WriteHeader(&h))
+		must(tb, w.WriteHeader(&h))
 		_, err := w.Write(make([]byte, h.Size))
-		must(t, err)
+		must(tb, err)
 	}
 	must(
-		t,
+		tb,
 		w.WriteHeader(
 			&tar.Header{
 				Typeflag:   tar.TypeXGlobalHeader,
@@ -185,7 +185,7 @@ func stream(t testing.TB, headers ...tar.Header) []byte {
 			},
 		),
 	)
-	must(t, w.Close())
+	must(tb, w.Close())
 	return b.Bytes()
 }
 
@@ -221,11 +221,13 @@ func TestApplyHostileStreamChangesNothing(t *testing.T) {
 		"a long name":            stream(t, file(strings.Repeat("x", 300), 1)),
 		"kept that is not there": stream(t, tar.Header{Typeflag: tar.TypeReg, Name: "new", PAXRecords: map[string]string{keepRecord: "0"}}),
 		"kept of another size":   stream(t, tar.Header{Typeflag: tar.TypeReg, Name: "a", PAXRecords: map[string]string{keepRecord: "77"}}),
-		"kept and huge":          stream(t, tar.Header{Typeflag: tar.TypeReg, Name: "a", PAXRecords: map[string]string{keepRecord: "9223372036854775807"}}),
-		"kept and no number":     stream(t, tar.Header{Typeflag: tar.TypeReg, Name: "a", PAXRecords: map[string]string{keepRecord: "x"}}),
-		"no archive":             []byte(strings.Repeat("nonsense", 1000)),
-		"cut in a header":        honest[:700],
-		"more after its end":     append(bytes.Clone(honest), make([]byte, 4<<20)...),
+		"kept and huge": stream(t, tar.Header{
+			Typeflag: tar.TypeReg, Name: "a", PAXRecords: map[string]string{keepRecord: "9223372036854775807"},
+		}),
+		"kept and no number": stream(t, tar.Header{Typeflag: tar.TypeReg, Name: "a", PAXRecords: map[string]string{keepRecord: "x"}}),
+		"no archive":         []byte(strings.Repeat("nonsense", 1000)),
+		"cut in a header":    honest[:700],
+		"more after its end": append(bytes.Clone(honest), make([]byte, 4<<20)...),
 	} {
 		t.Run(what, func(t *testing.T) {
 			before := map[string]string{"a": "1", "d/": "", "d/b": "22", "l": "-> d"}

@@ -113,6 +113,7 @@ func TestSandboxLivesInACell(t *testing.T) {
 
 // live takes a cell through a whole life.
 func live(t *testing.T, o Options) {
+	t.Helper()
 	ctx := soon(t)
 	c := makeCell(t, o)
 	s := startSandbox(t, c)
