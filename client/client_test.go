@@ -47,7 +47,9 @@ func answer(t *testing.T, w http.ResponseWriter, v any) {
 func cut() { panic(http.ErrAbortHandler) }
 
 func TestAddresses(t *testing.T) {
-	for _, good := range []string{"", "unix:/run/x.sock", "localhost:7070", "127.0.0.1:1", "[::1]:7070", "http://h:1", "https://h", "https://h:8443/"} {
+	for _, good := range []string{
+		"", "unix:/run/x.sock", "localhost:7070", "127.0.0.1:1", "[::1]:7070", "http://h:1", "https://h", "https://h:8443/",
+	} {
 		if _, err := New(Options{Address: good}); err != nil {
 			t.Errorf("%q: %v", good, err)
 		}

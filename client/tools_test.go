@@ -297,17 +297,26 @@ func TestGovernedRequests(t *testing.T) {
 	ctx := t.Context()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	for want, do := range map[string]func() error{
-		"GET /v1/tools?profile=p":                       func() error { _, err := c.Tools.List(ctx, "p"); return err },
-		"GET /v1/profiles":                              func() error { _, err := c.Tools.Profiles(ctx); return err },
-		`POST /v1/policy/check {"command":"ls"}`:        func() error { _, err := c.Tools.CheckPolicy(ctx, v1.PolicyCheck{Command: "ls"}); return err },
-		"GET /v1/approvals?state=pending":               func() error { _, err := c.Approvals.List(ctx, "pending"); return err },
-		"GET /v1/approvals/q":                           func() error { _, err := c.Approvals.Get(ctx, "q"); return err },
-		`POST /v1/approvals/q/answer {"action":"deny"}`: func() error { _, err := c.Approvals.Answer(ctx, "q", v1.ApprovalAnswer{Action: "deny"}); return err },
-		`POST /v1/tokens {"caller":"a","trust":1}`:      func() error { _, err := c.Tokens.Create(ctx, v1.TokenRequest{Caller: "a", Trust: 1}); return err },
-		"GET /v1/tokens":                                func() error { _, err := c.Tokens.List(ctx); return err },
-		"DELETE /v1/tokens/t":                           func() error { _, err := c.Tokens.Revoke(ctx, "t"); return err },
-		"DELETE /v1/sessions/s%2F1":                     func() error { return c.Tools.EndSession(ctx, "s/1") },
-		"GET /v1/audit/verify?head=3%3Aabc":             func() error { _, err := c.Audit.Verify(ctx, "3:abc"); return err },
+		"GET /v1/tools?profile=p": func() error { _, err := c.Tools.List(ctx, "p"); return err },
+		"GET /v1/profiles":        func() error { _, err := c.Tools.Profiles(ctx); return err },
+		`POST /v1/policy/check {"command":"ls"}`: func() error {
+			_, err := c.Tools.CheckPolicy(ctx, v1.PolicyCheck{Command: "ls"})
+			return err
+		},
+		"GET /v1/approvals?state=pending": func() error { _, err := c.Approvals.List(ctx, "pending"); return err },
+		"GET /v1/approvals/q":             func() error { _, err := c.Approvals.Get(ctx, "q"); return err },
+		`POST /v1/approvals/q/answer {"action":"deny"}`: func() error {
+			_, err := c.Approvals.Answer(ctx, "q", v1.ApprovalAnswer{Action: "deny"})
+			return err
+		},
+		`POST /v1/tokens {"caller":"a","trust":1}`: func() error {
+			_, err := c.Tokens.Create(ctx, v1.TokenRequest{Caller: "a", Trust: 1})
+			return err
+		},
+		"GET /v1/tokens":                    func() error { _, err := c.Tokens.List(ctx); return err },
+		"DELETE /v1/tokens/t":               func() error { _, err := c.Tokens.Revoke(ctx, "t"); return err },
+		"DELETE /v1/sessions/s%2F1":         func() error { return c.Tools.EndSession(ctx, "s/1") },
+		"GET /v1/audit/verify?head=3%3Aabc": func() error { _, err := c.Audit.Verify(ctx, "3:abc"); return err },
 		"GET /v1/audit?caller=a&limit=5&newest=true&since=2026-01-02T03%3A04%3A05.000000006Z": func() error {
 			_, err := c.Audit.Records(ctx, AuditFilter{Caller: "a", Since: at, Limit: 5, Newest: true})
 			return err

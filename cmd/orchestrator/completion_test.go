@@ -11,7 +11,8 @@ import (
 
 func TestFirstArgument(t *testing.T) {
 	for use, want := range map[string]string{
-		"exec [flags] SANDBOX -- CMD...": "SANDBOX", "logs SHELL": "SHELL", "ls": "", "rm SANDBOX...": "SANDBOX", "show NAME": "NAME", "ls [NAME]": "NAME",
+		"exec [flags] SANDBOX -- CMD...": "SANDBOX", "logs SHELL": "SHELL", "ls": "",
+		"rm SANDBOX...": "SANDBOX", "show NAME": "NAME", "ls [NAME]": "NAME",
 	} {
 		if got := firstArgument(use); got != want {
 			t.Errorf("%q: %q", use, got)

@@ -436,7 +436,8 @@ func (a *attack) wrongCredentials() func() (int, error) {
 // batch begins a session of the Model Context Protocol and sends a batch of 200 calls in it.
 func (a *attack) batch() (int, error) {
 	header := []string{"Authorization", "Bearer " + a.secret, "Accept", "application/json, text/event-stream"}
-	begin := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-03-26","capabilities":{},"clientInfo":{"name":"mallory","version":"1"}}}`
+	begin := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-03-26",` +
+		`"capabilities":{},"clientInfo":{"name":"mallory","version":"1"}}}`
 	res, err := a.send("POST", "/mcp", []byte(begin), header...)
 	if err != nil {
 		return 0, err

@@ -85,7 +85,8 @@ func TestEditRefusedLeavesFile(t *testing.T) {
 	}
 	must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o666))
 	for p, is := range map[string]func(error) bool{
-		"fifo": errdefs.IsFailedPrecondition, ".": errdefs.IsFailedPrecondition, "nothing": errdefs.IsNotFound, "../secret": errdefs.IsPermissionDenied,
+		"fifo": errdefs.IsFailedPrecondition, ".": errdefs.IsFailedPrecondition,
+		"nothing": errdefs.IsNotFound, "../secret": errdefs.IsPermissionDenied,
 	} {
 		if _, err := edit(t, r, p, "a", "b", false); !is(err) {
 			t.Errorf("Edit(%s): unexpected error %v", p, err)

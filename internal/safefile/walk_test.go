@@ -102,7 +102,9 @@ func TestWalkFromFile(t *testing.T) {
 			t.Errorf("Walk(%s): content %q, complete %v, %v; want text", p, text, whole, err)
 		}
 	}
-	for p, is := range map[string]func(error) bool{"a/out": errdefs.IsPermissionDenied, "nothing": errdefs.IsNotFound, "a/f/x": errdefs.IsFailedPrecondition} {
+	for p, is := range map[string]func(error) bool{
+		"a/out": errdefs.IsPermissionDenied, "nothing": errdefs.IsNotFound, "a/f/x": errdefs.IsFailedPrecondition,
+	} {
 		if _, err := r.Walk(t.Context(), p, WalkOptions{}, func(*Entry) error { return nil }); !is(err) {
 			t.Errorf("Walk(%s): unexpected error %v", p, err)
 		}

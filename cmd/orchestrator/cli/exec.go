@@ -102,7 +102,8 @@ func (a *App) PrintResult(r v1.ExecResult, err error) error {
 }
 
 // ModeHelp is the help text of --mode.
-const ModeHelp = "`MODE` of having the workspace: rw (default), ro, or overlay, which keeps what changes apart for workspace diff, commit and discard"
+const ModeHelp = "`MODE` of having the workspace: rw (default), ro, or overlay, " +
+	"which keeps what changes apart for workspace diff, commit and discard"
 
 // NoteOverlay says how to see the changes of a run with an overlay.
 func (a *App) NoteOverlay(r v1.ExecResult) {

@@ -9,7 +9,9 @@ import (
 
 // Zero means the default or no limit, so short times must not become zero.
 func TestMillisNeverRoundsToZero(t *testing.T) {
-	for d, want := range map[time.Duration]int64{0: 0, 1: 1, time.Microsecond: 1, -1: -1, 1500 * time.Microsecond: 1, -time.Second: -1000, time.Hour: 3600000} {
+	for d, want := range map[time.Duration]int64{
+		0: 0, 1: 1, time.Microsecond: 1, -1: -1, 1500 * time.Microsecond: 1, -time.Second: -1000, time.Hour: 3600000,
+	} {
 		if got := Millis(d); got != want {
 			t.Errorf("%s: %d", d, got)
 		}

@@ -152,7 +152,9 @@ func printVerdict(a *cli.App, v v1.Verdict) error {
 	if v.At != nil {
 		at = strings.TrimSpace(fmt.Sprintf("line %d, column %d: %s", v.At.Line, v.At.Column, v.At.Text))
 	}
-	for _, row := range [][]string{{"rule", v.Rule}, {"class", v.Class}, {"hard_deny", hardDeny}, {"program", v.Program}, {"at", at}, {"message", v.Message}} {
+	for _, row := range [][]string{
+		{"rule", v.Rule}, {"class", v.Class}, {"hard_deny", hardDeny}, {"program", v.Program}, {"at", at}, {"message", v.Message},
+	} {
 		if row[1] != "" {
 			t.Add(row...)
 		}

@@ -22,7 +22,8 @@ func NewProfileCommand(a *cli.App) *cobra.Command {
 
 func presentProfile(c *profile.Compiled) v1.Profile {
 	out := v1.Profile{
-		Name: c.Profile.Name, Title: c.Profile.Title, Description: c.Profile.Description, Tools: []string{}, Source: c.Source, Warnings: c.Profile.Warnings,
+		Name: c.Profile.Name, Title: c.Profile.Title, Description: c.Profile.Description,
+		Tools: []string{}, Source: c.Source, Warnings: c.Profile.Warnings,
 	}
 	for _, t := range c.Tools() {
 		out.Tools = append(out.Tools, t.Name())

@@ -16,7 +16,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-const egressHelp = "egress `RULE` that allows or, with !, denies a host, such as tls://pypi.org, http://deb.debian.org/debian/*, tcp://db.internal:5432, '*.example.com' or '!evil.example.com'; can be repeated"
+const egressHelp = "egress `RULE` that allows or, with !, denies a host, such as tls://pypi.org, " +
+	"http://deb.debian.org/debian/*, tcp://db.internal:5432, '*.example.com' or '!evil.example.com'; can be repeated"
 
 // egressOptions are the egress flags of commands that lease a sandbox.
 type egressOptions struct {

@@ -50,7 +50,8 @@ were missed. With -o json, it prints one object on each line.`,
 func eventLine(e v1.ServiceEvent, p cli.Palette) string {
 	line := []string{e.At.Local().Format("2006-01-02T15:04:05.000"), p.Event(e.Type)}
 	for _, part := range []struct{ name, value string }{
-		{"sandbox", e.Sandbox}, {"shell", e.Shell}, {"template", e.Template}, {"workspace", e.Workspace}, {"image", e.Image}, {"caller", e.Caller}, {"reason", e.Reason},
+		{"sandbox", e.Sandbox}, {"shell", e.Shell}, {"template", e.Template}, {"workspace", e.Workspace},
+		{"image", e.Image}, {"caller", e.Caller}, {"reason", e.Reason},
 	} {
 		if part.value != "" {
 			line = append(line, part.name+"="+quoteIfNeeded(cli.OneLine(part.value)))

@@ -95,7 +95,8 @@ func runRun(ctx context.Context, a *cli.App, cmd *cobra.Command, o runOptions, a
 		return err
 	}
 	req := v1.Run{
-		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
+		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class,
+		WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
 	}
 	report := newReport(a, o.junit, o.junitName, x)
 	return report.finish(a, runAnywhere(ctx, a, c, req, o))

@@ -31,7 +31,8 @@ const (
 	// resetScreenSequence undoes what a full-screen program left behind that was killed or detached
 	// from: the alternate screen, a scroll region, hidden cursor, mouse, paste mode, colours. It
 	// saves the cursor first: some terminals restore it even if there was no alternate screen.
-	resetScreenSequence = "\x1b7\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[0m\r\n"
+	resetScreenSequence = "\x1b7\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?25h" +
+		"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[0m\r\n"
 )
 
 // screen is the local terminal. The zero value means that input or output is a file or a pipe.

@@ -40,7 +40,8 @@ func TestTopComputesCPUShares(t *testing.T) {
 	}
 	lines := strings.Split(b.String(), "\n")
 	for i, want := range []string{
-		"ID CPU% MEM/LIMIT PIDS/LIMIT WORKSPACE USED", "busy 150.0 1MiB 7", "calm 0.5 50MiB / 256MiB 3 / 160", "new - 5MiB", "untold - - - w 1MiB / 64MiB",
+		"ID CPU% MEM/LIMIT PIDS/LIMIT WORKSPACE USED", "busy 150.0 1MiB 7", "calm 0.5 50MiB / 256MiB 3 / 160",
+		"new - 5MiB", "untold - - - w 1MiB / 64MiB",
 	} {
 		fields := strings.Fields(lines[i])
 		for _, w := range strings.Fields(want) {

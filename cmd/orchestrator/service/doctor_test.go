@@ -54,7 +54,10 @@ func TestSweepDoctorsRemovesLeftovers(t *testing.T) {
 	}
 	defer live.Release()
 	dead, unsure := filepath.Join(c.StateDir, doctorPrefix+"dead"), filepath.Join(c.StateDir, doctorPrefix+"unsure")
-	for _, dir := range []string{filepath.Join(dead, "docker"), filepath.Join(unsure, standalone.EntryDirs[standalone.RuntimeDocker], "probe-1")} {
+	for _, dir := range []string{
+		filepath.Join(dead, "docker"),
+		filepath.Join(unsure, standalone.EntryDirs[standalone.RuntimeDocker], "probe-1"),
+	} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}

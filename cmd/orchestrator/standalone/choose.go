@@ -52,7 +52,9 @@ type Drivers struct {
 
 // EntryDirs holds the directory in which each runtime keeps an entry for every sandbox.
 var EntryDirs = map[string]string{
-	RuntimeOCI: RuntimeOCI, RuntimeDocker: filepath.Join(RuntimeDocker, "sandboxes"), RuntimeContainerd: filepath.Join(RuntimeContainerd, "cells"),
+	RuntimeOCI:        RuntimeOCI,
+	RuntimeDocker:     filepath.Join(RuntimeDocker, "sandboxes"),
+	RuntimeContainerd: filepath.Join(RuntimeContainerd, "cells"),
 }
 
 // UsedRuntimes returns the runtimes that have a directory in the state directory. If only is not
@@ -89,7 +91,8 @@ func (d Drivers) Open(ctx context.Context, name string) (runtime.Driver, string,
 	switch name {
 	case RuntimeDocker:
 		got, err := docker.New(ctx, docker.Options{
-			Host: d.Config.Docker.Host, StateDir: d.StateDir, GuestPath: d.Guest, Mode: d.Config.Docker.Mode, GVisor: d.Config.Docker.GVisor, Log: d.Log,
+			Host: d.Config.Docker.Host, StateDir: d.StateDir, GuestPath: d.Guest,
+			Mode: d.Config.Docker.Mode, GVisor: d.Config.Docker.GVisor, Log: d.Log,
 		})
 		if err != nil {
 			return nil, "", err
@@ -142,12 +145,9 @@ func (d Drivers) Choose(ctx context.Context, live []store.Sandbox) (got runtime.
 		if had != "" && had != name {
 			return nil, "", cli.Refuse(
 				errdefs.ErrFailedPrecondition,
-				"runtime is %s, but the state directory %s has live sandboxes of %s: start with --runtime %s, or take them down first with `orchestrator down --runtime %s`",
-				name,
-				d.StateDir,
-				had,
-				had,
-				had,
+				"runtime is %s, but the state directory %s has live sandboxes of %s: "+
+					"start with --runtime %s, or take them down first with `orchestrator down --runtime %s`",
+				name, d.StateDir, had, had, had,
 			)
 		}
 		got, what, err := d.Open(ctx, name)
@@ -157,16 +157,15 @@ func (d Drivers) Choose(ctx context.Context, live []store.Sandbox) (got runtime.
 		got, what, err := d.Open(ctx, had)
 		if err != nil {
 			return nil, "", fmt.Errorf(
-				"the state directory has live sandboxes of runtime %s, which cannot be used now; bring it back, or remove them with `orchestrator down --runtime %s` when it is: %w",
-				had,
-				had,
-				err,
+				"the state directory has live sandboxes of runtime %s, which cannot be used now; "+
+					"bring it back, or remove them with `orchestrator down --runtime %s` when it is: %w",
+				had, had, err,
 			)
 		}
 		return got, "its sandboxes are live, " + what, nil
 	}
 	host := DockerHost(d.Config.Docker.Host)
-	no := ""
+	var no string // why not Docker
 	switch err := DockerAnswers(ctx, host); {
 	case err != nil:
 		no = "no Docker Engine answers on " + host

@@ -97,8 +97,9 @@ func OpenGovernance(
 		return g, err
 	}
 	g.Gate, err = approval.New(ctx, approval.Options{
-		Store: st, Log: log, MaxPending: c.Approvals.MaxPending, MaxPendingPerCaller: cmp.Or(c.Callers.MaxPending, c.Approvals.MaxPending), Expiry: c.Approvals.Expiry.Std(),
-		Free: caller.LocalCaller, Check: g.CheckModified, Webhook: hook,
+		Store: st, Log: log, Expiry: c.Approvals.Expiry.Std(), MaxPending: c.Approvals.MaxPending,
+		MaxPendingPerCaller: cmp.Or(c.Callers.MaxPending, c.Approvals.MaxPending),
+		Free:                caller.LocalCaller, Check: g.CheckModified, Webhook: hook,
 	})
 	if err != nil {
 		return g, err

@@ -235,7 +235,9 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 		return err
 	}
 	// Write it before opening a driver, which may create something already.
-	if err := writeRecord(h.dir, runRecord{Docker: h.Config.Docker, Containerd: h.Config.Containerd, OCI: h.Config.OCI, Guest: guest, Workspaces: workspace}); err != nil {
+	if err := writeRecord(h.dir, runRecord{
+		Docker: h.Config.Docker, Containerd: h.Config.Containerd, OCI: h.Config.OCI, Guest: guest, Workspaces: workspace,
+	}); err != nil {
 		return err
 	}
 	var why string

@@ -41,7 +41,8 @@ func NewPoolCommand(a *cli.App) *cobra.Command {
 			}
 			return cli.PrintList(a, list, head, func(p v1.Pool) []string {
 				return []string{
-					p.Template, p.Image, fmt.Sprint(p.Min), fmt.Sprint(p.Max), fmt.Sprint(p.Target), fmt.Sprint(p.Creating), fmt.Sprint(p.Warm), fmt.Sprint(p.Leased),
+					p.Template, p.Image, fmt.Sprint(p.Min), fmt.Sprint(p.Max), fmt.Sprint(p.Target),
+					fmt.Sprint(p.Creating), fmt.Sprint(p.Warm), fmt.Sprint(p.Leased),
 					fmt.Sprint(p.Waiting), fmt.Sprint(p.Created), fmt.Sprint(p.Failed), cli.OneLine(p.LastError),
 				}
 			})

@@ -81,7 +81,10 @@ func printDiff(a *cli.App, d v1.Diff, text bool) error {
 	if d.Overlay.Live {
 		state = "live: its sandbox is not over"
 	}
-	if _, err := fmt.Fprintf(a.Stdout, "overlay %s on %s (%s): %d added, %d changed, %d removed\n", d.Overlay.ID, d.Overlay.Workspace, state, d.Added, d.Changed, d.Removed); err != nil {
+	if _, err := fmt.Fprintf(
+		a.Stdout, "overlay %s on %s (%s): %d added, %d changed, %d removed\n",
+		d.Overlay.ID, d.Overlay.Workspace, state, d.Added, d.Changed, d.Removed,
+	); err != nil {
 		return err
 	}
 	if d.Truncated {
