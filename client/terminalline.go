@@ -54,14 +54,11 @@ func (c *Client) connectPTY(ctx context.Context, k *call) (*ptyConn, v1.Terminal
 	}
 	dctx, cancel := context.WithTimeout(l.ctx, handshakeTimeout)
 	defer cancel()
-	conn, resp, err := websocket.Dial(
-		dctx,
-		k.url(c.base),
-		&websocket.DialOptions{ //nolint:bodyclose // Dial has read and closed it
-			HTTPClient: c.http, HTTPHeader: h, Subprotocols: []string{v1.TerminalProtocol},
-			OnPingReceived: func(context.Context, []byte) bool { l.resetSilenceTimer(); return true },
-		},
-	)
+	options := &websocket.DialOptions{
+		HTTPClient: c.http, HTTPHeader: h, Subprotocols: []string{v1.TerminalProtocol},
+		OnPingReceived: func(context.Context, []byte) bool { l.resetSilenceTimer(); return true },
+	}
+	conn, resp, err := websocket.Dial(dctx, k.url(c.base), options) //nolint:bodyclose // Dial has read and closed it.
 	if err != nil {
 		defer l.drop(nil)
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols && resp.Body != nil {

@@ -61,7 +61,7 @@ func runDoctor(ctx context.Context, a *cli.App) error {
 	if err != nil {
 		return err
 	}
-	checks := []check{
+	host := []check{
 		checkUser(),
 		checkKernel(),
 		checkCgroups(),
@@ -72,15 +72,15 @@ func runDoctor(ctx context.Context, a *cli.App) error {
 		checkCores("/proc/sys/kernel/core_pattern"),
 		checkFiles("/proc/sys/fs/file-max"),
 	}
-	checks = append(checks, checkRuntimes(ctx, a, c)...)
-	checks = append(
-		checks,
+	runtimes := checkRuntimes(ctx, a, c)
+	service := []check{
 		checkSpace(c.StateDir),
 		checkQuota(c),
 		checkRetained(c.StateDir),
 		checkServer(ctx, a, c),
 		checkImage(ctx, a, c),
-	)
+	}
+	checks := slices.Concat(host, runtimes, service)
 	t := &cli.Table{Head: []string{"CHECK", "STATUS", "FOUND", "FIX"}}
 	failed := false
 	for _, k := range checks {
@@ -258,11 +258,8 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 		return []check{{"runtime", checkFail, err.Error(), "run as root, or name a --state-dir of your own"}}
 	}
 	dir := tried.Path
-	defer func() { _ = tried.Release() }() // the next start removes what is left
-	defer standalone.RemoveRun(
-		context.WithoutCancel(ctx),
-		dir,
-	) //nolint:errcheck // it holds nothing, and is looked at by nobody
+	defer func() { _ = tried.Release() }()                                       // the next start removes what is left
+	defer func() { _ = standalone.RemoveRun(context.WithoutCancel(ctx), dir) }() // it is empty
 	guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
 	if err != nil {
 		return []check{{"guest", checkFail, err.Error(), "build with `make build`"}}
@@ -411,7 +408,7 @@ func listImages(ctx context.Context, a *cli.App, c config.Config) (list []v1.Ima
 		return cl.Images.List(ctx)
 	}
 	if _, err := os.Stat(c.StateDir); err != nil {
-		return nil, nil // doctor does not create the state directory
+		return nil, nil //nolint:nilerr // Without a state directory there are no images; doctor creates none.
 	}
 	err = standalone.WithImages(ctx, a, c, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
 		list, err = cl.Images.List(ctx)
