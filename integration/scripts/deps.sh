@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs the packages that "make demo" and "make test" need and that are missing:
 #
-#     deps.sh [--check|--embedded]
+#     deps.sh [--check|--embedded|--kubernetes]
 #
 # --check installs nothing and fails if something is missing. --embedded skips what only tests with a Docker
-# Engine and the race detector need.
+# Engine and the race detector need. --kubernetes adds what kubernetes.sh needs.
 #
 # Works on Debian and Ubuntu, as root. If nothing is missing, it does nothing and uses no network. It does not install
 # Go; it fails if Go is missing or too old.
@@ -41,6 +41,11 @@ NEEDS=(
     "npm npm"
     "runsc runsc"
     "tmux tmux"
+)
+[[ ${1:-} != --kubernetes ]] || NEEDS+=(
+    "/usr/lib/cni/bridge containernetworking-plugins"
+    "openssl openssl"
+    "sysctl procps"
 )
 
 missing() {

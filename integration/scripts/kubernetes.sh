@@ -1,0 +1,420 @@
+#!/usr/bin/env bash
+# Manages a Kubernetes of one node for the tests, with its own containerd:
+#
+#     kubernetes.sh build          builds its programs unless the cache has them, and prints their directory
+#     kubernetes.sh up [NETWORK]   starts it unless it runs, and prints its kubeconfig; NETWORK is what pods get:
+#                                  none (default; no interface but lo) or bridge (a way to this host)
+#     kubernetes.sh load ARCHIVE   imports a docker-archive into the node
+#     kubernetes.sh env            prints the variables of the tests, for eval
+#     kubernetes.sh status         prints the kubeconfig and exits 0 when the node is ready, else exits 1
+#     kubernetes.sh down           stops it; removes processes, pods, mounts, cgroups, interfaces and files
+#
+# Its files are in $ORCHESTRATOR_TEST_STATE/kubernetes (default /var/lib/orchestrator-test/kubernetes). The programs come
+# from the Go module proxy (integration/k8snode): 5 to 17 minutes with an empty cache, and seconds after that. All
+# servers listen on 127.0.0.1 at fixed ports, so a machine has one node at a time. etcd listens without TLS: use it on
+# test machines only.
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+DAEMON_DIR=$TEST_STATE/kubernetes
+source "$(dirname "${BASH_SOURCE[0]}")/daemon.sh"
+
+START_SECONDS=120
+KEEP_DAYS=14
+VERSION=1.36.3
+MODULE=$ROOT/integration/k8snode
+DIR=$DAEMON_DIR
+# An IP address as the node's name is also its address. The kubelet refuses a loopback address given any other way.
+NODE=127.0.0.1
+API=127.0.0.1:16443 ETCD=127.0.0.1:12379 ETCD_PEER=127.0.0.1:12380
+KUBELET_PORT=20250 KUBELET_HEALTH=20248 MANAGER_PORT=20257 SCHEDULER_PORT=20259
+# The parent of the pods' cgroups.
+CGROUP=$(basename "$TEST_STATE")-kubernetes
+BRIDGE=orch-k8s0
+POD_PIDS=160
+# What the kubelet makes outside of its directory whatever it is told.
+OUTSIDE=(/var/lib/kubelet /var/log/containers /usr/libexec/kubernetes)
+SYSCTLS=(vm.overcommit_memory kernel.panic kernel.panic_on_oops net.ipv4.ip_forward)
+GUEST_IMAGE=localhost/orchestrator-guest:test
+
+key() {
+    {
+        go env GOVERSION
+        uname -m
+        cat "$MODULE/go.mod" "$MODULE/go.sum" "$MODULE/main.go" "$MODULE/pause/main.go"
+    } | sha256sum | cut -c1-16
+}
+
+# build makes the programs in the cache and prints their directory. Concurrent builds wait for each other.
+build() {
+    local out work flags=k8s.io/component-base/version
+    out=$CACHE/kubernetes-$(key)
+    mkdir -p "$CACHE"
+    exec 8>"$CACHE/kubernetes.lock"
+    flock 8
+    if [[ ! -x $out/k8snode ]]; then
+        say "building Kubernetes $VERSION; this takes 5 to 17 minutes"
+        work=$(mktemp -d "$CACHE/tmp.kubernetes.XXXXXX")
+        (
+            cd "$MODULE"
+            export CGO_ENABLED=0 GOFLAGS='-mod=readonly -trimpath -buildvcs=false' GOWORK=off
+            retry 3 go mod download
+            nice -n 19 go build -o "$work/k8snode" \
+                -ldflags "-s -w -X $flags.gitVersion=v$VERSION -X $flags.gitMajor=1 -X $flags.gitMinor=${VERSION:2:2}" .
+            go build -ldflags '-s -w' -o "$work/pause" ./pause
+        ) || { rm -rf "$work"; die "cannot build Kubernetes"; }
+        rm -rf "$out"
+        mv "$work" "$out"
+        find "$CACHE" -mindepth 1 -maxdepth 1 -type d -name 'kubernetes-*' -mtime "+$KEEP_DAYS" -exec rm -rf {} +
+    fi
+    touch "$out"
+    exec 8>&-
+    printf '%s\n' "$out"
+}
+
+ctr_() { timeout 300 ctr --address "$DIR/containerd.sock" --namespace k8s.io "$@"; }
+
+get() { curl -sf --max-time 5 --cacert "$DIR/pki/ca.crt" --cert "$DIR/pki/admin.crt" --key "$DIR/pki/admin.key" "https://$API$1"; }
+
+ready() { [[ -f $DIR/pki/admin.crt && $(get "/api/v1/nodes/$NODE" 2>/dev/null) == *'"reason": "KubeletReady"'* ]]; }
+
+# hierarchies prints the mount points of the cgroup hierarchies that the kubelet uses.
+hierarchies() {
+    local name
+    if [[ -f /sys/fs/cgroup/cgroup.controllers ]]; then
+        printf '/sys/fs/cgroup\n'
+        return
+    fi
+    for name in cpu cpuacct cpuset memory devices freezer blkio pids hugetlb systemd unified; do
+        [[ ! -d /sys/fs/cgroup/$name ]] || printf '/sys/fs/cgroup/%s\n' "$name"
+    done
+}
+
+# make_cgroups makes the pods' parent. In version 1, a new cpuset has neither processors nor memory.
+make_cgroups() {
+    local top
+    while read -r top; do
+        mkdir -p "$top/$CGROUP"
+        [[ ! -f /sys/fs/cgroup/cgroup.controllers && -f $top/cpuset.cpus ]] || continue
+        cat "$top/cpuset.cpus" >"$top/$CGROUP/cpuset.cpus"
+        cat "$top/cpuset.mems" >"$top/$CGROUP/cpuset.mems"
+    done < <(hierarchies)
+}
+
+remove_cgroups() {
+    local top round left
+    for round in 1 2 3 4 5; do
+        left=
+        while read -r top; do
+            [[ -d $top/$CGROUP ]] || continue
+            left=yes
+            end_cgroups "$top/$CGROUP"
+        done < <(hierarchies)
+        [[ -n $left ]] || return 0
+        sleep "0.$round"
+    done
+    say "cannot remove the pods' cgroups"
+    return 1
+}
+
+# certificate NAME SUBJECT USAGE [ALTNAME] makes a key and its certificate.
+certificate() {
+    openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"
+    openssl req -new -key "$1.key" -subj "$2" -out "$1.csr"
+    {
+        printf 'basicConstraints=CA:FALSE\nextendedKeyUsage=%s\n' "$3"
+        [[ -z ${4:-} ]] || printf 'subjectAltName=%s\n' "$4"
+    } >"$1.ext"
+    openssl x509 -req -in "$1.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -extfile "$1.ext" -out "$1.crt" 2>/dev/null
+    rm "$1.csr" "$1.ext"
+}
+
+make_keys() {
+    local user
+    mkdir -p "$DIR/pki"
+    chmod 0700 "$DIR/pki"
+    (
+        cd "$DIR/pki"
+        openssl ecparam -name prime256v1 -genkey -noout -out ca.key
+        openssl req -x509 -new -key ca.key -subj /CN=orchestrator-test -days 30 -out ca.crt
+        openssl ecparam -name prime256v1 -genkey -noout -out sa.key
+        certificate apiserver /CN=kube-apiserver serverAuth IP:127.0.0.1,DNS:localhost
+        certificate kubelet "/CN=$NODE" serverAuth IP:127.0.0.1
+        certificate apiserver-kubelet /O=system:masters/CN=apiserver-kubelet clientAuth
+        certificate node "/O=system:nodes/CN=system:node:$NODE" clientAuth
+        certificate admin /O=system:masters/CN=admin clientAuth
+        certificate manager /CN=system:kube-controller-manager clientAuth
+        certificate scheduler /CN=system:kube-scheduler clientAuth
+        for user in node admin manager scheduler; do
+            cat >"$user.kubeconfig" <<YAML
+apiVersion: v1
+kind: Config
+clusters: [{name: test, cluster: {server: "https://$API", certificate-authority: "$DIR/pki/ca.crt"}}]
+users: [{name: $user, user: {client-certificate: "$DIR/pki/$user.crt", client-key: "$DIR/pki/$user.key"}}]
+contexts: [{name: test, context: {cluster: test, user: $user}}]
+current-context: test
+YAML
+        done
+    )
+}
+
+# configure_network NETWORK writes the CNI configuration. The plugin "none" makes no interface, but reports an address:
+# containerd insists on one.
+configure_network() {
+    local plugin
+    mkdir -p "$DIR/cni/bin" "$DIR/cni/conf"
+    for plugin in /usr/lib/cni/*; do ln -sf "$plugin" "$DIR/cni/bin/"; done
+    cat >"$DIR/cni/bin/none" <<'SH'
+#!/bin/sh
+case $CNI_COMMAND in
+ADD)
+    cat >/dev/null
+    n=$(printf %s "$CNI_CONTAINERID" | cksum | cut -d' ' -f1)
+    printf '{"cniVersion":"0.4.0","interfaces":[{"name":"%s","sandbox":"%s"}],"ips":[{"version":"4","interface":0,"address":"10.255.%d.%d/32"}],"dns":{}}\n' \
+        "$CNI_IFNAME" "$CNI_NETNS" $((n / 254 % 254 + 1)) $((n % 254 + 1))
+    ;;
+VERSION) printf '{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}\n' ;;
+*) cat >/dev/null ;;
+esac
+SH
+    chmod 0755 "$DIR/cni/bin/none"
+    if [[ $1 == none ]]; then
+        printf '{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"none"}]}\n'
+    else
+        printf '{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"bridge","bridge":"%s","isGateway":true,"ipMasq":false,"ipam":{"type":"host-local","dataDir":"%s/cni/ipam","ranges":[[{"subnet":"10.244.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}\n' "$BRIDGE" "$DIR"
+    fi >"$DIR/cni/conf/10-net.conflist"
+}
+
+configure_containerd() {
+    cat >"$DIR/containerd.toml" <<TOML
+version = 2
+root = "$DIR/containerd/root"
+state = "$DIR/containerd/state"
+oom_score = 0
+disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.internal.v1.opt"]
+[grpc]
+  address = "$DIR/containerd.sock"
+[ttrpc]
+  address = "$DIR/containerd.sock.ttrpc"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:1"
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+  # A root without CAP_SYS_RESOURCE cannot lower oom_score_adj.
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  # The VOLUME of an image would be a writable directory on the node.
+  ignore_image_defined_volumes = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        Root = "$DIR/containerd/runc"
+        SystemdCgroup = false
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "$DIR/cni/bin"
+    conf_dir = "$DIR/cni/conf"
+TOML
+}
+
+configure_kubelet() {
+    cat >"$DIR/kubelet.yaml" <<YAML
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: 127.0.0.1
+port: $KUBELET_PORT
+readOnlyPort: 0
+healthzBindAddress: 127.0.0.1
+healthzPort: $KUBELET_HEALTH
+tlsCertFile: $DIR/pki/kubelet.crt
+tlsPrivateKeyFile: $DIR/pki/kubelet.key
+authentication:
+  anonymous: {enabled: false}
+  webhook: {enabled: true}
+  x509: {clientCAFile: $DIR/pki/ca.crt}
+authorization: {mode: Webhook}
+containerRuntimeEndpoint: unix://$DIR/containerd.sock
+failCgroupV1: false
+cgroupDriver: cgroupfs
+cgroupRoot: /$CGROUP
+failSwapOn: false
+makeIPTablesUtilChains: false
+podLogsDir: $DIR/kubelet/podlogs
+volumePluginDir: $DIR/kubelet/volumeplugins
+maxPods: 110
+serializeImagePulls: false
+podPidsLimit: $POD_PIDS
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+evictionHard: {memory.available: "200Mi", nodefs.available: "1%", imagefs.available: "1%", nodefs.inodesFree: "1%"}
+YAML
+}
+
+# image REF OUT COMMAND FILE... writes a docker-archive with these files at the root.
+image() {
+    local ref=$1 out=$2 command=$3 work sum
+    shift 3
+    work=$(mktemp -d)
+    mkdir "$work/root"
+    install -m 0555 "$@" "$work/root/"
+    tar --numeric-owner --owner 0 --group 0 --mtime @0 --sort name -C "$work/root" -cf "$work/layer.tar" .
+    sum=$(sha256sum "$work/layer.tar" | cut -d' ' -f1)
+    printf '{"architecture":"%s","os":"linux","config":{"Entrypoint":["%s"],"WorkingDir":"/"},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+        "$(go env GOARCH)" "$command" "$sum" >"$work/config.json"
+    printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$ref" >"$work/manifest.json"
+    tar -C "$work" -cf "$out" manifest.json config.json layer.tar
+    rm -rf "$work"
+}
+
+# server NAME ARGUMENT... starts one component.
+server() {
+    local name=$1
+    shift
+    : >"$DIR/log/$name.log"
+    background "$DIR/log/$name.log" "$programs/k8snode" "$name" "$@"
+}
+
+# wait_for WHAT COMMAND... waits until the command succeeds.
+wait_for() {
+    local what=$1 deadline=$((SECONDS + START_SECONDS))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        ((SECONDS < deadline)) || give_up "$what did not start within $START_SECONDS s"
+        sleep 0.1
+    done
+}
+
+start_control_plane() {
+    server etcd --name=test --data-dir="$DIR/etcd" --listen-client-urls="http://$ETCD" --advertise-client-urls="http://$ETCD" \
+        --listen-peer-urls="http://$ETCD_PEER" --initial-advertise-peer-urls="http://$ETCD_PEER" \
+        --initial-cluster="test=http://$ETCD_PEER" --unsafe-no-fsync --log-level=warn
+    server kube-apiserver --etcd-servers="http://$ETCD" --bind-address=127.0.0.1 --secure-port="${API#*:}" \
+        --advertise-address=127.0.0.1 --endpoint-reconciler-type=none \
+        --tls-cert-file="$DIR/pki/apiserver.crt" --tls-private-key-file="$DIR/pki/apiserver.key" \
+        --client-ca-file="$DIR/pki/ca.crt" --cert-dir="$DIR/run/apiserver" \
+        --kubelet-certificate-authority="$DIR/pki/ca.crt" --kubelet-client-certificate="$DIR/pki/apiserver-kubelet.crt" \
+        --kubelet-client-key="$DIR/pki/apiserver-kubelet.key" --kubelet-preferred-address-types=InternalIP \
+        --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$DIR/pki/sa.key" \
+        --service-account-signing-key-file="$DIR/pki/sa.key" --authorization-mode=Node,RBAC \
+        --enable-admission-plugins=NodeRestriction --anonymous-auth=false --service-cluster-ip-range=10.96.0.0/24 --v=1
+}
+
+start_controllers() {
+    server kube-controller-manager --kubeconfig="$DIR/pki/manager.kubeconfig" \
+        --authentication-kubeconfig="$DIR/pki/manager.kubeconfig" --authorization-kubeconfig="$DIR/pki/manager.kubeconfig" \
+        --use-service-account-credentials=true --leader-elect=false --bind-address=127.0.0.1 --secure-port="$MANAGER_PORT" \
+        --cert-dir="$DIR/run/manager" --root-ca-file="$DIR/pki/ca.crt" --service-account-private-key-file="$DIR/pki/sa.key" --v=1
+    server kube-scheduler --kubeconfig="$DIR/pki/scheduler.kubeconfig" \
+        --authentication-kubeconfig="$DIR/pki/scheduler.kubeconfig" --authorization-kubeconfig="$DIR/pki/scheduler.kubeconfig" \
+        --leader-elect=false --bind-address=127.0.0.1 --secure-port="$SCHEDULER_PORT" --cert-dir="$DIR/run/scheduler" --v=1
+    server kubelet --config="$DIR/kubelet.yaml" --kubeconfig="$DIR/pki/node.kubeconfig" --root-dir="$DIR/kubelet" \
+        --cert-dir="$DIR/kubelet/pki" --hostname-override="$NODE" --v=2
+}
+
+load_images() {
+    local guest=$ROOT/internal/guestbin/bin
+    [[ -x $guest/guest ]] || die "the guest is missing: run make guest"
+    image localhost/pause:1 "$DIR/pause.tar" /pause "$programs/pause"
+    image "$GUEST_IMAGE" "$DIR/guest.tar" /guest "$guest/guest" "$guest/guest-web"
+    ctr_ images import "$DIR/pause.tar" >/dev/null
+    ctr_ images import "$DIR/guest.tar" >/dev/null
+}
+
+up() {
+    local network=${1:-none} tool path
+    [[ $network == none || $network == bridge ]] || die "invalid network \"$network\": use none or bridge"
+    if ready && [[ $(<"$DIR/network") == "$network" ]]; then
+        printf '%s\n' "$DIR/pki/admin.kubeconfig"
+        return 0
+    fi
+    ((EUID == 0)) || die "must be root to start a node"
+    for tool in containerd ctr runc openssl curl ip sysctl; do
+        command -v "$tool" >/dev/null || die "$tool is missing: run integration/scripts/deps.sh --kubernetes"
+    done
+    [[ -x /usr/lib/cni/loopback && -x /usr/lib/cni/bridge ]] || die "the CNI plugins are missing: run integration/scripts/deps.sh --kubernetes"
+    programs=$(build)
+    down || die "cannot clean up after an earlier node"
+    umask 022
+    mkdir -p "$DIR"/{run,log,etcd,kubelet/seccomp,containerd/root,containerd/state}
+    chmod 0700 "$DIR/etcd"
+    printf '%s\n' "$network" >"$DIR/network"
+    ln -s "$programs/k8snode" "$DIR/kubectl" # the program's name selects the component
+    sysctl "${SYSCTLS[@]}" >"$DIR/sysctl.saved"
+    for path in "${OUTSIDE[@]}"; do [[ -e $path ]] || printf '%s\n' "$path"; done >"$DIR/outside.new"
+    make_cgroups
+    make_keys 2>"$DIR/log/openssl.log" || give_up "cannot make keys"
+    configure_network "$network"
+    configure_containerd
+    configure_kubelet
+    background "$DIR/log/containerd.log" containerd --config "$DIR/containerd.toml"
+    start_control_plane
+    wait_for containerd ctr_ version
+    load_images
+    wait_for kube-apiserver get /readyz
+    start_controllers
+    wait_for "the node" ready
+    wait_for "the default service account" get /api/v1/namespaces/default/serviceaccounts/default
+    printf '%s\n' "$DIR/pki/admin.kubeconfig"
+}
+
+# kill_servers kills all components at once. The node's state is thrown away, so none has to end well.
+kill_servers() {
+    local pid
+    while read -r pid; do kill -KILL "$pid" 2>/dev/null || :; done < <(pids_of k8snode)
+    while [[ -n $(pids_of k8snode) ]]; do sleep 0.05; done
+}
+
+down() {
+    local status=0 path
+    kill_servers
+    end_shims || status=1
+    end containerd
+    end_shims || status=1
+    remove_cgroups || status=1
+    unmount_under "$DIR" || { say "mounts left under $DIR"; status=1; }
+    ip link delete "$BRIDGE" 2>/dev/null || :
+    [[ ! -f $DIR/sysctl.saved ]] || sysctl -q -p "$DIR/sysctl.saved" || status=1
+    [[ ! -d /var/log/containers ]] || find /var/log/containers -lname "$DIR/*" -delete
+    while read -r path; do rm -rf --one-file-system "$path"; done < <(cat "$DIR/outside.new" 2>/dev/null)
+    ((status != 0)) || rm -rf --one-file-system "$DIR"
+    return "$status"
+}
+
+give_up() {
+    local log
+    for log in "$DIR"/log/*.log; do
+        say "--- last lines of $log"
+        tail -n 15 "$log" >&2 || :
+    done
+    down || :
+    die "$1"
+}
+
+env_() {
+    status >/dev/null || die "the node does not run: run kubernetes.sh up"
+    printf 'export ORCHESTRATOR_TEST_KUBECONFIG="%s"\n' "$DIR/pki/admin.kubeconfig"
+    printf 'export ORCHESTRATOR_TEST_KUBECTL="%s"\n' "$DIR/kubectl"
+    printf 'export ORCHESTRATOR_TEST_KUBERNETES_DIR="%s"\n' "$DIR"
+    printf 'export ORCHESTRATOR_TEST_KUBERNETES_NETWORK="%s"\n' "$(<"$DIR/network")"
+    printf 'export ORCHESTRATOR_TEST_KUBERNETES_GUEST_IMAGE="%s"\n' "$GUEST_IMAGE"
+    printf 'export ORCHESTRATOR_TEST_KUBERNETES_POD_PIDS="%s"\n' "$POD_PIDS"
+}
+
+status() { ready && printf '%s\n' "$DIR/pki/admin.kubeconfig"; }
+
+lock() {
+    mkdir -p "$TEST_STATE"
+    exec 9>"$TEST_STATE/kubernetes.lock"
+    flock --wait 1800 9 || die "another kubernetes.sh has held the lock for more than 30 minutes"
+}
+
+case ${1:-} in
+build) build ;;
+up) lock; up "${2:-}" ;;
+load) [[ -f ${2:-} ]] || die "archive not found: ${2:-}"; ctr_ images import "$2" >/dev/null ;;
+env) env_ ;;
+status) status ;;
+down) [[ -d $DIR ]] || exit 0; lock; down ;;
+*) say "usage: kubernetes.sh build|up [none|bridge]|load ARCHIVE|env|status|down"; exit 64 ;;
+esac
