@@ -15,6 +15,7 @@ const (
 	CapCPU           Capability = "cpu"            // CPU quota
 	CapPids          Capability = "pids"           // cap on processes and threads
 	CapReadOnlyRoot  Capability = "read-only-root" // nothing outside tmpfs and /workspace can be written
+	CapMountFlags    Capability = "mount-flags"    // only the directories of commands are mounted writable, with nosuid and nodev
 	CapCapabilities  Capability = "capabilities"   // commands have no capabilities and cannot gain any
 	CapNoNewPrivs    Capability = "no-new-privs"   // setuid programs gain nothing
 	CapSeccomp       Capability = "seccomp"        // our filter is in force for the guest and the commands
@@ -39,8 +40,8 @@ const (
 // AllCapabilities lists every capability in the order of the committed table.
 func AllCapabilities() []Capability {
 	return []Capability{
-		CapNetworkNone, CapMemory, CapCPU, CapPids, CapReadOnlyRoot, CapCapabilities, CapNoNewPrivs, CapSeccomp, CapNonRoot,
-		CapTmpfs,
+		CapNetworkNone, CapMemory, CapCPU, CapPids, CapReadOnlyRoot, CapMountFlags, CapCapabilities, CapNoNewPrivs, CapSeccomp,
+		CapNonRoot, CapTmpfs,
 		CapNeutralConfig, CapKill, CapCommandCgroup, CapUsage, CapEndingOOM, CapEndingPids, CapEndingDisk, CapLateBind,
 		CapLateBindRO, CapQuota,
 		CapFiles, CapAdopt, CapDeadMan, CapNothingLeft,

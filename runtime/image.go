@@ -14,6 +14,13 @@ type ImageForgetter interface {
 	Forget(ctx context.Context, image Image) error
 }
 
+// ImageResolver is implemented by drivers whose engine pulls images itself. Their images need not
+// be in the orchestrator's store.
+type ImageResolver interface {
+	// ResolveImage returns the image that Create gets for a reference.
+	ResolveImage(ctx context.Context, ref string) (Image, error)
+}
+
 // Build is one build from a Dockerfile.
 type Build struct {
 	// Context is a tar archive; File is the path of the Dockerfile in it.

@@ -19,7 +19,7 @@ import (
 // the whole call. A Create that was cut short has removed what it made, or left it where List finds
 // it.
 type Driver interface {
-	// Name is the name that selects the driver: "docker", "containerd" or "oci".
+	// Name is the name that selects the driver: "docker", "containerd", "oci" or "kubernetes".
 	Name() string
 	// NeedsUnpackedRoot reports whether Prepare and Create need Image.Root. Other drivers get images
 	// without it.

@@ -75,6 +75,7 @@ func checks() map[runtime.Capability]check {
 		runtime.CapCPU:           {holds: checkCPUCap},
 		runtime.CapPids:          {holds: checkPidsCap},
 		runtime.CapReadOnlyRoot:  {holds: checkReadOnlyRoot},
+		runtime.CapMountFlags:    {holds: checkMountFlags},
 		runtime.CapCapabilities:  {holds: checkCapabilities},
 		runtime.CapNoNewPrivs:    {holds: checkNoNewPrivs},
 		runtime.CapSeccomp:       {holds: checkSeccomp},
