@@ -1,0 +1,197 @@
+package kubernetes
+
+import (
+	"fmt"
+	"math"
+	"path"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
+)
+
+const (
+	containerName = "sandbox"
+	guestVolume   = "guest"
+	// ownGuest is the guest in the guest's image.
+	ownGuest = "/guest"
+	// graceSeconds is how long a pod has between TERM and KILL. With zero, the API server would
+	// forget the pod while its processes still run.
+	graceSeconds = 1
+	// diskBytes caps what a pod may store on its node: the guest and the log of its first process.
+	diskBytes = 256 << 20
+	// endFile receives the kubelet's termination message. It is in the guest's directory: by
+	// default it would be a file on the node's disk that every command may fill.
+	endFile = runtime.RunDir + "/end"
+	// hostsFile is the sandbox's /etc/hosts in the guest's volume. The kubelet's own would be a
+	// writable mount.
+	hostsFile = "hosts"
+)
+
+// podOf returns the pod of a sandbox. Its limits have their defaults.
+func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
+	where, ok := d.opts.Pods[spec.Template]
+	if !ok {
+		where = d.opts.Pod
+	}
+	no, yes := false, true
+	grace, deadline, root := int64(graceSeconds), int64(d.opts.Deadline.Seconds()), int64(0)
+	volumes, mounts := memoryVolumes(spec)
+	volumes = append(volumes, volume(guestVolume, corev1.StorageMediumDefault, diskBytes))
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: podName(spec.ID), Namespace: d.opts.Namespace,
+			Labels:      map[string]string{labelOwner: spec.Owner, labelID: spec.ID},
+			Annotations: map[string]string{annotationTemplate: spec.Template, annotationBuild: spec.Build},
+		},
+		Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: &grace, ActiveDeadlineSeconds: &deadline,
+			AutomountServiceAccountToken: &no, EnableServiceLinks: &no, Hostname: ocispec.Hostname,
+			DNSPolicy: corev1.DNSNone, DNSConfig: &corev1.PodDNSConfig{Nameservers: []string{"127.0.0.1"}},
+			SecurityContext: &corev1.PodSecurityContext{RunAsUser: &root, RunAsGroup: &root, SeccompProfile: d.seccomp()},
+			Volumes:         volumes,
+			InitContainers:  d.initContainers(spec, mounts),
+			Containers: []corev1.Container{{
+				Name: containerName, Image: spec.Image.Ref, ImagePullPolicy: corev1.PullPolicy(d.opts.PullPolicy),
+				Command: command(spec, mounts), WorkingDir: "/", Resources: d.resources(spec.Limits),
+				VolumeMounts: append(mounts, corev1.VolumeMount{Name: guestVolume, MountPath: runtime.RunDir, ReadOnly: true},
+					corev1.VolumeMount{Name: guestVolume, MountPath: "/etc/hosts", SubPath: hostsFile, ReadOnly: true}),
+				TerminationMessagePath: endFile, TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+				SecurityContext: confined(capabilityNames()...),
+			}},
+			NodeSelector: where.NodeSelector, PriorityClassName: where.PriorityClass,
+		},
+	}
+	pod.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem = &yes
+	if where.RuntimeClass != "" {
+		pod.Spec.RuntimeClassName = &where.RuntimeClass
+	}
+	for _, t := range where.Tolerations {
+		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
+			Key: t.Key, Operator: corev1.TolerationOperator(t.Operator), Value: t.Value, Effect: corev1.TaintEffect(t.Effect),
+		})
+	}
+	for _, name := range where.ImagePullSecrets {
+		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
+	}
+	return pod
+}
+
+// initContainers return the steps before the sandbox starts: remove its network, and install its
+// guest.
+func (d *Driver) initContainers(spec runtime.Spec, mounts []corev1.VolumeMount) []corev1.Container {
+	base := corev1.Container{
+		Image: d.opts.GuestImage, ImagePullPolicy: corev1.PullPolicy(d.opts.PullPolicy), Resources: d.resources(spec.Limits),
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+	}
+	var out []corev1.Container
+	if d.opts.Network == NetworkStrip {
+		strip := base
+		strip.Name, strip.Command, strip.SecurityContext = "isolate", []string{ownGuest, "isolate"}, confined("NET_ADMIN")
+		out = append(out, strip)
+	}
+	install := base
+	install.Name, install.SecurityContext = "install", confined("CHOWN", "FOWNER")
+	install.Command = []string{ownGuest, "install"}
+	for _, t := range memoryFiles(spec) {
+		install.Command = append(install.Command, "--dir", fmt.Sprintf("%s=%o:%d:%d", t.Path, t.Mode, t.UID, t.GID))
+	}
+	install.VolumeMounts = append(append([]corev1.VolumeMount(nil), mounts...), corev1.VolumeMount{Name: guestVolume, MountPath: runtime.RunDir})
+	// The container runtime makes the file, so that it exists when the volume is mounted read-only.
+	install.TerminationMessagePath = endFile
+	return append(out, install)
+}
+
+// command returns the sandbox's first process: the guest's checks, the template's entrypoint and
+// the guest.
+func command(spec runtime.Spec, mounts []corev1.VolumeMount) []string {
+	args := []string{runtime.GuestPath, "pod"}
+	for _, r := range ocispec.Rlimits(spec.Limits) {
+		args = append(args, "--rlimit", r.Type+"="+strconv.FormatUint(r.Hard, 10))
+	}
+	for _, e := range ocispec.Env() {
+		args = append(args, "--env", e)
+	}
+	for _, m := range mounts {
+		args = append(args, "--writable", m.MountPath)
+	}
+	args = append(args, "--writable", endFile, "--")
+	args = append(args, ocispec.Args(spec)...)
+	return append(args, "--stdio")
+}
+
+// memoryFiles are the file systems in memory, in mount order.
+func memoryFiles(spec runtime.Spec) []ocispec.TmpfsMount {
+	list := append(ocispec.Tmpfs(spec.Limits), ocispec.Scratch(spec.Limits))
+	return append(list, ocispec.TemplateTmpfs(spec)...)
+}
+
+func memoryVolumes(spec runtime.Spec) ([]corev1.Volume, []corev1.VolumeMount) {
+	var (
+		volumes []corev1.Volume
+		mounts  []corev1.VolumeMount
+	)
+	for i, t := range memoryFiles(spec) {
+		name := "memory-" + strconv.Itoa(i)
+		volumes = append(volumes, volume(name, corev1.StorageMediumMemory, t.Bytes))
+		mounts = append(mounts, corev1.VolumeMount{Name: name, MountPath: path.Clean(t.Path)})
+	}
+	return volumes, mounts
+}
+
+func volume(name string, medium corev1.StorageMedium, bytes int64) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
+		Medium: medium, SizeLimit: resource.NewQuantity(bytes, resource.BinarySI),
+	}}}
+}
+
+// confined returns a security context with these capabilities only.
+func confined(capabilities ...string) *corev1.SecurityContext {
+	no := false
+	s := &corev1.SecurityContext{
+		AllowPrivilegeEscalation: &no, Privileged: &no,
+		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}
+	for _, c := range capabilities {
+		s.Capabilities.Add = append(s.Capabilities.Add, corev1.Capability(c))
+	}
+	return s
+}
+
+// capabilityNames are the guest's capabilities in Kubernetes' form.
+func capabilityNames() []string {
+	var out []string
+	for _, c := range ocispec.Capabilities() {
+		out = append(out, strings.TrimPrefix(c, "CAP_"))
+	}
+	return out
+}
+
+func (d *Driver) seccomp() *corev1.SeccompProfile {
+	if d.opts.SeccompProfile == "" {
+		return &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
+	}
+	return &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: &d.opts.SeccompProfile}
+}
+
+// resources returns the caps of a sandbox. Requests equal limits, except for CPU if that is
+// configured.
+func (d *Driver) resources(l runtime.Limits) corev1.ResourceRequirements {
+	cpu := func(cores float64) resource.Quantity {
+		return *resource.NewMilliQuantity(int64(math.Round(cores*1000)), resource.DecimalSI)
+	}
+	limits := corev1.ResourceList{
+		corev1.ResourceCPU: cpu(l.CPUs), corev1.ResourceMemory: *resource.NewQuantity(l.MemoryBytes, resource.BinarySI),
+		corev1.ResourceEphemeralStorage: *resource.NewQuantity(diskBytes, resource.BinarySI),
+	}
+	requests := limits.DeepCopy()
+	if d.opts.CPURequest > 0 {
+		requests[corev1.ResourceCPU] = cpu(min(d.opts.CPURequest, l.CPUs))
+	}
+	return corev1.ResourceRequirements{Limits: limits, Requests: requests}
+}

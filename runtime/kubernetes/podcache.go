@@ -1,0 +1,214 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// The pauses before a watch that broke off is started again.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 5 * time.Second
+)
+
+// podCache follows the driver's pods with one watch.
+type podCache struct {
+	api    *api
+	log    *slog.Logger
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup
+
+	mu sync.Mutex
+	// entries are by pod name; guarded by mu. So is lists, which counts the lists that were begun.
+	entries map[string]*podEntry
+	lists   int
+}
+
+// podEntry is what is known of one pod. It stays while somebody waits for the pod, even if there is
+// none.
+type podEntry struct {
+	pod     *corev1.Pod   // nil: there is none
+	since   int           // podCache.lists when the pod was added
+	changed chan struct{} // closed by the next change
+	waiters int
+}
+
+// openPodCache lists the pods and then follows them until close.
+func openPodCache(ctx context.Context, a *api, log *slog.Logger) (*podCache, error) {
+	c := &podCache{api: a, log: log, entries: map[string]*podEntry{}}
+	version, err := c.list(ctx)
+	if err != nil {
+		return nil, a.failed(ctx, "list pods", err)
+	}
+	run, cancel := context.WithCancelCause(context.Background())
+	c.cancel = cancel
+	c.wg.Go(func() { c.run(run, version) })
+	return c, nil
+}
+
+var errDriverClosed = errors.New("the driver was closed")
+
+func (c *podCache) close() {
+	c.cancel(errDriverClosed)
+	c.wg.Wait()
+}
+
+func ours() metav1.ListOptions { return metav1.ListOptions{LabelSelector: labelID} }
+
+// list replaces the content and returns the version to watch from.
+func (c *podCache) list(ctx context.Context) (string, error) {
+	c.mu.Lock()
+	c.lists++
+	began := c.lists
+	c.mu.Unlock()
+	got, err := c.api.list(ctx, ours())
+	if err != nil {
+		return "", err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := map[string]bool{}
+	for i := range got.Items {
+		seen[got.Items[i].Name] = true
+		c.set(got.Items[i].Name, &got.Items[i])
+	}
+	for name, e := range c.entries {
+		// A pod that was created while the list was made may be missing from it.
+		if !seen[name] && e.pod != nil && e.since < began {
+			c.set(name, nil)
+		}
+	}
+	return got.ResourceVersion, nil
+}
+
+// set records the state of a pod. The caller holds mu.
+func (c *podCache) set(name string, pod *corev1.Pod) {
+	e := c.entries[name]
+	if e == nil {
+		if pod == nil {
+			return
+		}
+		e = &podEntry{changed: make(chan struct{})}
+		c.entries[name] = e
+	}
+	if e.pod == nil || pod == nil || e.pod.UID != pod.UID {
+		e.since = c.lists
+	}
+	e.pod = pod
+	close(e.changed)
+	e.changed = make(chan struct{})
+	c.drop(name, e)
+}
+
+// drop removes an entry that nobody needs. The caller holds mu.
+func (c *podCache) drop(name string, e *podEntry) {
+	if e.pod == nil && e.waiters == 0 {
+		delete(c.entries, name)
+	}
+}
+
+// add records a pod that this process has just created, unless the watch was faster.
+func (c *podCache) add(pod *corev1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.entries[pod.Name]; e == nil || e.pod == nil {
+		c.set(pod.Name, pod)
+	}
+}
+
+// run watches until ctx ends. It lists again whenever a watch ends: the server ends each after some
+// minutes, and the version to continue from may be too old.
+func (c *podCache) run(ctx context.Context, version string) {
+	for pause := firstRetry; ctx.Err() == nil; {
+		err := c.follow(ctx, version)
+		for err != nil && ctx.Err() == nil {
+			c.log.Debug("watch of pods ended", "error", err)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
+			pause = min(2*pause, lastRetry)
+			if version, err = c.list(ctx); err == nil {
+				pause = firstRetry
+			}
+		}
+	}
+}
+
+// follow applies changes until the watch ends, and returns why it did.
+func (c *podCache) follow(ctx context.Context, version string) error {
+	o := ours()
+	o.ResourceVersion = version
+	w, err := c.api.watch(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case event, ok := <-w.ResultChan():
+			if !ok {
+				return errors.New("the server ended it")
+			}
+			pod, isPod := event.Object.(*corev1.Pod)
+			if !isPod {
+				return fmt.Errorf("the server sent %s: %v", event.Type, event.Object)
+			}
+			c.mu.Lock()
+			if event.Type == watch.Deleted {
+				c.set(pod.Name, nil)
+			} else {
+				c.set(pod.Name, pod)
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+// wait calls done with each state of the pod that has this UID, from the present one, until done
+// returns true. The state is nil when there is no such pod any more. It returns an error only when
+// ctx ends.
+func (c *podCache) wait(ctx context.Context, name string, uid types.UID, done func(*corev1.Pod) bool) error {
+	c.mu.Lock()
+	e := c.entries[name]
+	if e == nil {
+		e = &podEntry{changed: make(chan struct{})}
+		c.entries[name] = e
+	}
+	e.waiters++
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		e.waiters--
+		c.drop(name, e)
+	}()
+	for {
+		pod, changed := e.pod, e.changed
+		c.mu.Unlock()
+		if pod != nil && pod.UID != uid {
+			pod = nil
+		}
+		if done(pod) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", errdefs.ErrUnavailable, context.Cause(ctx))
+		}
+		c.mu.Lock()
+	}
+}
