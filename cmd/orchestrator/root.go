@@ -55,7 +55,7 @@ command was ended, for example by a limit.`,
 		return nil
 	}
 	root.AddCommand(
-		service.NewServeCommand(a), service.NewDownCommand(a), service.NewDoctorCommand(a),
+		service.NewServeCommand(a), service.NewDownCommand(a), service.NewDoctorCommand(a), service.NewKubernetesCommand(a),
 		sandbox.NewRunCommand(a), sandbox.NewSandboxCommand(a), sandbox.NewExecCommand(a), sandbox.NewShellCommand(a),
 		sandbox.NewSessionCommand(a), sandbox.NewLogsCommand(a), sandbox.NewCopyCommand(a), sandbox.NewForwardCommand(a),
 		sandbox.NewPSCommand(a), sandbox.NewTopCommand(a), sandbox.NewEventsCommand(a),

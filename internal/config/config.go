@@ -43,11 +43,12 @@ type Config struct {
 	TokenFile   string `json:"token_file"`
 	AllowRemote bool   `json:"allow_remote"`
 	StateDir    string `json:"state_dir"`
-	// Runtime is "auto", "docker", "containerd" or "oci".
+	// Runtime is "auto", "docker", "containerd", "oci" or "kubernetes".
 	Runtime    string     `json:"runtime"`
 	Docker     Docker     `json:"docker"`
 	Containerd Containerd `json:"containerd"`
 	OCI        OCI        `json:"oci"`
+	Kubernetes Kubernetes `json:"kubernetes"`
 	Log        Log        `json:"log"`
 	Leases     Leases     `json:"leases"`
 	Exec       Exec       `json:"exec"`
@@ -212,6 +213,7 @@ func Default() Config {
 		Runtime:    "auto",
 		Docker:     Docker{Mode: "auto"},
 		OCI:        OCI{Runtime: "runc"},
+		Kubernetes: defaultKubernetes(),
 		Containerd: Containerd{Address: DefaultContainerd, Namespace: "orchestrator", Runtime: "runc"},
 		Log:        Log{Level: "info", Format: "text"},
 		Leases:     Leases{TTL: Duration(time.Hour), MaxTTL: Duration(24 * time.Hour), Idle: Duration(15 * time.Minute)},
@@ -282,7 +284,7 @@ func (c Config) Validate() error {
 		return bad("templates", "empty", "must have at least one template")
 	}
 	for _, err := range []error{
-		c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
+		c.validateKubernetes(), c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
 		c.Idempotency.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c),
 		c.Browser.validate(), c.Workspaces.validate(), c.Images.validate(),
 	} {
@@ -308,8 +310,8 @@ func (c Config) validateServer() error {
 	switch {
 	case !filepath.IsAbs(c.StateDir):
 		return bad("state_dir", c.StateDir, "must be an absolute path")
-	case !slices.Contains([]string{"auto", "docker", "containerd", "oci"}, c.Runtime):
-		return bad("runtime", c.Runtime, "must be auto, docker, containerd or oci")
+	case !slices.Contains([]string{"auto", "docker", "containerd", "oci", "kubernetes"}, c.Runtime):
+		return bad("runtime", c.Runtime, "must be auto, docker, containerd, oci or kubernetes")
 	case !filepath.IsAbs(c.Containerd.Address):
 		return bad("containerd.address", c.Containerd.Address, "must be an absolute path")
 	case !names.MatchString(c.Containerd.Namespace):

@@ -66,7 +66,7 @@ Standard output carries only the protocol; the log goes to standard error.`,
 		&o.runtime,
 		"runtime",
 		"",
-		"without a server, runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)",
+		"without a server, runtime `NAME`: auto, docker, containerd, oci or kubernetes (ORCHESTRATOR_RUNTIME)",
 	)
 	f.StringVar(&o.logLevel, "log-level", "warn", "log `LEVEL`: debug, info, warn or error")
 	return c

@@ -70,7 +70,7 @@ started. The sandbox is removed even if this process is killed.`,
 		&o.runtime,
 		"runtime",
 		"",
-		"without a server, runtime `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)",
+		"without a server, runtime `NAME`: auto, docker, containerd, oci or kubernetes (ORCHESTRATOR_RUNTIME)",
 	)
 	f.StringVar(&o.logLevel, "log-level", "error", "without a server, log `LEVEL`: debug, info, warn or error")
 	return c

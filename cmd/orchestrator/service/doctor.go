@@ -295,6 +295,9 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 		forContainerd = try(standalone.RuntimeContainerd)
 	}
 	checks := []check{forOCI, forDocker, forContainerd}
+	if c.Runtime == standalone.RuntimeKubernetes {
+		checks = append(checks, try(standalone.RuntimeKubernetes))
+	}
 	// The configured one must work, or one that auto chooses.
 	switch fit := func(k check) bool { return k.Status == checkOK }; {
 	case c.Runtime != standalone.RuntimeAuto:
@@ -373,6 +376,9 @@ func checkServer(ctx context.Context, a *cli.App, c config.Config) check {
 
 // checkImage checks that the images of all templates are imported.
 func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
+	if c.Runtime == standalone.RuntimeKubernetes {
+		return check{"image", checkOK, "pulled by the nodes", ""}
+	}
 	c, err := c.WithTemplatesDir(a.ConfigFile())
 	if err != nil {
 		return check{"image", checkFail, cli.Describe(err), "orchestrator template check FILE"}

@@ -34,10 +34,11 @@ const (
 	RuntimeDocker     = "docker"
 	RuntimeContainerd = "containerd"
 	RuntimeOCI        = "oci"
+	RuntimeKubernetes = "kubernetes"
 )
 
 // runtimeNames lists the names for error messages.
-const runtimeNames = "auto, docker, containerd or oci"
+const runtimeNames = "auto, docker, containerd, oci or kubernetes"
 
 // pingTime bounds the wait for Docker's answer.
 const pingTime = 2 * time.Second
@@ -55,13 +56,14 @@ var EntryDirs = map[string]string{
 	RuntimeOCI:        RuntimeOCI,
 	RuntimeDocker:     filepath.Join(RuntimeDocker, "sandboxes"),
 	RuntimeContainerd: filepath.Join(RuntimeContainerd, "cells"),
+	RuntimeKubernetes: RuntimeKubernetes,
 }
 
 // UsedRuntimes returns the runtimes that have a directory in the state directory. If only is not
 // "auto", it returns at most that one.
 func (d Drivers) UsedRuntimes(only string) []string {
 	var names []string
-	for _, name := range []string{RuntimeOCI, RuntimeContainerd, RuntimeDocker} {
+	for _, name := range []string{RuntimeOCI, RuntimeContainerd, RuntimeDocker, RuntimeKubernetes} {
 		if _, err := os.Stat(filepath.Join(d.StateDir, name)); err == nil && (only == RuntimeAuto || only == name) {
 			names = append(names, name)
 		}
@@ -121,6 +123,8 @@ func (d Drivers) Open(ctx context.Context, name string) (runtime.Driver, string,
 		}
 		info := got.Info()
 		return got, info, nil
+	case RuntimeKubernetes:
+		return d.openKubernetes(ctx)
 	}
 	return nil, "", cli.Refuse(errdefs.ErrInvalidArgument, "runtime %q: use "+runtimeNames, name)
 }

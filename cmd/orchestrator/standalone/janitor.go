@@ -163,10 +163,10 @@ func downRun(ctx context.Context, dir string, r runRecord, log *slog.Logger) err
 		return err
 	}
 	c := config.Default()
-	c.Docker, c.Containerd, c.OCI = r.Docker, r.Containerd, r.OCI
+	c.Docker, c.Containerd, c.OCI, c.Kubernetes = r.Docker, r.Containerd, r.OCI, r.Kubernetes
 	d := Drivers{Config: c, StateDir: dir, Guest: r.Guest, Log: log}
 	var errs []error
-	for _, name := range []string{RuntimeDocker, RuntimeContainerd, RuntimeOCI} {
+	for _, name := range []string{RuntimeDocker, RuntimeContainerd, RuntimeOCI, RuntimeKubernetes} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			continue
 		}

@@ -122,6 +122,7 @@ type runRecord struct {
 	Docker     config.Docker     `json:"docker"`
 	Containerd config.Containerd `json:"containerd"`
 	OCI        config.OCI        `json:"oci"`
+	Kubernetes config.Kubernetes `json:"kubernetes"`
 	Guest      string            `json:"guest"`
 	// Workspaces says that the run, and then its janitor, holds the lock of the workspaces.
 	Workspaces bool `json:"workspaces"`
@@ -236,7 +237,8 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 	}
 	// Write it before opening a driver, which may create something already.
 	if err := writeRecord(h.dir, runRecord{
-		Docker: h.Config.Docker, Containerd: h.Config.Containerd, OCI: h.Config.OCI, Guest: guest, Workspaces: workspace,
+		Docker: h.Config.Docker, Containerd: h.Config.Containerd, OCI: h.Config.OCI,
+		Kubernetes: h.Config.Kubernetes, Guest: guest, Workspaces: workspace,
 	}); err != nil {
 		return err
 	}

@@ -7,12 +7,13 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // prepare resolves a template's image, checks the template against the host and prepares the image
 // in the driver.
 func (s *Service) prepare(ctx context.Context, t *scheduler.Template) error {
-	img, err := s.opts.Images.Resolve(t.Spec.Image.Ref)
+	img, err := s.resolveImage(ctx, t.Spec.Image.Ref)
 	if err != nil {
 		return err
 	}
@@ -37,4 +38,12 @@ func (s *Service) prepare(ctx context.Context, t *scheduler.Template) error {
 		return err
 	}
 	return s.opts.Driver.Prepare(ctx, img)
+}
+
+// resolveImage returns an image of the store, or of the driver if its engine pulls images itself.
+func (s *Service) resolveImage(ctx context.Context, ref string) (runtime.Image, error) {
+	if r, ok := s.opts.Driver.(runtime.ImageResolver); ok {
+		return r.ResolveImage(ctx, ref)
+	}
+	return s.opts.Images.Resolve(ref)
 }

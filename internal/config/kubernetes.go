@@ -1,0 +1,83 @@
+package config
+
+import (
+	"slices"
+	"time"
+)
+
+// Kubernetes configures the kubernetes runtime.
+type Kubernetes struct {
+	// Kubeconfig is a file (default: KUBECONFIG, ~/.kube/config, or the pod's service account), and
+	// Context one of its contexts.
+	Kubeconfig string `json:"kubeconfig"`
+	Context    string `json:"context"`
+	// Namespace contains the sandboxes and nothing else. GuestImage contains the guest.
+	Namespace  string `json:"namespace"`
+	GuestImage string `json:"guest_image"`
+	// Stream is "websocket" or "spdy". Network is "strip" or "none".
+	Stream  string `json:"stream"`
+	Network string `json:"network"`
+	// SeccompProfile is a file in the seccomp directory of the kubelets (default: the container
+	// runtime's filter).
+	SeccompProfile string `json:"seccomp_profile"`
+	// PodPids is the podPidsLimit of the kubelets; 0 means unknown.
+	PodPids int64 `json:"pod_pids"`
+	// CPURequest is what a sandbox reserves of its CPU limit; 0 reserves all of it.
+	CPURequest float64 `json:"cpu_request"`
+	// PullPolicy is "IfNotPresent", "Always" or "Never".
+	PullPolicy string `json:"pull_policy"`
+	// Deadline is when the cluster ends a pod that nobody has ended.
+	Deadline Duration `json:"deadline"`
+	// Pod says where pods run, and Pods the same for single templates.
+	Pod  KubernetesPod            `json:"pod"`
+	Pods map[string]KubernetesPod `json:"pods"`
+}
+
+// KubernetesPod says where pods run.
+type KubernetesPod struct {
+	NodeSelector     map[string]string      `json:"node_selector"`
+	Tolerations      []KubernetesToleration `json:"tolerations"`
+	RuntimeClass     string                 `json:"runtime_class"`
+	PriorityClass    string                 `json:"priority_class"`
+	ImagePullSecrets []string               `json:"image_pull_secrets"`
+}
+
+// KubernetesToleration is a toleration of a pod, as Kubernetes defines it.
+type KubernetesToleration struct {
+	Key      string `json:"key"`
+	Operator string `json:"operator"`
+	Value    string `json:"value"`
+	Effect   string `json:"effect"`
+}
+
+func defaultKubernetes() Kubernetes {
+	return Kubernetes{
+		Namespace: "orchestrator", Stream: "websocket", Network: "strip", PullPolicy: "IfNotPresent", Deadline: Duration(7 * 24 * time.Hour),
+		Pod:  KubernetesPod{NodeSelector: map[string]string{}, Tolerations: []KubernetesToleration{}, ImagePullSecrets: []string{}},
+		Pods: map[string]KubernetesPod{},
+	}
+}
+
+// validateKubernetes checks what must be set for the runtime; the driver checks the rest.
+func (c Config) validateKubernetes() error {
+	k := c.Kubernetes
+	switch {
+	case !slices.Contains([]string{"websocket", "spdy"}, k.Stream):
+		return bad("kubernetes.stream", k.Stream, "must be websocket or spdy")
+	case !slices.Contains([]string{"strip", "none"}, k.Network):
+		return bad("kubernetes.network", k.Network, "must be strip or none")
+	case !slices.Contains([]string{"IfNotPresent", "Always", "Never"}, k.PullPolicy):
+		return bad("kubernetes.pull_policy", k.PullPolicy, "must be IfNotPresent, Always or Never")
+	case k.PodPids < 0 || k.CPURequest < 0:
+		return bad("kubernetes.pod_pids and kubernetes.cpu_request", "negative", "must not be")
+	case k.Deadline < Duration(time.Minute):
+		return bad("kubernetes.deadline", k.Deadline, "must be at least 1m")
+	case c.Runtime != "kubernetes":
+		return nil
+	case k.GuestImage == "":
+		return bad("kubernetes.guest_image", "empty", "must be the reference of an image with the guest: see docs/kubernetes.md")
+	case c.Admission.MaxMemory == 0:
+		return bad("admission.max_memory", 0, "must be set with runtime kubernetes: this host's memory is not the cluster's")
+	}
+	return nil
+}
