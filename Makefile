@@ -48,6 +48,10 @@ lint: ## Run gofmt, go vet, golangci-lint with its import rules, and go mod veri
 unit: ## Run the unit tests with -race
 	@$(SCRIPTS)/test.sh unit
 
+.PHONY: test-kubernetes
+test-kubernetes: build ## Run the Kubernetes driver's tests on a node of their own; needs root, builds Kubernetes once
+	@$(SCRIPTS)/kubernetes-test.sh
+
 .PHONY: bench
 bench: ## Measure on this machine and print the table of figures
 	@$(SCRIPTS)/test.sh bench
