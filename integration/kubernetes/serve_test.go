@@ -1,4 +1,4 @@
-//go:build integration
+//go:build kubernetes
 
 // Package kubernetes runs the service with runtime kubernetes on the node of
 // integration/scripts/kubernetes.sh, with the permissions of docs/examples/kubernetes.yaml.

@@ -13,7 +13,7 @@ tests() {
     shift
     variables=$("$NODE" env)
     eval "$variables"
-    go test -tags integration -count=1 -timeout 30m -v -run "$pattern" "$@" || failed=yes
+    go test -tags kubernetes -count=1 -timeout 30m -v -run "$pattern" "$@" || failed=yes
 }
 
 "$ROOT/integration/scripts/deps.sh" --kubernetes

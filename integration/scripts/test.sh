@@ -78,7 +78,7 @@ step_lint() {
     unformatted=$(gofmt -l .)
     [[ -z $unformatted ]] || { printf 'gofmt would change:\n%s\n' "$unformatted"; return 1; }
     go mod verify
-    for tags in '' integration faults integration,faults; do
+    for tags in '' integration faults integration,faults kubernetes; do
         say "go vet -tags '$tags'"
         go vet -tags "$tags" ./...
     done
