@@ -18,7 +18,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
@@ -131,7 +131,7 @@ func TestErrorsHideHostDetails(t *testing.T) {
 			"try later"},
 		"around a quota": {fmt.Errorf("%s: %w", host,
 			&caller.QuotaError{Quota: "calls", Limit: 1, Used: 1, Unit: "u"}), 429, "the quota calls is used up"},
-		"around an end": {fmt.Errorf("%s: %w", host, &engine.EndedError{ID: "x", Reason: "idle"}), 404,
+		"around an end": {fmt.Errorf("%s: %w", host, &core.EndedError{ID: "x", Reason: "idle"}), 404,
 			"sandbox x is gone: idle"},
 		"around the guest's": {fmt.Errorf("%s: %w", host, &guest.Error{Code: wire.NotFound, Message: "no file"}), 404,
 			"no file"},

@@ -12,7 +12,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 // How long a client's input is still read after the answer, and during a hand-over.
@@ -22,7 +22,7 @@ const (
 )
 
 // runFunc runs a command with the given streams.
-type runFunc func(st engine.Stream) (v1.ExecResult, error)
+type runFunc func(st core.Stream) (v1.ExecResult, error)
 
 func (s *Server) exec(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	var req v1.Exec
@@ -30,7 +30,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, p caller.Principal
 	if err != nil {
 		return err
 	}
-	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
+	return s.stream(w, r, stdin, func(st core.Stream) (v1.ExecResult, error) {
 		return s.opts.Engine.Exec(r.Context(), p, r.PathValue("id"), req, st)
 	})
 }
@@ -41,7 +41,7 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request, p caller.Principal)
 	if err != nil {
 		return err
 	}
-	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
+	return s.stream(w, r, stdin, func(st core.Stream) (v1.ExecResult, error) {
 		return s.opts.Engine.Run(r.Context(), p, req, st)
 	})
 }
@@ -85,7 +85,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader,
 
 // sendWhole answers with the result and the kept part of the output.
 func sendWhole(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
-	res, err := do(engine.Stream{Stdin: stdin})
+	res, err := do(core.Stream{Stdin: stdin})
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func sendWhole(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 func sendRaw(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	w.Header().Set("Trailer", "Orchestrator-Result")
 	w.Header().Set("Content-Type", formRaw)
-	res, err := do(engine.Stream{Stdin: stdin, Stdout: flushWriter{w, http.NewResponseController(w)}})
+	res, err := do(core.Stream{Stdin: stdin, Stdout: flushWriter{w, http.NewResponseController(w)}})
 	if err != nil {
 		w.Header().Del("Trailer")
 		return err
@@ -169,7 +169,7 @@ func sendFrames(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	w.Header().Set("Content-Type", formFrames)
 	f := &frameWriter{w: w, ctl: http.NewResponseController(w)}
 	began := false
-	res, err := do(engine.Stream{Stdin: stdin, Stdout: f.writer('1'), Stderr: f.writer('2'), Started: func(id string) {
+	res, err := do(core.Stream{Stdin: stdin, Stdout: f.writer('1'), Stderr: f.writer('2'), Started: func(id string) {
 		began = true
 		b, _ := json.Marshal(map[string]string{"id": id}) //nolint:errchkjson // a map of strings
 		_ = f.send('S', b)                                // an output frame will report a client that is gone
@@ -210,7 +210,7 @@ func sendEvents(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	h.Set("X-Accel-Buffering", "no")
 	e := &eventStream{w: w, ctl: http.NewResponseController(w), stop: make(chan struct{})}
 	out, errOut := &eventWriter{e: e, kind: "stdout"}, &eventWriter{e: e, kind: "stderr"}
-	res, err := do(engine.Stream{
+	res, err := do(core.Stream{
 		Stdin: stdin, Stdout: out, Stderr: errOut,
 		Started: func(id string) {
 			e.started = true

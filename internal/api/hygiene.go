@@ -11,7 +11,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -37,7 +37,7 @@ func redactError(principal caller.Principal, log *slog.Logger, err error) error 
 	if err == nil || principal.Operator {
 		return err
 	}
-	if got := cmp.Or(engine.As[*bodyError](err), engine.ForCallers(err)); got != nil {
+	if got := cmp.Or(core.As[*bodyError](err), core.ForCallers(err)); got != nil {
 		return got
 	}
 	p := problem(err)

@@ -20,7 +20,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
@@ -98,11 +98,11 @@ func portProxy(prefix string, port int, dial func(context.Context) (net.Conn, er
 // does not repeat data of a server that does not speak HTTP.
 func (s *Server) portFailure(err error, port int) error {
 	if err == nil || errors.Is(err, context.Canceled) || errdefs.IsDeadlineExceeded(err) ||
-		engine.ForCallers(err) != nil {
+		core.ForCallers(err) != nil {
 		return err
 	}
 	s.log.Debug("invalid answer from a server in a sandbox", "port", port, "error", err)
-	return &engine.PortError{Port: port, Message: "the server closed the connection or sent an invalid HTTP answer"}
+	return &core.PortError{Port: port, Message: "the server closed the connection or sent an invalid HTTP answer"}
 }
 
 // dialPort connects the client's connection to the server in the sandbox.

@@ -14,6 +14,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
@@ -77,16 +78,16 @@ func problem(err error) *v1.Problem {
 	if e, ok := errors.AsType[*usererror.Error](err); ok && e.RetryAfter > 0 {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}
-	if e, ok := errors.AsType[*engine.EmptyError](err); ok {
+	if e, ok := errors.AsType[*core.EmptyError](err); ok {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}
 	if e, ok := errors.AsType[*caller.QuotaError](err); ok && e.RetryAfter > 0 {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}
-	if _, ok := errors.AsType[*engine.EndedError](err); ok {
+	if _, ok := errors.AsType[*core.EndedError](err); ok {
 		p.Title = "Gone"
 	}
-	if _, ok := errors.AsType[*engine.PortError](err); ok {
+	if _, ok := errors.AsType[*core.PortError](err); ok {
 		p.Status, p.Title, p.Field = http.StatusBadGateway, http.StatusText(http.StatusBadGateway), "port"
 	}
 	if e, ok := errors.AsType[*bodyError](err); ok {

@@ -7,7 +7,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 func (s *Server) startShell(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -80,7 +80,7 @@ func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p caller.Pri
 
 func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms", "follow")
-	req := engine.OutputRequest{
+	req := core.OutputRequest{
 		Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms"),
 		Follow: q.boolean("follow"),
 	}
@@ -109,7 +109,7 @@ var errGap = errors.New("a gap in the output")
 // rawOutput sends bytes. The offset of the first byte is in a header, so an answer ends before a
 // gap. The next request shows the size of the gap.
 func (s *Server) rawOutput(
-	w http.ResponseWriter, r *http.Request, principal caller.Principal, req engine.OutputRequest,
+	w http.ResponseWriter, r *http.Request, principal caller.Principal, req core.OutputRequest,
 ) error {
 	ctl := http.NewResponseController(w)
 	next := int64(-1)

@@ -5,7 +5,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 func (s *Server) shellSessionRoutes() []route {
@@ -66,7 +66,7 @@ func (s *Server) execShellSession(w http.ResponseWriter, r *http.Request, p call
 	if err != nil {
 		return err
 	}
-	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
+	return s.stream(w, r, stdin, func(st core.Stream) (v1.ExecResult, error) {
 		return s.opts.Engine.ExecShellSession(r.Context(), p, r.PathValue("id"), r.PathValue("session"), req, st)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 func (s *Server) toolRoutes() []route {
@@ -135,7 +136,7 @@ func (s *Server) refusedTool(_ http.ResponseWriter, r *http.Request, p caller.Pr
 
 func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms")
-	req := engine.OutputRequest{Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"),
+	req := core.OutputRequest{Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"),
 		Wait: q.millis("wait_ms")}
 	if q.err != nil {
 		return q.err

@@ -12,6 +12,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -27,7 +28,7 @@ func (e *Engine) Approvals(ctx context.Context, p caller.Principal, state string
 	default:
 		return nil, usererror.Invalid("state", "is %q: use pending, approved, denied, expired or cancelled", state)
 	}
-	list, err := g.Gate.List(ctx, approval.Filter{Caller: visibleCaller(p), State: approval.State(state), Limit: maxListed})
+	list, err := g.Gate.List(ctx, approval.Filter{Caller: visibleCaller(p), State: approval.State(state), Limit: core.MaxListed})
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +45,7 @@ const hostError = "service: "
 // auditText returns the text of err for an audit record. Text that callers must not see gets the
 // prefix hostError.
 func auditText(err error) string {
-	if ForCallers(err) == nil {
+	if core.ForCallers(err) == nil {
 		return hostError + err.Error()
 	}
 	return err.Error()

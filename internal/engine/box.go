@@ -10,6 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -48,7 +49,7 @@ func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string
 		cut.Limit, cut.Unit = b.e.opts.MaxOutput, tool.Bytes
 	}
 	out, errOut := b.stream("stdout", cut), b.stream("stderr", cut)
-	r, err = b.e.exec(ctx, b.lease, b.id, x, Stream{Stdout: out, Stderr: errOut}, b.applyCaps)
+	r, err = b.e.exec(ctx, b.lease, b.id, x, core.Stream{Stdout: out, Stderr: errOut}, b.applyCaps)
 	if err != nil {
 		return r, "", errors.Join(err, out.drop(), errOut.drop())
 	}
@@ -145,7 +146,7 @@ func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 
 // Output reads the output of a background command, or the kept output of an earlier call.
 func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64, wait time.Duration) (v1.Output, error) {
-	r := OutputRequest{Stream: stream, Offset: offset, Limit: limit, Wait: wait}
+	r := core.OutputRequest{Stream: stream, Offset: offset, Limit: limit, Wait: wait}
 	out, err := b.e.Output(ctx, b.principal, id, r)
 	if errdefs.IsNotFound(err) && b.e.outputs != nil {
 		if rest, kept := b.e.outputs.read(b.principal.Caller, id, r); kept == nil {

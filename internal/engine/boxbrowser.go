@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -63,11 +64,11 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition,
 			"browser is not available: template %q is not ready (browser.template in the service's configuration; see docs/browser.md): use mode simple", o.Template)
 	}
-	egress := &toolEgress{Rules: v.Reach.Rules}
+	egress := &core.Egress{Rules: v.Reach.Rules}
 	if v.Ceiling != nil {
 		egress.Ceiling = v.Ceiling.Compiled
 	}
-	l, err := b.e.acquire(ctx, b.principal, v1.SandboxRequest{Template: o.Template}, acquisition{oneShot: true, private: true, egress: egress})
+	l, err := b.e.acquire(ctx, b.principal, v1.SandboxRequest{Template: o.Template}, core.Acquisition{OneShot: true, Private: true, Egress: egress})
 	if err != nil {
 		return tool.Sight{}, err
 	}
@@ -93,7 +94,7 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 // installRoots adds root certificates to the browser. It must run before the browser verifies a
 // certificate.
 func (b *box) installRoots(ctx context.Context, l *scheduler.Lease, roots string) error {
-	r, err := b.e.exec(ctx, l, b.id, v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()}, Stream{}, nil)
+	r, err := b.e.exec(ctx, l, b.id, v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()}, core.Stream{}, nil)
 	if err == nil && (r.Ending != string(runtime.Exited) || r.ExitCode != 0) {
 		err = fmt.Errorf("install root certificates in the browser: %s, exit code %d: %q: %w", r.Ending, r.ExitCode, oneLine(r.Stderr), errdefs.ErrUnavailable)
 	}
@@ -103,7 +104,7 @@ func (b *box) installRoots(ctx context.Context, l *scheduler.Lease, roots string
 // browserFailed explains why a page could not be opened. It uses the gateway's reason, which the
 // browser does not report, or the way the browser ended.
 func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visit, got browser.Result, err error) error {
-	if _, none := errors.AsType[*PortError](err); none {
+	if _, none := errors.AsType[*core.PortError](err); none {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition, "no browser listens in sandboxes of template %q, on port %d: see its warm-up (docs/browser.md)", l.Template, browserPort)
 	}
 	f, ok := errors.AsType[*browser.Fault](err)

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -64,11 +65,11 @@ func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 	case len(body) > web.MaxRequest:
 		return none, usererror.Invalid("body", "makes a request of %d bytes: at most %d", len(body), web.MaxRequest)
 	}
-	egress := &toolEgress{Rules: x.Reach.Rules, Secrets: x.Secrets}
+	egress := &core.Egress{Rules: x.Reach.Rules, Secrets: x.Secrets}
 	if x.Ceiling != nil {
 		egress.Ceiling = x.Ceiling.Compiled
 	}
-	l, err := b.e.acquire(ctx, b.principal, request, acquisition{oneShot: true, private: true, egress: egress})
+	l, err := b.e.acquire(ctx, b.principal, request, core.Acquisition{OneShot: true, Private: true, Egress: egress})
 	if err != nil {
 		return none, err
 	}
@@ -89,7 +90,7 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 	out, errOut := &prefixBuffer{limit: most}, &prefixBuffer{limit: 4 << 10}
 	res, err := b.e.runCommand(ctx, l, b.id,
 		v1.Exec{Argv: []string{web.Program}, TimeoutMS: limit.Milliseconds()},
-		Stream{Stdin: bytes.NewReader(body), Stdout: out, Stderr: errOut},
+		core.Stream{Stdin: bytes.NewReader(body), Stdout: out, Stderr: errOut},
 		func(c *wire.Command) {
 			c.Program, c.Argv, c.OutputLimit = web.Program, nil, int64(most)
 			c.MemoryBytes, c.CPUs = b.caps.MemoryBytes, b.caps.CPUs

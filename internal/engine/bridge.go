@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -21,7 +22,7 @@ var bridgePorts = []int{22, 3000, 5000, 8000, 8080, 8443, 8888, 9418, 11371}
 
 // bridgeEgress returns the egress of a profile with network bridge: all public addresses, through
 // the gateway. The gateway still refuses private addresses.
-func bridgeEgress() *toolEgress {
+func bridgeEgress() *core.Egress {
 	var rules []netpolicy.Rule
 	for _, host := range []string{"*", "0.0.0.0/0", "::/0"} {
 		rules = append(rules,
@@ -29,13 +30,13 @@ func bridgeEgress() *toolEgress {
 			netpolicy.Rule{Host: host, Ports: slices.Clone(bridgePorts), Protocol: netpolicy.TCP},
 		)
 	}
-	return &toolEgress{Rules: rules}
+	return &core.Egress{Rules: rules}
 }
 
 // applyNetwork adds the profile's network to the lease request.
-func (t *toolCall) applyNetwork(a *acquisition) {
+func (t *toolCall) applyNetwork(a *core.Acquisition) {
 	if t.profile.Profile.Network == profile.NetworkBridge {
-		a.egress, a.network = bridgeEgress(), profile.NetworkBridge
+		a.Egress, a.Network = bridgeEgress(), profile.NetworkBridge
 	}
 }
 

@@ -8,47 +8,23 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
-	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
-	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Errors of lower layers that adapters distinguish.
-type (
-	// EmptyError reports that no sandbox is free, and when to try again.
-	EmptyError = pool.EmptyError
-	// EndedError reports that the lease is over, and why.
-	EndedError = scheduler.EndedError
-	// PortError reports that a server in the sandbox cannot be reached.
-	PortError = scheduler.PortError
-)
-
-// Stream connects a command's input and output while it runs. If Stdout or Stderr is set, the
-// result holds no output.
-type Stream struct {
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer
-	// Started is called once, when the command runs and before any output.
-	Started func(id string)
-}
-
-func (s Stream) live() bool { return s.Stdout != nil || s.Stderr != nil }
-
 // Limits of requests that the guest does not check.
 const (
-	maxLabels   = 64
-	maxLabel    = 1024
-	maxEnv      = 1024
-	maxEnvBytes = 256 << 10
-	maxStdin    = 16 << 20
-	maxSpool    = wire.SpoolTotal
+	maxLabels = 64
+	maxLabel  = 1024
+	maxStdin  = 16 << 20
+	maxSpool  = wire.SpoolTotal
 )
 
 func validateEnv(field string, env map[string]string) error {
-	if len(env) > maxEnv {
-		return usererror.Invalid(field, "has %d entries: at most %d", len(env), maxEnv)
+	if len(env) > core.MaxEnv {
+		return usererror.Invalid(field, "has %d entries: at most %d", len(env), core.MaxEnv)
 	}
 	total := 0
 	for k, v := range env {
@@ -57,8 +33,8 @@ func validateEnv(field string, env map[string]string) error {
 			return usererror.Invalid(field, "has a name that is empty or has '=', or a NUL byte: %q", k)
 		}
 	}
-	if total > maxEnvBytes {
-		return usererror.Invalid(field, "is %d bytes long: at most %d", total, maxEnvBytes)
+	if total > core.MaxEnvBytes {
+		return usererror.Invalid(field, "is %d bytes long: at most %d", total, core.MaxEnvBytes)
 	}
 	return nil
 }
@@ -128,10 +104,8 @@ func present(id string, r runtime.Result) v1.ExecResult {
 	return v1.ExecResult{
 		ID: id, Ending: string(r.Ending), ExitCode: r.ExitCode, Signal: r.Signal, DurationMS: r.Duration.Milliseconds(), Detail: r.Detail,
 		Usage: v1.Usage{
-			CPUUserMS: ms(r.Usage.CPUUser), CPUSystemMS: ms(r.Usage.CPUSystem),
+			CPUUserMS: core.Milliseconds(r.Usage.CPUUser), CPUSystemMS: core.Milliseconds(r.Usage.CPUSystem),
 			MemoryPeakBytes: r.Usage.MemoryBytes, PidsPeak: r.Usage.Pids,
 		},
 	}
 }
-
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -14,6 +14,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -325,7 +326,7 @@ func TestSequentialRunsFitQuotaOfOne(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Sandboxes: 1}})
 	for range 5 {
-		if _, err := s.Run(t.Context(), ann, v1.Run{Exec: v1.Exec{Argv: []string{"true"}}}, Stream{}); err != nil {
+		if _, err := s.Run(t.Context(), ann, v1.Run{Exec: v1.Exec{Argv: []string{"true"}}}, core.Stream{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
@@ -143,7 +144,7 @@ func (t *toolCall) execute(ctx context.Context) (res v1.ToolResult, err error) {
 		return res, unrecorded(err)
 	}
 	defer func() {
-		t.record.DurationMS = ms(time.Since(t.began))
+		t.record.DurationMS = core.Milliseconds(time.Since(t.began))
 		if err != nil {
 			t.record.Error = auditText(err)
 		}
@@ -336,7 +337,7 @@ func (t *toolCall) validatePlacement() error {
 		return usererror.Invalid("job", "is not a uuid")
 	}
 	if r.Session != "" {
-		return validateSession(r.Session)
+		return core.ValidateSession(r.Session)
 	}
 	return nil
 }
@@ -349,7 +350,7 @@ func isUUID(s string) bool {
 // answer builds the call's result in the form that the profile defines for the tool.
 func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err error) (v1.ToolResult, error) {
 	end := profile.End{
-		Ending: o.Ending, ExitCode: o.ExitCode, Signal: o.Signal, DurationMS: ms(o.Duration), TimeoutMS: o.TimeoutMS, Detail: o.Detail,
+		Ending: o.Ending, ExitCode: o.ExitCode, Signal: o.Signal, DurationMS: core.Milliseconds(o.Duration), TimeoutMS: o.TimeoutMS, Detail: o.Detail,
 	}
 	if end.Ending == "" {
 		end.Ending = endedOK
@@ -368,7 +369,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 	t.recordOutcome(o, end)
 	res := v1.ToolResult{
 		ID: t.id, Tool: t.name, Ending: end.Ending, Approval: t.approval, SandboxID: t.sandbox,
-		DurationMS: ms(time.Since(t.began)), Usage: o.Usage,
+		DurationMS: core.Milliseconds(time.Since(t.began)), Usage: o.Usage,
 	}
 	res.Signal, res.Detail = o.Signal, cmp.Or(end.Message, end.Detail)
 	if o.Ending == string(runtime.Exited) {

@@ -15,6 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -452,7 +453,7 @@ func BenchmarkGovernedCall(b *testing.B) {
 	}
 	b.Run("exec", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := s.Exec(b.Context(), me, box.ID, v1.Exec{Command: "true"}, Stream{}); err != nil {
+			if _, err := s.Exec(b.Context(), me, box.ID, v1.Exec{Command: "true"}, core.Stream{}); err != nil {
 				b.Fatal(err)
 			}
 		}

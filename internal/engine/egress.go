@@ -12,6 +12,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -53,16 +54,6 @@ type Credential struct {
 	Env string
 	// Callers lists who may request it besides operators. "*" means everyone.
 	Callers []string
-}
-
-// toolEgress is the egress that the engine requests for a tool. The caller's ceiling does not
-// apply.
-type toolEgress struct {
-	Rules []netpolicy.Rule
-	// Ceiling, if set, also has to allow each connection.
-	Ceiling *netpolicy.Rules
-	// Secrets are added by the gateway. They are neither stored nor named.
-	Secrets []netpolicy.Secret
 }
 
 // egressGrant is the validated egress of a lease.
@@ -140,7 +131,7 @@ func (g *egressGrant) addCredential(c Credential) {
 }
 
 // grantForTool returns the grant of a tool's egress.
-func (e *Engine) grantForTool(t *toolEgress) (*egressGrant, error) {
+func (e *Engine) grantForTool(t *core.Egress) (*egressGrant, error) {
 	if e.egress == nil {
 		return nil, errNoGateway
 	}
@@ -241,7 +232,7 @@ func (e *Engine) egressState(id string) v1.EgressState {
 	for _, c := range slices.Backward(s.Recent) {
 		out.Recent = append(out.Recent, v1.EgressConnection{
 			Time: c.Time.UTC(), Host: c.Host, Port: c.Port, Protocol: c.Protocol, Method: c.Method, Path: c.Path, Address: c.Address,
-			Allowed: c.Allowed, Reason: c.Reason, Sent: c.Sent, Received: c.Received, DurationMS: ms(c.Duration),
+			Allowed: c.Allowed, Reason: c.Reason, Sent: c.Sent, Received: c.Received, DurationMS: core.Milliseconds(c.Duration),
 		})
 	}
 	return out
@@ -289,7 +280,7 @@ func (e *Engine) changeEgress(ctx context.Context, l *scheduler.Lease, use *sche
 	}
 	_, err := e.opts.Store.Update(ctx, l.ID, func(b *store.Sandbox) error {
 		if b.State != store.Leased {
-			return &EndedError{ID: l.ID, Reason: b.Reason}
+			return &core.EndedError{ID: l.ID, Reason: b.Reason}
 		}
 		g.storeIn(&b.Lease)
 		return nil

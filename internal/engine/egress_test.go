@@ -17,6 +17,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -151,7 +152,7 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	}
 	s := w.governed(t)
 	wide := caller.Principal{Caller: agent.Caller, Profile: "wide", Trust: 3}
-	l, err := s.session(t.Context(), wide, "work", v1.SandboxRequest{}, acquisition{network: profile.NetworkBridge})
+	l, err := s.session(t.Context(), wide, "work", v1.SandboxRequest{}, core.Acquisition{Network: profile.NetworkBridge})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +167,7 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	r.Session, r.Sandbox = "", l.ID
 	_, byID := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
 	_, byPort := s.Dial(t.Context(), agent, l.ID, 80)
-	_, byExec := s.Exec(t.Context(), agent, l.ID, v1.Exec{Argv: []string{"true"}}, Stream{})
+	_, byExec := s.Exec(t.Context(), agent, l.ID, v1.Exec{Argv: []string{"true"}}, core.Stream{})
 	for how, err := range map[string]error{"session": bySession, "id": byID, "port": byPort, "exec": byExec} {
 		if !errdefs.IsPermissionDenied(err) {
 			t.Errorf("by %s: %v", how, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
@@ -147,7 +148,7 @@ func (a *egressAuditor) enqueue(c netpolicy.Connection) {
 		return
 	}
 	r := audit.Record{
-		Kind: audit.KindEgress, Action: "egress", Caller: owner, Uncharged: owner == caller.LocalCaller, Sandbox: c.Session, Verdict: "deny", DurationMS: ms(c.Duration),
+		Kind: audit.KindEgress, Action: "egress", Caller: owner, Uncharged: owner == caller.LocalCaller, Sandbox: c.Session, Verdict: "deny", DurationMS: core.Milliseconds(c.Duration),
 		Egress: &audit.Egress{Host: c.Host, Port: c.Port, Protocol: c.Protocol, Method: c.Method, Path: c.Path, Address: c.Address, Reason: c.Reason, Sent: c.Sent, Received: c.Received},
 	}
 	if c.Allowed {

@@ -10,6 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
@@ -63,7 +64,7 @@ func TestCallersCannotAccessOthersSandboxes(t *testing.T) {
 	_, shells := s.Shells(t.Context(), you, id)
 	_, shell := s.Shell(t.Context(), you, sh.ID)
 	_, kill := s.KillShell(t.Context(), you, sh.ID, 0, true)
-	_, exec := s.Exec(t.Context(), you, id, v1.Exec{Argv: []string{"true"}}, Stream{})
+	_, exec := s.Exec(t.Context(), you, id, v1.Exec{Argv: []string{"true"}}, core.Stream{})
 	_, _, read := s.ReadFile(t.Context(), you, id, wire.FileRequest{Path: "a"})
 	for _, err := range []error{s.Remove(t.Context(), you, id), stop, get, shells, shell, kill, exec, read, s.SignalShell(t.Context(), you, sh.ID, 9)} {
 		if !errdefs.IsNotFound(err) {
@@ -91,7 +92,7 @@ func TestLeaseOfDisconnectedCallerEnds(t *testing.T) {
 	s := w.start(t)
 	for _, key := range []string{"", "k"} {
 		ctx, leave := context.WithCancel(t.Context())
-		l, err := s.acquire(ctx, caller.Principal{Caller: caller.LocalCaller, Key: key}, v1.SandboxRequest{}, acquisition{})
+		l, err := s.acquire(ctx, caller.Principal{Caller: caller.LocalCaller, Key: key}, v1.SandboxRequest{}, core.Acquisition{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +176,7 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyed, err := s.acquire(t.Context(), caller.Principal{Caller: caller.LocalCaller, Key: "lease"}, v1.SandboxRequest{}, acquisition{})
+	keyed, err := s.acquire(t.Context(), caller.Principal{Caller: caller.LocalCaller, Key: "lease"}, v1.SandboxRequest{}, core.Acquisition{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +216,7 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	if got, err := s.StartShell(t.Context(), under("no shell"), id, shell.ShellRequest); err != nil || got.ID == sh.ID {
 		t.Errorf("a shell that was not started: %+v %v", got, err)
 	}
-	if got, err := s.Run(t.Context(), under("run"), run, Stream{}); err != nil || got.Ending != string(runtime.SandboxLost) {
+	if got, err := s.Run(t.Context(), under("run"), run, core.Stream{}); err != nil || got.Ending != string(runtime.SandboxLost) {
 		t.Errorf("run: %+v %v", got, err)
 	}
 	if got, err := s.Workspaces.Create(t.Context(), under("made"), made); err != nil || got.Name != "made" {
@@ -254,7 +255,7 @@ func TestRecoverKeysIgnoresAbandonedLease(t *testing.T) {
 func TestKilledRunLeavesNoSandbox(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
-	if _, err := s.acquire(t.Context(), me, v1.SandboxRequest{}, acquisition{oneShot: true}); err != nil {
+	if _, err := s.acquire(t.Context(), me, v1.SandboxRequest{}, core.Acquisition{OneShot: true}); err != nil {
 		t.Fatal(err)
 	}
 	s.stop()
@@ -296,7 +297,7 @@ func TestExecInEndingLeaseReportsReason(t *testing.T) {
 		started := make(chan struct{})
 		got := make(chan v1.ExecResult, 1)
 		go func() {
-			r, err := s.Exec(context.Background(), me, id, v1.Exec{Argv: []string{"sleep", "600"}}, Stream{Started: func(string) { close(started) }})
+			r, err := s.Exec(context.Background(), me, id, v1.Exec{Argv: []string{"sleep", "600"}}, core.Stream{Started: func(string) { close(started) }})
 			if err != nil {
 				t.Error(err)
 			}

@@ -11,6 +11,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
@@ -21,7 +22,7 @@ import (
 
 // Exec runs one command in a leased sandbox and waits for it. All processes that it started are
 // dead when Exec returns.
-func (e *Engine) Exec(ctx context.Context, p caller.Principal, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
+func (e *Engine) Exec(ctx context.Context, p caller.Principal, id string, x v1.Exec, st core.Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -40,7 +41,7 @@ func (e *Engine) Exec(ctx context.Context, p caller.Principal, id string, x v1.E
 }
 
 // Run leases a sandbox, runs one command in it and destroys it. Run does not wait for the removal.
-func (e *Engine) Run(ctx context.Context, p caller.Principal, r v1.Run, st Stream) (v1.ExecResult, error) {
+func (e *Engine) Run(ctx context.Context, p caller.Principal, r v1.Run, st core.Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -50,7 +51,7 @@ func (e *Engine) Run(ctx context.Context, p caller.Principal, r v1.Run, st Strea
 			return v1.ExecResult{}, err
 		}
 		lease := r.Lease()
-		l, err := e.acquire(ctx, p.Keyless(), lease, acquisition{oneShot: true})
+		l, err := e.acquire(ctx, p.Keyless(), lease, core.Acquisition{OneShot: true})
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
@@ -80,14 +81,14 @@ func storedExecResult(r v1.ExecResult) v1.ExecResult {
 }
 
 // exec runs a command in a lease. tune, if set, adjusts the guest's command.
-func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command)) (v1.ExecResult, error) {
+func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st core.Stream, tune func(*wire.Command)) (v1.ExecResult, error) {
 	return e.runCommand(ctx, l, id, x, st, tune, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
 		return e.execShell(use, x, c, io)
 	})
 }
 
 // runCommand validates a command, runs it through carryOut and collects its output.
-func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command),
+func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st core.Stream, tune func(*wire.Command),
 	carryOut func(*scheduler.Use, wire.Command, guest.IO) (runtime.Result, error),
 ) (v1.ExecResult, error) {
 	c, err := e.command(id, x)
@@ -119,7 +120,7 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 		limit = e.opts.MaxOutput
 	}
 	cut := tool.Cut{Limit: limit}
-	if st.live() {
+	if st.Live() {
 		cut.Limit = 0 // count bytes only
 	}
 	out, errOut := tool.NewKeeper(cut), tool.NewKeeper(cut)
@@ -128,7 +129,7 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 			st.Started(id)
 		}
 	}}
-	if st.live() {
+	if st.Live() {
 		io.Stdout, io.Stderr = teeOutput(st.Stdout, out), teeOutput(st.Stderr, errOut)
 	}
 	began := time.Now()
@@ -138,7 +139,7 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 	}
 	res := present(id, r)
 	res.StdoutBytes, res.StderrBytes = out.Total(), errOut.Total()
-	if !st.live() {
+	if !st.Live() {
 		var a, b bool
 		res.Stdout, a = out.Text()
 		res.Stderr, b = errOut.Text()

@@ -10,6 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -39,12 +40,12 @@ func (e *Engine) Figures(ctx context.Context, p caller.Principal) ([]v1.Figures,
 // leased returns the rows of the leases that the caller may see, newest first.
 func (e *Engine) leased(ctx context.Context, p caller.Principal) ([]store.Sandbox, error) {
 	if !p.Operator {
-		return e.opts.Store.Leases(ctx, p.Caller, false, maxListed)
+		return e.opts.Store.Leases(ctx, p.Caller, false, core.MaxListed)
 	}
 	rows, err := e.opts.Store.Live(ctx)
 	rows = slices.DeleteFunc(rows, func(r store.Sandbox) bool { return r.State != store.Leased })
 	slices.Reverse(rows)
-	return rows[:min(len(rows), maxListed)], err
+	return rows[:min(len(rows), core.MaxListed)], err
 }
 
 // figures returns the usage of one lease. ok is false if the sandbox is gone.

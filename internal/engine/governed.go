@@ -15,6 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
@@ -262,7 +263,7 @@ func (g *Governance) hideRefused(ctx context.Context, caller string, body []byte
 }
 
 // CallOutput reads the kept output of an earlier call of the caller, from an absolute offset.
-func (e *Engine) CallOutput(_ context.Context, p caller.Principal, id string, r OutputRequest) (v1.Output, error) {
+func (e *Engine) CallOutput(_ context.Context, p caller.Principal, id string, r core.OutputRequest) (v1.Output, error) {
 	if e.outputs == nil {
 		return v1.Output{}, errUngoverned
 	}

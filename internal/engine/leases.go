@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -28,21 +29,20 @@ const (
 	opRun      = "run"
 	opShell    = "shell"
 	opTerminal = "terminal"
-	opTool     = "tool"
 
 	opSession     = "session"
 	opSessionExec = "session_exec"
 )
 
-// maxListed bounds lists.
-const maxListed = 1000
+// opTool is the operation of tool calls. It is stored with an idempotency key.
+const opTool = "tool"
 
 func marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
 // Lease leases a sandbox.
 func (e *Engine) Lease(ctx context.Context, p caller.Principal, r v1.SandboxRequest) (v1.Sandbox, error) {
 	return idempotency.Do(ctx, e.idem, p, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
-		l, err := e.acquire(ctx, p, r, acquisition{})
+		l, err := e.acquire(ctx, p, r, core.Acquisition{})
 		if err != nil {
 			return v1.Sandbox{}, err
 		}
@@ -67,20 +67,7 @@ func (e *Engine) describeNewLease(ctx context.Context, p caller.Principal, l *sc
 
 func identity[T any](v T) T { return v }
 
-// acquisition holds what the engine adds to a lease request.
-type acquisition struct {
-	oneShot bool
-	session string
-	alias   map[string]string
-	// egress is a tool's egress, which replaces the request's.
-	egress *toolEgress
-	// private marks a sandbox of a tool that its caller cannot use directly.
-	private bool
-	// network is the profile's network, or "".
-	network string
-}
-
-func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRequest, a core.Acquisition) (*scheduler.Lease, error) {
 	if err := e.Templates.Resolve(&r); err != nil {
 		return nil, err
 	}
@@ -91,8 +78,8 @@ func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRe
 		return nil, err
 	}
 	req := scheduler.Request{
-		Caller: p.Caller, Template: r.Template, Env: r.Env, Alias: a.alias,
-		Lease: store.Lease{Workspace: workspaces.DiskName(p.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.oneShot, Private: a.private, Network: a.network, Session: a.session, Key: p.Key},
+		Caller: p.Caller, Template: r.Template, Env: r.Env, Alias: a.Alias,
+		Lease: store.Lease{Workspace: workspaces.DiskName(p.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.OneShot, Private: a.Private, Network: a.Network, Session: a.Session, Key: p.Key},
 		TTL:   cmp.Or(time.Duration(r.TTLMS)*time.Millisecond, e.opts.TTL), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.opts.Idle),
 		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.opts.Wait),
 		Quotas: e.Callers.SandboxQuotas(p),
@@ -115,7 +102,7 @@ func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRe
 	if err != nil {
 		return nil, workspaces.Error(err, req.Lease.Workspace, r.Workspace)
 	}
-	if err := e.startEgress(ctx, p, l, g, a.egress == nil); err != nil {
+	if err := e.startEgress(ctx, p, l, g, a.Egress == nil); err != nil {
 		return nil, errors.Join(err, e.sched.End(context.WithoutCancel(ctx), l, scheduler.Abandoned, false))
 	}
 	return l, nil
@@ -145,9 +132,9 @@ func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 }
 
 // requestedGrant returns the egress of a new lease.
-func (e *Engine) requestedGrant(p caller.Principal, r v1.SandboxRequest, a acquisition) (*egressGrant, error) {
-	if a.egress != nil {
-		return e.grantForTool(a.egress)
+func (e *Engine) requestedGrant(p caller.Principal, r v1.SandboxRequest, a core.Acquisition) (*egressGrant, error) {
+	if a.Egress != nil {
+		return e.grantForTool(a.Egress)
 	}
 	return e.grantFor(p, r.Egress)
 }
@@ -168,7 +155,7 @@ func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
 
 // Sandboxes lists the caller's leases, newest first. If ended is set, it includes ended ones.
 func (e *Engine) Sandboxes(ctx context.Context, p caller.Principal, ended bool) ([]v1.Sandbox, error) {
-	rows, err := e.opts.Store.Leases(ctx, p.Caller, ended, maxListed)
+	rows, err := e.opts.Store.Leases(ctx, p.Caller, ended, core.MaxListed)
 	if err != nil {
 		return nil, err
 	}
@@ -190,8 +177,8 @@ func (e *Engine) AllSandboxes(ctx context.Context, p caller.Principal) ([]v1.San
 		return nil, err
 	}
 	slices.SortFunc(rows, func(a, b store.Sandbox) int { return b.Created.Compare(a.Created) })
-	out := make([]v1.Sandbox, 0, min(len(rows), maxListed))
-	for _, r := range rows[:min(len(rows), maxListed)] {
+	out := make([]v1.Sandbox, 0, min(len(rows), core.MaxListed))
+	for _, r := range rows[:min(len(rows), core.MaxListed)] {
 		out = append(out, e.sandbox(r))
 	}
 	return out, nil

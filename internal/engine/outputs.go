@@ -19,6 +19,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -230,14 +231,14 @@ func ignoreMissing(err error) error {
 
 // read returns a part of a kept output. It returns NotFound if the caller has no kept output with
 // this id.
-func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err error) {
+func (o *outputs) read(caller, id string, r core.OutputRequest) (out v1.Output, err error) {
 	if _, err := uuid.Parse(id); err != nil || len(id) != 36 {
 		return out, usererror.Errorf(errdefs.ErrNotFound, "output of call %q not found", audit.TruncateName(id))
 	}
 	if r.Stream == "" {
 		r.Stream = "stdout"
 	}
-	if err := r.validate(); err != nil {
+	if err := r.Validate(); err != nil {
 		return out, err
 	}
 	f, err := os.Open(o.path(caller, id, r.Stream))
@@ -252,8 +253,8 @@ func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err e
 	}
 	defer f.Close()
 	limit := r.Limit
-	if limit == 0 || limit > maxPiece {
-		limit = maxPiece
+	if limit == 0 || limit > core.MaxPiece {
+		limit = core.MaxPiece
 	}
 	b, err := io.ReadAll(io.NewSectionReader(f, r.Offset, limit))
 	if err != nil {
@@ -264,7 +265,7 @@ func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err e
 		return out, fmt.Errorf("output of call %s: %w", id, err)
 	}
 	out = v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset + int64(len(b)), EOF: r.Offset+int64(len(b)) >= info.Size()}
-	out.Data, out.Base64 = encodeOutput(b)
+	out.Data, out.Base64 = core.EncodeOutput(b)
 	return out, nil
 }
 

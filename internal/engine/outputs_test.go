@@ -8,6 +8,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 func TestOutputsAreSeparatePerCaller(t *testing.T) {
@@ -23,15 +25,15 @@ func TestOutputsAreSeparatePerCaller(t *testing.T) {
 	if have, err := k.done(true); !have || err != nil {
 		t.Fatal(have, err)
 	}
-	got, err := o.read("ann", id, OutputRequest{Offset: 2, Limit: 3})
+	got, err := o.read("ann", id, core.OutputRequest{Offset: 2, Limit: 3})
 	if err != nil || got.Data != "cde" || got.NextOffset != 5 || got.EOF {
 		t.Errorf("%+v %v", got, err)
 	}
-	if got, err := o.read("ann", id, OutputRequest{Stream: "stderr"}); err != nil || !got.EOF {
+	if got, err := o.read("ann", id, core.OutputRequest{Stream: "stderr"}); err != nil || !got.EOF {
 		t.Errorf("the stream that was not cut: %+v %v", got, err)
 	}
 	for caller, of := range map[string]string{"bob": id, "ann": "../" + id} {
-		if _, err := o.read(caller, of, OutputRequest{}); !errdefs.IsNotFound(err) {
+		if _, err := o.read(caller, of, core.OutputRequest{}); !errdefs.IsNotFound(err) {
 			t.Errorf("%s reads %s: %v", caller, of, err)
 		}
 	}
@@ -84,10 +86,10 @@ func TestOutputsAreBoundedAndExpire(t *testing.T) {
 	if _, err := o.sweep(time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.read("ann", ids[0], OutputRequest{}); !errdefs.IsNotFound(err) {
+	if _, err := o.read("ann", ids[0], core.OutputRequest{}); !errdefs.IsNotFound(err) {
 		t.Errorf("an old one: %v", err)
 	}
-	if _, err := o.read("ann", ids[1], OutputRequest{}); err != nil {
+	if _, err := o.read("ann", ids[1], core.OutputRequest{}); err != nil {
 		t.Errorf("a new one: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -116,7 +117,7 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 		ran++
 	}
 	q, ok := errors.AsType[*caller.QuotaError](err)
-	if !ok || q.Quota != "audit_bytes" || q.Limit != 3000 || q.Used < 3000 || q.RetryAfter <= 0 || !errdefs.IsResourceExhausted(err) || ForCallers(err) == nil {
+	if !ok || q.Quota != "audit_bytes" || q.Limit != 3000 || q.Used < 3000 || q.RetryAfter <= 0 || !errdefs.IsResourceExhausted(err) || core.ForCallers(err) == nil {
 		t.Fatalf("after %d calls: %v", ran, err)
 	}
 	for range 20 {
@@ -162,7 +163,7 @@ func TestDroppedAnswersReportReason(t *testing.T) {
 	}
 	did = 0
 	for key, want := range map[string]string{"a": "was evicted", "large": "too large to keep"} {
-		if _, err := do(key, ""); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), want) || ForCallers(err) == nil {
+		if _, err := do(key, ""); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), want) || core.ForCallers(err) == nil {
 			t.Errorf("%s: %v, want %q", key, err, want)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
@@ -116,7 +117,7 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 		}
 	}
 	t.record.Workspace = r.Workspace
-	a := acquisition{alias: homeLinks(t.profile.Profile.Paths)}
+	a := core.Acquisition{Alias: homeLinks(t.profile.Profile.Paths)}
 	t.applyNetwork(&a)
 	if s := t.session(); s != "" {
 		if t.r.Session == "" { // the caller did not ask for a session
@@ -135,11 +136,11 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 		return l, func() {}, err
 	}
 	// A background command ends with its lease, so the lease must outlive the call.
-	a.oneShot = !t.ready.Background
+	a.OneShot = !t.ready.Background
 	if l, err = t.acquire(ctx, r, a); err != nil {
 		return nil, nil, err
 	}
-	if !a.oneShot {
+	if !a.OneShot {
 		return l, func() {}, nil
 	}
 	return l, func() {
@@ -194,7 +195,7 @@ func homeLinks(paths map[string]string) map[string]string {
 
 // acquire leases a sandbox for one call. If the workspace is in use only by one-shot calls or
 // ending sandboxes, it waits its turn for at most the service's wait time.
-func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a core.Acquisition) (*scheduler.Lease, error) {
 	waiting, cancel := context.WithTimeout(ctx, t.e.opts.Wait)
 	defer cancel()
 	for pass := func() {}; ; {

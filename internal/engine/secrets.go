@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -19,7 +20,7 @@ import (
 var secretName = regexp.MustCompile(`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|(^|_)pw$|(^|_)pass$|dsn|database_url|connection_?string)`)
 
 // maxEnvJSON bounds an input's variables as JSON, where a byte may take six.
-const maxEnvJSON = 8 * maxEnvBytes
+const maxEnvJSON = 8 * core.MaxEnvBytes
 
 // hide redacts the given values from the caller's records until show is called.
 func (g *Governance) hide(ctx context.Context, caller string, values []string) (show func(), err error) {
@@ -96,7 +97,7 @@ func secretsOf(input json.RawMessage) ([]string, error) {
 		return nil, nil
 	}
 	if len(in.Env) > maxEnvJSON {
-		return nil, usererror.Invalid("env", "is %d bytes long: at most %d", len(in.Env), maxEnvBytes)
+		return nil, usererror.Invalid("env", "is %d bytes long: at most %d", len(in.Env), core.MaxEnvBytes)
 	}
 	return secretMembers(in.Env)
 }
@@ -109,8 +110,8 @@ func secretMembers(env json.RawMessage) (values []string, err error) {
 	}
 	total := 0
 	for n := 1; d.More(); n++ {
-		if n > maxEnv {
-			return nil, usererror.Invalid("env", "has over %d entries: at most %d", maxEnv, maxEnv)
+		if n > core.MaxEnv {
+			return nil, usererror.Invalid("env", "has over %d entries: at most %d", core.MaxEnv, core.MaxEnv)
 		}
 		var value any
 		name, err := d.Token()
@@ -122,8 +123,8 @@ func secretMembers(env json.RawMessage) (values []string, err error) {
 		}
 		key, _ := name.(string)
 		text, _ := value.(string)
-		if total += len(key) + len(text); total > maxEnvBytes {
-			return nil, usererror.Invalid("env", "is over %d bytes long: at most %d", maxEnvBytes, maxEnvBytes)
+		if total += len(key) + len(text); total > core.MaxEnvBytes {
+			return nil, usererror.Invalid("env", "is over %d bytes long: at most %d", core.MaxEnvBytes, core.MaxEnvBytes)
 		}
 		if secretName.MatchString(key) {
 			values = append(values, text)

@@ -13,6 +13,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -85,8 +86,8 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 	for i := range 40_000 {
 		many[fmt.Sprint("TOKEN", i)] = fmt.Sprintf("prefix%d", i)
 	}
-	long["A_TOKEN"] = "prefix" + strings.Repeat("x", maxEnvBytes)
-	for i := range maxEnv {
+	long["A_TOKEN"] = "prefix" + strings.Repeat("x", core.MaxEnvBytes)
+	for i := range core.MaxEnv {
 		broad[fmt.Sprint("TOKEN", i)] = fmt.Sprintf("prefix%0200d", i)
 	}
 	s.call(t, agent, "system.bash", bashEnv(t, "true", broad)) // the maximum that is allowed
@@ -110,10 +111,10 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 func TestSecretsPerCallerAreBounded(t *testing.T) {
 	s := newWorld(t).governed(t)
 	env := func(i int) map[string]string {
-		return map[string]string{"A_TOKEN": fmt.Sprint(i, strings.Repeat("x", maxEnvBytes-300))}
+		return map[string]string{"A_TOKEN": fmt.Sprint(i, strings.Repeat("x", core.MaxEnvBytes-300))}
 	}
 	var boxes []v1.Sandbox
-	const most = audit.MaxOwned / maxEnvBytes
+	const most = audit.MaxOwned / core.MaxEnvBytes
 	for i := range most {
 		box, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: env(i)})
 		if err != nil {

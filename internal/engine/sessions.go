@@ -3,39 +3,24 @@ package engine
 import (
 	"context"
 	"maps"
-	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
-
-// maxSession bounds the name of a session, in bytes.
-const maxSession = 128
 
 // sessionKey returns a key that cannot equal an idempotency key, because it contains a NUL.
 func sessionKey(p caller.Principal, name string) caller.Principal {
 	return caller.Principal{Caller: p.Caller, Key: "\x00session\x00" + name}
 }
 
-func validateSession(name string) error {
-	if name == "" || len(name) > maxSession || !utf8.ValidString(name) {
-		return usererror.Invalid("session", "is not a name of 1 to %d bytes", maxSession)
-	}
-	for _, c := range name {
-		if c < ' ' || c == 0x7f {
-			return usererror.Invalid("session", "has a control character")
-		}
-	}
-	return nil
-}
-
 // session returns the sandbox of a session. It leases one for the session's first call, and again
 // after the lease has ended.
-func (e *Engine) session(ctx context.Context, p caller.Principal, name string, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+func (e *Engine) session(ctx context.Context, p caller.Principal, name string, r v1.SandboxRequest, a core.Acquisition) (*scheduler.Lease, error) {
 	leave, err := e.idem.LockKey(ctx, sessionKey(p, name))
 	if err != nil {
 		return nil, err
@@ -46,7 +31,7 @@ func (e *Engine) session(ctx context.Context, p caller.Principal, name string, r
 		return nil, err
 	}
 	if l == nil {
-		a.session = name
+		a.Session = name
 		if l, err = e.acquire(ctx, p.Keyless(), r, a); err != nil {
 			return nil, err
 		}
@@ -68,7 +53,7 @@ func (e *Engine) findSession(ctx context.Context, p caller.Principal, name strin
 	if l := e.sched.Live(id); l != nil && l.Ended() == "" && l.Caller == p.Caller {
 		return l, nil
 	}
-	rows, err := e.opts.Store.Leases(ctx, p.Caller, false, maxListed)
+	rows, err := e.opts.Store.Leases(ctx, p.Caller, false, core.MaxListed)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +71,7 @@ func (e *Engine) findSession(ctx context.Context, p caller.Principal, name strin
 // EndSession ends a session's sandbox and its approval grants. It returns NotFound if the session
 // has no sandbox.
 func (e *Engine) EndSession(ctx context.Context, p caller.Principal, name string) error {
-	if err := validateSession(name); err != nil {
+	if err := core.ValidateSession(name); err != nil {
 		return err
 	}
 	l, err := e.findSession(ctx, p, name)

@@ -2,30 +2,23 @@ package engine
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"time"
-	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
-)
-
-// Limits of reading a shell's output.
-const (
-	maxWait  = time.Minute
-	maxPiece = 1 << 20
 )
 
 // StartShell starts a background command. The shell is stored before the guest starts it, and a
@@ -277,36 +270,10 @@ func (e *Engine) Input(ctx context.Context, p caller.Principal, id string, r io.
 	return l.Explain(use.Input(use.Ctx, id, r, closeIt))
 }
 
-// OutputRequest selects a part of a shell's output.
-type OutputRequest struct {
-	Stream string // "stdout" (the default) or "stderr"
-	Offset int64
-	Limit  int64
-	Wait   time.Duration
-	Follow bool // until the stream ends
-}
-
-func (r *OutputRequest) validate() error {
-	if r.Stream == "" {
-		r.Stream = string(wire.Stdout)
-	}
-	switch {
-	case r.Stream != string(wire.Stdout) && r.Stream != string(wire.Stderr):
-		return usererror.Invalid("stream", "is %q: use stdout or stderr", r.Stream)
-	case r.Offset < 0:
-		return usererror.Invalid("offset", "is negative")
-	case r.Limit < 0:
-		return usererror.Invalid("limit", "is negative")
-	case r.Wait < 0 || r.Wait > maxWait:
-		return usererror.Invalid("wait_ms", "is %d: from 0 to %d", r.Wait.Milliseconds(), maxWait.Milliseconds())
-	}
-	return nil
-}
-
 // Output returns at most 1 MiB of output. It waits up to r.Wait for the first byte.
-func (e *Engine) Output(ctx context.Context, principal caller.Principal, id string, r OutputRequest) (v1.Output, error) {
-	if r.Limit == 0 || r.Limit > maxPiece {
-		r.Limit = maxPiece
+func (e *Engine) Output(ctx context.Context, principal caller.Principal, id string, r core.OutputRequest) (v1.Output, error) {
+	if r.Limit == 0 || r.Limit > core.MaxPiece {
+		r.Limit = core.MaxPiece
 	}
 	r.Follow = false
 	var data []byte
@@ -327,27 +294,19 @@ func (e *Engine) Output(ctx context.Context, principal caller.Principal, id stri
 	out := v1.Output{
 		Stream: r.Stream, Offset: first, NextOffset: end.Next, Gap: first - r.Offset, EOF: end.EOF, Shell: presentShell(row, end.Shell),
 	}
-	out.Data, out.Base64 = encodeOutput(data)
+	out.Data, out.Base64 = core.EncodeOutput(data)
 	return out, nil
-}
-
-// encodeOutput returns bytes as text if they are valid UTF-8, else as base64.
-func encodeOutput(b []byte) (data, base string) {
-	if utf8.Valid(b) {
-		return string(b), ""
-	}
-	return "", base64.StdEncoding.EncodeToString(b)
 }
 
 // CopyOutput passes a shell's output to sink as it arrives and returns the offset to continue from.
 // A jump in the offsets means that output was dropped.
-func (e *Engine) CopyOutput(ctx context.Context, p caller.Principal, id string, r OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
+func (e *Engine) CopyOutput(ctx context.Context, p caller.Principal, id string, r core.OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
 	end, _, err := e.output(ctx, p, id, &r, sink)
 	return end.Next, err
 }
 
-func (e *Engine) output(ctx context.Context, p caller.Principal, id string, r *OutputRequest, sink func(int64, []byte) error) (wire.OutputEnd, store.Shell, error) {
-	if err := r.validate(); err != nil {
+func (e *Engine) output(ctx context.Context, p caller.Principal, id string, r *core.OutputRequest, sink func(int64, []byte) error) (wire.OutputEnd, store.Shell, error) {
+	if err := r.Validate(); err != nil {
 		return wire.OutputEnd{}, store.Shell{}, err
 	}
 	row, l, use, err := e.shell(ctx, p, id)

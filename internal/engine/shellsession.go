@@ -11,6 +11,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
@@ -126,7 +127,7 @@ func (e *Engine) EndShellSession(ctx context.Context, p caller.Principal, sandbo
 }
 
 // ExecShellSession runs a command in a session.
-func (e *Engine) ExecShellSession(ctx context.Context, p caller.Principal, sandbox, id string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
+func (e *Engine) ExecShellSession(ctx context.Context, p caller.Principal, sandbox, id string, x v1.ShellSessionExec, st core.Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -140,7 +141,7 @@ func (e *Engine) ExecShellSession(ctx context.Context, p caller.Principal, sandb
 	}, storedExecResult)
 }
 
-func (e *Engine) execShellSession(ctx context.Context, p caller.Principal, sandbox, id, ref string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
+func (e *Engine) execShellSession(ctx context.Context, p caller.Principal, sandbox, id, ref string, x v1.ShellSessionExec, st core.Stream) (v1.ExecResult, error) {
 	wait, err := sessionWaitTime(x)
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -219,7 +220,7 @@ func sessionNotFound(id string, err error) error {
 // is false if a guest cannot answer now.
 func (e *Engine) recoverShellSession(ctx context.Context, k store.Key) (v1.ShellSession, bool) {
 	p := caller.Principal{Caller: k.Caller}
-	rows, err := e.opts.Store.Leases(ctx, k.Caller, false, maxListed)
+	rows, err := e.opts.Store.Leases(ctx, k.Caller, false, core.MaxListed)
 	if err != nil {
 		return v1.ShellSession{}, false
 	}

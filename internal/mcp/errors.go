@@ -10,7 +10,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 // failedResult returns the result of a call that could not be carried out. Models see the reason
@@ -21,7 +21,7 @@ func (s *Server) failedResult(a Access, err error) (*mcp.CallToolResult, error) 
 	}
 	text := s.userMessage(a, err, "tool call failed")
 	meta := mcp.Meta{}
-	if e, ok := errors.AsType[*engine.EmptyError](err); ok && e.RetryAfter > 0 {
+	if e, ok := errors.AsType[*core.EmptyError](err); ok && e.RetryAfter > 0 {
 		meta[metaError] = v1.ToolError{Type: "unavailable", Message: text, RetryAfterMS: e.RetryAfter.Milliseconds()}
 	}
 	return &mcp.CallToolResult{Meta: meta, Content: []mcp.Content{&mcp.TextContent{Text: text}}, IsError: true}, nil
@@ -40,7 +40,7 @@ func (s *Server) protocolError(a Access, err error, what string) error {
 func (s *Server) userMessage(a Access, err error, what string) string {
 	said := err
 	if !a.Principal.Operator {
-		said = cmp.Or(engine.As[*v1.Problem](err), engine.ForCallers(err))
+		said = cmp.Or(core.As[*v1.Problem](err), core.ForCallers(err))
 	}
 	if said == nil || !isExpected(err) {
 		s.log.Error(what, "caller", a.Principal.Caller, "error", err)

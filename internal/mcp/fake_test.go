@@ -17,6 +17,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -128,7 +129,7 @@ func (f *fake) CallTool(
 	case "break":
 		return res, errors.New("/var/lib/secret/path is broken")
 	case "full":
-		return res, &engine.EmptyError{RetryAfter: 2 * time.Second}
+		return res, &core.EmptyError{RetryAfter: 2 * time.Second}
 	case "long":
 		res.Rest = id
 	}
@@ -177,7 +178,7 @@ func (f *fake) AnswerApproval(
 	}
 }
 
-func (f *fake) CallOutput(_ context.Context, _ caller.Principal, id string, r engine.OutputRequest) (v1.Output, error) {
+func (f *fake) CallOutput(_ context.Context, _ caller.Principal, id string, r core.OutputRequest) (v1.Output, error) {
 	if !strings.HasPrefix(id, "call-") {
 		return v1.Output{}, fmt.Errorf("call %q is not known: %w", id, errdefs.ErrNotFound)
 	}

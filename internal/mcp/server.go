@@ -19,6 +19,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 // Engine is the part of the service that a Server uses. *engine.Engine implements it, and so does a
@@ -28,7 +29,7 @@ type Engine interface {
 	CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error)
 	// RefuseCall records a tool call that did not reach CallTool, and returns cause.
 	RefuseCall(ctx context.Context, p caller.Principal, name string, body []byte, cause error) error
-	CallOutput(ctx context.Context, p caller.Principal, id string, r engine.OutputRequest) (v1.Output, error)
+	CallOutput(ctx context.Context, p caller.Principal, id string, r core.OutputRequest) (v1.Output, error)
 	AnswerApproval(ctx context.Context, p caller.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error)
 	// EndSession removes the sandbox of a session, if it has one.
 	EndSession(ctx context.Context, p caller.Principal, session string) error

@@ -15,6 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
 )
 
@@ -202,7 +203,7 @@ func (r remote) CallOutput(
 	ctx context.Context,
 	_ caller.Principal,
 	id string,
-	o engine.OutputRequest,
+	o core.OutputRequest,
 ) (v1.Output, error) {
 	return r.cl.Tools.Output(
 		ctx,
