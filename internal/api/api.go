@@ -254,7 +254,7 @@ func (s *Server) wrap(rt route) http.Handler {
 			err = p.Operate("use " + rt.method + " " + rt.path)
 		}
 		if err == nil && rt.direct {
-			err = s.opts.Engine.Direct(p, "use "+rt.method+" "+rt.path)
+			err = s.opts.Engine.Governed.Direct(p, "use "+rt.method+" "+rt.path)
 		}
 		if err == nil && rt.kind() == bodyNone && r.ContentLength != 0 {
 			err = dropBody(out, r)
@@ -307,7 +307,7 @@ func (s *Server) paceConnection(r *http.Request, rt route, p caller.Principal, e
 		return
 	}
 	if rt.refused != nil {
-		s.opts.Engine.CountRefusal(r.Context(), p, unansweredCall, err)
+		s.opts.Engine.Governed.CountRefusal(r.Context(), p, unansweredCall, err)
 	}
 	panic(http.ErrAbortHandler)
 }

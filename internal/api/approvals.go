@@ -38,12 +38,12 @@ func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, p caller.
 	if q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Approvals(r.Context(), p, q.text("state"))
+	items, err := s.opts.Engine.Governed.Approvals(r.Context(), p, q.text("state"))
 	return replyList(w, items, err)
 }
 
 func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	got, err := s.opts.Engine.Approval(r.Context(), p, r.PathValue("id"))
+	got, err := s.opts.Engine.Governed.Approval(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p caller
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.AnswerApproval(r.Context(), p, r.PathValue("id"), req)
+	got, err := s.opts.Engine.Governed.AnswerApproval(r.Context(), p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, p caller
 	ended := make(chan error, 1)
 	go func() { // waited for below
 		ended <- recovered(func() error {
-			return s.opts.Engine.WatchApprovals(ctx, p, func(e v1.ApprovalEvent) error {
+			return s.opts.Engine.Governed.WatchApprovals(ctx, p, func(e v1.ApprovalEvent) error {
 				select {
 				case live <- e:
 					return nil

@@ -7,7 +7,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 )
 
 // formLines is the media type of JSON documents, one per line.
@@ -35,9 +35,9 @@ func (s *Server) auditRoutes() []route {
 	}
 }
 
-func auditFilter(r *http.Request) (engine.AuditFilter, error) {
+func auditFilter(r *http.Request) (governed.AuditFilter, error) {
 	q := queryOf(r, auditFilters()...)
-	f := engine.AuditFilter{
+	f := governed.AuditFilter{
 		Caller: q.text("caller"), Action: q.text("action"), Verdict: q.text("verdict"), Ending: q.text("ending"),
 		Call: q.text("call"), Sandbox: q.text("sandbox"),
 		Since: q.time("since"), Until: q.time("until"), After: q.number("after"),
@@ -63,7 +63,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p caller.Prin
 	if err != nil {
 		return err
 	}
-	list, err := s.opts.Engine.Audit(r.Context(), p, f)
+	list, err := s.opts.Engine.Governed.Audit(r.Context(), p, f)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, p caller.Pr
 		return err
 	}
 	w.Header().Set("Content-Type", formLines)
-	return s.opts.Engine.ExportAudit(r.Context(), p, f, w)
+	return s.opts.Engine.Governed.ExportAudit(r.Context(), p, f, w)
 }
 
 func (s *Server) verifyAudit(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -86,7 +86,7 @@ func (s *Server) verifyAudit(w http.ResponseWriter, r *http.Request, p caller.Pr
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.VerifyAudit(r.Context(), p, q.text("head"))
+	got, err := s.opts.Engine.Governed.VerifyAudit(r.Context(), p, q.text("head"))
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 )
 
 func TestRemoteShellRefusalsAreCounted(t *testing.T) {
@@ -50,7 +50,7 @@ func TestConnectionsOverLimitAreCounted(t *testing.T) {
 			t.Errorf("a connection over the rate of refusals = %q, %v; want its end", got, err)
 		}
 	}
-	list, err := e.Audit(t.Context(), caller.Local(""), engine.AuditFilter{Caller: "ann"})
+	list, err := e.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{Caller: "ann"})
 	if err != nil {
 		t.Fatal(err)
 	}

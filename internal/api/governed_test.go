@@ -16,7 +16,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -32,7 +32,7 @@ policy:
 `
 
 // governance returns what an engine needs to call tools.
-func governance(tb testing.TB, st *store.Store, dir string) *engine.Governance {
+func governance(tb testing.TB, st *store.Store, dir string) *governed.Config {
 	tb.Helper()
 	profiles := filepath.Join(dir, "profiles")
 	if err := os.MkdirAll(profiles, 0o700); err != nil {
@@ -45,10 +45,10 @@ func governance(tb testing.TB, st *store.Store, dir string) *engine.Governance {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	g := &engine.Governance{
+	g := &governed.Config{
 		Profiles: set, Default: "team", Limiter: &approval.Limiter{}, Redactor: audit.NewRedactor(),
 		Outputs: filepath.Join(dir, "outputs"),
-		Compat:  &engine.Compat{Caller: "old", Workspaces: map[string]string{"/srv/old": "old"}},
+		Compat:  &governed.Compat{Caller: "old", Workspaces: map[string]string{"/srv/old": "old"}},
 	}
 	if g.Gate, err = approval.New(tb.Context(), approval.Options{Store: st, Check: g.CheckModified}); err != nil {
 		tb.Fatal(err)

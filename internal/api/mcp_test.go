@@ -16,7 +16,7 @@ import (
 func TestRefusedMCPCallIsRecorded(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	talk := mcp.New(mcp.Options{Engine: e})
+	talk := mcp.New(mcp.Options{Engine: e.Governed})
 	s := New(Options{Engine: e, MCP: talk})
 	srv := httptest.NewServer(s.Handler())
 	t.Cleanup(func() {

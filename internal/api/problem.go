@@ -13,8 +13,8 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
@@ -72,7 +72,7 @@ func problem(err error) *v1.Problem {
 		p.RetryAfterMS = retryTime.Milliseconds() // the default; more specific errors replace it below
 	}
 	p.Field = field(err)
-	if e, ok := errors.AsType[*engine.InputError](err); ok {
+	if e, ok := errors.AsType[*governed.InputError](err); ok {
 		p.Kind = e.Type
 	}
 	if e, ok := errors.AsType[*usererror.Error](err); ok && e.RetryAfter > 0 {
@@ -121,7 +121,7 @@ func field(err error) string {
 	if e, ok := errors.AsType[*usererror.InvalidError](err); ok {
 		return e.Field
 	}
-	if e, ok := errors.AsType[*engine.InputError](err); ok {
+	if e, ok := errors.AsType[*governed.InputError](err); ok {
 		return e.Field
 	}
 	if e, ok := errors.AsType[*strictjson.FieldError](err); ok {

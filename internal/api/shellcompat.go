@@ -58,10 +58,10 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p caller.Pr
 	p.Via = shellCompatVia
 	if err := checkLocal(r); err != nil {
 		if p.Caller == "" { // such a client has no share of the log
-			s.opts.Engine.CountRefusal(r.Context(), p, shellCompatTool, err)
+			s.opts.Engine.Governed.CountRefusal(r.Context(), p, shellCompatTool, err)
 			return err
 		}
-		return s.opts.Engine.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
+		return s.opts.Engine.Governed.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
 	}
 	if p.Caller == "" {
 		p.Caller = s.opts.ShellCaller
@@ -79,7 +79,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p caller.Pr
 		err = s.refuseCall(r, p, shellCompatTool, raw, err)
 		return s.shellRefusal(w, err)
 	}
-	got, err := s.opts.Engine.ShellCompat(r.Context(), req.Command, req.Workspace, timeout)
+	got, err := s.opts.Engine.Governed.ShellCompat(r.Context(), req.Command, req.Workspace, timeout)
 	if err != nil {
 		return s.shellRefusal(w, err)
 	}
@@ -89,7 +89,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p caller.Pr
 // refusedShell records a command that was refused before its body was read.
 func (s *Server) refusedShell(_ http.ResponseWriter, r *http.Request, p caller.Principal, err error) error {
 	p.Caller, p.Via = s.opts.ShellCaller, shellCompatVia
-	return s.opts.Engine.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
+	return s.opts.Engine.Governed.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
 }
 
 func (r shellRequest) timeout() (time.Duration, error) {

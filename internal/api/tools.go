@@ -9,8 +9,8 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 )
 
 func (s *Server) toolRoutes() []route {
@@ -51,7 +51,7 @@ func (s *Server) listTools(w http.ResponseWriter, r *http.Request, p caller.Prin
 	if q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Tools(r.Context(), p, q.text("profile"))
+	items, err := s.opts.Engine.Governed.Tools(r.Context(), p, q.text("profile"))
 	return replyList(w, items, err)
 }
 
@@ -86,7 +86,7 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p caller.Princ
 	if f == formEvents {
 		return s.toolEvents(w, r, p, name, req)
 	}
-	res, err := s.opts.Engine.CallTool(r.Context(), p, name, req, engine.Watch{})
+	res, err := s.opts.Engine.Governed.CallTool(r.Context(), p, name, req, governed.Watch{})
 	if err != nil {
 		return err
 	}
@@ -124,14 +124,14 @@ func decodeToolCall(raw []byte) (v1.ToolCall, error) {
 // received part.
 func (s *Server) refuseCall(r *http.Request, p caller.Principal, name string, raw []byte, cause error) error {
 	if e, ok := errors.AsType[*bodyError](cause); ok {
-		return s.opts.Engine.RefuseBody(r.Context(), p, name, e.read, e.sum, cause)
+		return s.opts.Engine.Governed.RefuseBody(r.Context(), p, name, e.read, e.sum, cause)
 	}
-	return s.opts.Engine.RefuseCall(r.Context(), p, name, raw, cause)
+	return s.opts.Engine.Governed.RefuseCall(r.Context(), p, name, raw, cause)
 }
 
 // refusedTool records a call that was refused before its body was read.
 func (s *Server) refusedTool(_ http.ResponseWriter, r *http.Request, p caller.Principal, err error) error {
-	return s.opts.Engine.RefuseCall(r.Context(), p, r.PathValue("name"), nil, err)
+	return s.opts.Engine.Governed.RefuseCall(r.Context(), p, r.PathValue("name"), nil, err)
 }
 
 func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -147,7 +147,7 @@ func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p caller.Pri
 	}
 	ctx, cancel := s.untilStop(r)
 	defer cancel()
-	got, err := s.opts.Engine.CallOutput(ctx, p, r.PathValue("id"), req)
+	got, err := s.opts.Engine.Governed.CallOutput(ctx, p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, p caller.Pr
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.CheckPolicy(r.Context(), p, req)
+	got, err := s.opts.Engine.Governed.CheckPolicy(r.Context(), p, req)
 	if err != nil {
 		return err
 	}
@@ -190,6 +190,6 @@ func (s *Server) listProfiles(w http.ResponseWriter, r *http.Request, p caller.P
 	if q := queryOf(r); q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Profiles(r.Context(), p)
+	items, err := s.opts.Engine.Governed.Profiles(r.Context(), p)
 	return replyList(w, items, err)
 }

@@ -10,7 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 )
 
 // maxPending bounds the output that waits for a client, in bytes. Each piece counts pieceCost more.
@@ -83,7 +83,7 @@ func (s *Server) toolEvents(
 				callErr = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 			}
 		}()
-		res, callErr = s.opts.Engine.CallTool(ctx, principal, name, req, c.watch())
+		res, callErr = s.opts.Engine.Governed.CallTool(ctx, principal, name, req, c.watch())
 	}()
 	out := newToolEventer(w)
 	if err := c.send(out, done); err != nil { // the client is gone: end the call
@@ -101,8 +101,8 @@ func (s *Server) toolEvents(
 	return out.event(v1.ToolEvent{Type: "end", Result: &res})
 }
 
-func (c *toolStream) watch() engine.Watch {
-	return engine.Watch{
+func (c *toolStream) watch() governed.Watch {
+	return governed.Watch{
 		Asked:   func(a v1.Approval) { c.push(queuedEvent{event: v1.ToolEvent{Type: "approval", Approval: &a}}) },
 		Started: func(sandbox string) { c.push(queuedEvent{event: v1.ToolEvent{Type: "started", SandboxID: sandbox}}) },
 		Output: func(stream string, p []byte) {

@@ -16,6 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -45,7 +46,7 @@ func (w *world) governed(t testing.TB) *service {
 // governedWith is governed with other options of the audit log and the engine.
 func (w *world) governedWith(t testing.TB, o audit.Options, change func(*Options)) *service {
 	t.Helper()
-	govern := func(st *store.Store) *Governance {
+	govern := func(st *store.Store) *governed.Config {
 		dir := filepath.Join(w.dir, "profiles")
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -53,7 +54,7 @@ func (w *world) governedWith(t testing.TB, o audit.Options, change func(*Options
 		if err := os.WriteFile(filepath.Join(dir, "team.yaml"), []byte(team), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		g := &Governance{Default: "team", Limiter: &approval.Limiter{}, Redactor: audit.NewRedactor(), Outputs: filepath.Join(w.dir, "outputs")}
+		g := &governed.Config{Default: "team", Limiter: &approval.Limiter{}, Redactor: audit.NewRedactor(), Outputs: filepath.Join(w.dir, "outputs")}
 		var err error
 		if g.Profiles, err = profile.Load(dir); err != nil {
 			t.Fatal(err)
@@ -89,7 +90,7 @@ func bash(command string) v1.ToolCall {
 
 func (s *service) call(t testing.TB, p caller.Principal, name string, r v1.ToolCall) v1.ToolResult {
 	t.Helper()
-	got, err := s.CallTool(t.Context(), p, name, r, Watch{})
+	got, err := s.Governed.CallTool(t.Context(), p, name, r, governed.Watch{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func (s *service) call(t testing.TB, p caller.Principal, name string, r v1.ToolC
 // records returns the opening and closing audit records of a call.
 func (s *service) records(t testing.TB, id string) []v1.AuditRecord {
 	t.Helper()
-	got, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{Call: id})
+	got, err := s.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{Call: id})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +152,7 @@ func TestRefusedCallLeasesNoSandbox(t *testing.T) {
 func TestCallToolFailsWithoutAuditRecord(t *testing.T) {
 	s := newWorld(t).governed(t)
 	s.opts.Governance.Audit.Close()
-	_, err := s.CallTool(t.Context(), agent, "system.bash", bash("true"), Watch{})
+	_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bash("true"), governed.Watch{})
 	if !errdefs.IsUnavailable(err) {
 		t.Errorf("%v", err)
 	}
@@ -166,7 +167,7 @@ func (s *service) ask(t testing.TB, p caller.Principal, r v1.ToolCall) (v1.Appro
 	t.Helper()
 	asked, done := make(chan v1.Approval, 1), make(chan v1.ToolResult, 1)
 	go func() { // ends with the result or the test
-		got, err := s.CallTool(t.Context(), p, "system.bash", r, Watch{Asked: func(q v1.Approval) { asked <- q }})
+		got, err := s.Governed.CallTool(t.Context(), p, "system.bash", r, governed.Watch{Asked: func(q v1.Approval) { asked <- q }})
 		if err != nil && context.Cause(t.Context()) == nil {
 			t.Error(err)
 		}
@@ -184,15 +185,15 @@ func (s *service) ask(t testing.TB, p caller.Principal, r v1.ToolCall) (v1.Appro
 func TestOperatorAnswersApproval(t *testing.T) {
 	s := newWorld(t).governed(t)
 	q, done := s.ask(t, agent, bash("rm x"))
-	if _, err := s.AnswerApproval(t.Context(), agent, q.ID, v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsPermissionDenied(err) {
+	if _, err := s.Governed.AnswerApproval(t.Context(), agent, q.ID, v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("the caller's own answer: %v", err)
 	}
-	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(err) {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("an input that the policy denies: %v", err)
 	}
 	op := caller.Local("")
 	op.By = "ada"
-	if _, err := s.AnswerApproval(t.Context(), op, q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "rm y"}`)}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), op, q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "rm y"}`)}); err != nil {
 		t.Fatal(err)
 	}
 	got := <-done
@@ -208,7 +209,7 @@ func TestOperatorAnswersApproval(t *testing.T) {
 func TestDeniedApprovalIsResult(t *testing.T) {
 	s := newWorld(t).governed(t)
 	q, done := s.ask(t, agent, bash("rm x"))
-	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "deny", Note: "not today"}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "deny", Note: "not today"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-done; got.Ending != "approval_denied" || !strings.Contains(got.Verdict.Message, "not today") {
@@ -225,7 +226,7 @@ func TestApprovalRaisesTrust(t *testing.T) {
 	if q.Kind != "trust" {
 		t.Errorf("%+v", q)
 	}
-	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-done; got.Ending != "exited" {
@@ -242,7 +243,7 @@ func TestRetryWithKeyFindsPendingApproval(t *testing.T) {
 	asked := make(chan v1.Approval, 1)
 	gone := make(chan error, 1)
 	go func() { // waited for below
-		_, err := s.CallTool(ctx, keyed, "system.bash", bash("rm x"), Watch{Asked: func(q v1.Approval) { asked <- q }})
+		_, err := s.Governed.CallTool(ctx, keyed, "system.bash", bash("rm x"), governed.Watch{Asked: func(q v1.Approval) { asked <- q }})
 		gone <- err
 	}()
 	q := <-asked
@@ -250,7 +251,7 @@ func TestRetryWithKeyFindsPendingApproval(t *testing.T) {
 	if err := <-gone; err == nil {
 		t.Fatal("a caller who left got an answer")
 	}
-	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	first := s.call(t, keyed, "system.bash", bash("rm x"))
@@ -274,24 +275,24 @@ func TestApprovalIsLimitedToItsToken(t *testing.T) {
 	asked := make(chan v1.Approval, 1)
 	gone := make(chan error, 1)
 	go func() { // waited for below
-		_, err := s.CallTool(ctx, keyed, "system.bash", r, Watch{Asked: func(q v1.Approval) { asked <- q }})
+		_, err := s.Governed.CallTool(ctx, keyed, "system.bash", r, governed.Watch{Asked: func(q v1.Approval) { asked <- q }})
 		gone <- err
 	}()
 	q := <-asked
 	leave()
 	<-gone
-	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	low := keyed
 	low.Trust = 0
-	if got, err := s.CallTool(t.Context(), low, "system.bash", r, Watch{}); !errdefs.IsInvalidArgument(err) {
+	if got, err := s.Governed.CallTool(t.Context(), low, "system.bash", r, governed.Watch{}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if got := s.call(t, keyed, "system.bash", r); got.Ending != "exited" || got.Approval != q.ID {
 		t.Errorf("%+v", got)
 	}
-	if got, err := s.CallTool(t.Context(), low, "system.bash", r, Watch{}); !errdefs.IsInvalidArgument(err) {
+	if got, err := s.Governed.CallTool(t.Context(), low, "system.bash", r, governed.Watch{}); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -305,7 +306,7 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 		return caller.Principal{Caller: "agent", Profile: "team", Trust: trust}
 	}
 	answer := func(q v1.Approval, action string) {
-		if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
+		if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -373,13 +374,13 @@ func TestDisconnectWithoutKeyCancelsApproval(t *testing.T) {
 	asked := make(chan v1.Approval, 1)
 	gone := make(chan error, 1)
 	go func() { // waited for below
-		_, err := s.CallTool(ctx, agent, "system.bash", bash("rm x"), Watch{Asked: func(q v1.Approval) { asked <- q }})
+		_, err := s.Governed.CallTool(ctx, agent, "system.bash", bash("rm x"), governed.Watch{Asked: func(q v1.Approval) { asked <- q }})
 		gone <- err
 	}()
 	q := <-asked
 	leave()
 	<-gone
-	if got, err := s.Approval(t.Context(), agent, q.ID); err != nil || got.State != "cancelled" {
+	if got, err := s.Governed.Approval(t.Context(), agent, q.ID); err != nil || got.State != "cancelled" {
 		t.Errorf("%+v %v", got, err)
 	}
 }
@@ -398,7 +399,7 @@ func TestSessionReusesSandbox(t *testing.T) {
 	}
 	moved := r
 	moved.Workspace = "elsewhere"
-	if _, err := s.CallTool(t.Context(), agent, "system.bash", moved, Watch{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), "workspace") {
+	if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", moved, governed.Watch{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), "workspace") {
 		t.Errorf("another workspace than the session's: %v", err)
 	}
 	other := caller.Principal{Caller: "other", Profile: "team", Trust: 3}
@@ -419,7 +420,7 @@ func TestSessionReusesSandbox(t *testing.T) {
 func TestRatesAndBudgetsAreEnforced(t *testing.T) {
 	s := newWorld(t).governed(t)
 	in := v1.ToolCall{Input: json.RawMessage(`{"path": 7}`)} // counted even if the input is invalid
-	if _, err := s.CallTool(t.Context(), agent, "fs.list", in, Watch{}); !errdefs.IsInvalidArgument(err) {
+	if _, err := s.Governed.CallTool(t.Context(), agent, "fs.list", in, governed.Watch{}); !errdefs.IsInvalidArgument(err) {
 		t.Fatalf("%v", err)
 	}
 	got := s.call(t, agent, "fs.list", in)
@@ -438,7 +439,7 @@ func TestValidatePlacementRejectsConflicts(t *testing.T) {
 		"workspace": {Workspace: "nowhere"},
 	} {
 		r.Input = bash("true").Input
-		_, err := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
+		_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", r, governed.Watch{})
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}

@@ -325,7 +325,7 @@ func (e *Engine) recordGrant(ctx context.Context, p caller.Principal, id string,
 	if err != nil {
 		return err
 	}
-	if err := gov.admitRecord(p); err != nil {
+	if err := gov.AdmitRecord(p); err != nil {
 		return err
 	}
 	return gov.Audit.Event(ctx, audit.Record{

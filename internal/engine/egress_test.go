@@ -18,6 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -163,9 +164,9 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	}
 	r := bash("true")
 	r.Session = "work"
-	_, bySession := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
+	_, bySession := s.Governed.CallTool(t.Context(), agent, "system.bash", r, governed.Watch{})
 	r.Session, r.Sandbox = "", l.ID
-	_, byID := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
+	_, byID := s.Governed.CallTool(t.Context(), agent, "system.bash", r, governed.Watch{})
 	_, byPort := s.Dial(t.Context(), agent, l.ID, 80)
 	_, byExec := s.Exec(t.Context(), agent, l.ID, v1.Exec{Argv: []string{"true"}}, core.Stream{})
 	for how, err := range map[string]error{"session": bySession, "id": byID, "port": byPort, "exec": byExec} {

@@ -30,6 +30,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -74,13 +75,13 @@ type Options struct {
 	// it is nil, every name is accepted.
 	CheckProfile func(name string) error
 	// Governance configures tool calls. If it is nil, tools are disabled.
-	Governance *Governance
+	Governance *governed.Config
 	// Egress configures what sandboxes may reach. If it is nil, they reach nothing.
 	Egress *EgressOptions
 	// Web configures the web tools. If it is nil, they reach nothing.
-	Web *WebOptions
+	Web *governed.WebOptions
 	// Browser configures browser.open. If it is nil, there is no browser.
-	Browser *BrowserOptions
+	Browser *governed.BrowserOptions
 	// Version and Build identify the program. Why says why this runtime was chosen, Cgroup is the
 	// cgroup mode.
 	Version, Build, Why, Cgroup string
@@ -103,6 +104,8 @@ type Engine struct {
 	Images *imageadmin.Service
 	// Workspaces serves requests about workspaces, overlays and snapshots.
 	Workspaces *workspaces.Service
+	// Governed runs tool calls and serves requests about approvals and the audit log.
+	Governed *governed.Service
 	// Events holds the latest events.
 	Events    *eventhub.Hub
 	egress    *egressService  // nil if sandboxes reach nothing
@@ -112,7 +115,6 @@ type Engine struct {
 	mu sync.Mutex
 	// sessions holds the sandbox id of each session, keyed by sessionKey.
 	sessions map[caller.Principal]string
-	outputs  *outputs // nil if tools are disabled
 
 	handing context.Context // ends when a hand-over begins
 	handOff context.CancelFunc
@@ -143,11 +145,6 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	if g := opts.Governance; g != nil {
-		if e.outputs, err = openOutputs(g.Outputs); err != nil {
-			return nil, err
-		}
-	}
 	e.sched = scheduler.New(scheduler.Options{
 		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: ready, OnStateChange: e.publishStateChange,
 		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
@@ -156,6 +153,9 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	e.Workspaces = workspaces.New(workspaces.Options{
 		Store: opts.Store, Volumes: opts.Volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem, Events: e.Events, Log: e.log,
 	})
+	if e.Governed, err = governed.New(e.governedOptions()); err != nil {
+		return nil, err
+	}
 	e.Images = imageadmin.New(imageadmin.Options{
 		Driver: opts.Driver, Store: opts.Store, Images: opts.Images, Puller: opts.Puller, Builder: opts.Builder, Bounds: opts.ImageBounds,
 		Scheduler: e.sched, Templates: e.Templates, Events: e.Events, Log: e.log,
@@ -177,13 +177,23 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
+// governedOptions returns the options of the service of tool calls.
+func (e *Engine) governedOptions() governed.Options {
+	return governed.Options{
+		Config: e.opts.Governance, Web: e.opts.Web, Browser: e.opts.Browser,
+		Store: e.opts.Store, Volumes: e.opts.Volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem, Workspaces: e.Workspaces,
+		Sandboxes: sandboxes{e}, HandingOver: e.handing,
+		Wait: e.opts.Wait, MaxTimeout: e.opts.MaxTimeout, MaxOutput: e.opts.MaxOutput, Log: e.log,
+	}
+}
+
 // callerOptions returns the options of the service of callers.
 func (e *Engine) callerOptions() caller.Options {
 	return caller.Options{
 		Store: e.opts.Store, Defaults: e.opts.Quotas, Log: e.log,
 		CheckProfile: e.checkTokenProfile,
 		Record: func(ctx context.Context, p caller.Principal, action string, input any, cause error) {
-			e.recordOperator(ctx, p, audit.Record{Action: action}, input, cause)
+			e.Governed.RecordOperator(ctx, p, audit.Record{Action: action}, input, cause)
 		},
 	}
 }
@@ -196,7 +206,7 @@ func (e *Engine) checkTokenProfile(name string) error {
 	case e.opts.Governance == nil:
 		return nil
 	}
-	_, err := e.requestedProfile(caller.Local(""), name)
+	_, err := e.Governed.RequestedProfile(caller.Local(""), name)
 	return err
 }
 
@@ -217,7 +227,7 @@ func (e *Engine) Serve(ctx context.Context) error {
 	g.Go(func() error { return e.Images.Run(ctx) })
 	if gov := e.opts.Governance; gov != nil {
 		g.Go(func() error { return gov.Gate.Run(ctx) })
-		g.Go(func() error { return e.outputs.run(ctx) })
+		g.Go(func() error { return e.Governed.Run(ctx) })
 	}
 	return g.Wait()
 }
@@ -296,8 +306,8 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			}
 		case k.Op == opExec || k.Op == opRun || k.Op == opSessionExec:
 			answer = present(k.Ref, runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "the orchestrator stopped while it ran"})
-		case k.Op == opTool:
-			if answer, err = e.recoverTool(ctx, k); err != nil {
+		case k.Op == governed.OpTool:
+			if answer, err = e.Governed.Recover(ctx, k); err != nil {
 				return err
 			}
 		case k.Op == opSession:

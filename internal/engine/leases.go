@@ -34,9 +34,6 @@ const (
 	opSessionExec = "session_exec"
 )
 
-// opTool is the operation of tool calls. It is stored with an idempotency key.
-const opTool = "tool"
-
 func marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
 // Lease leases a sandbox.
@@ -236,4 +233,15 @@ func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {
 		s.EndedAt = &r.Ended
 	}
 	return s
+}
+
+// findLease returns a live lease of the caller by its id. A lease with a profile's network is
+// refused to calls of a profile without it: another token of the same caller could otherwise use a
+// network it was not given.
+func (e *Engine) findLease(ctx context.Context, p caller.Principal, id string) (*scheduler.Lease, error) {
+	l, err := e.sched.Lease(ctx, p.Caller, id)
+	if err == nil {
+		err = e.Governed.CheckNetwork(p, l)
+	}
+	return l, err
 }

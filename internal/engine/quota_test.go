@@ -13,6 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -24,7 +25,7 @@ var poor = caller.Principal{Caller: "poor", Profile: "team", Trust: 3, Quotas: v
 // recordedOf returns the audit records of a caller.
 func (s *service) recordedOf(t *testing.T, name string) []v1.AuditRecord {
 	t.Helper()
-	got, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{Caller: name})
+	got, err := s.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{Caller: name})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,16 +45,16 @@ func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {
 	}
 	// Unknown names and invalid bodies are counted together.
 	for _, name := range []string{"nothing", "nowhere", "never"} {
-		_, err := s.CallTool(t.Context(), poor, name, r, Watch{})
+		_, err := s.Governed.CallTool(t.Context(), poor, name, r, governed.Watch{})
 		if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "calls" {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := s.RefuseCall(t.Context(), poor, name, r.Input, errUngoverned); !errors.Is(err, errUngoverned) {
+		if err := s.Governed.RefuseCall(t.Context(), poor, name, r.Input, governed.ErrUngoverned); !errors.Is(err, governed.ErrUngoverned) {
 			t.Error(err)
 		}
 	}
 	got := s.recordedOf(t, "poor")
-	if len(got) != 4 || got[2].Kind != "refused" || got[2].Rule != "quota:calls" || got[2].Count != 1 || got[2].InputBytes != len(r.Input) || len(got[2].InputHash) != 64 || got[3].Action != unknownTool {
+	if len(got) != 4 || got[2].Kind != "refused" || got[2].Rule != "quota:calls" || got[2].Count != 1 || got[2].InputBytes != len(r.Input) || len(got[2].InputHash) != 64 || got[3].Action != governed.UnknownTool {
 		t.Fatalf("%+v", got)
 	}
 	s.stop()
@@ -73,7 +74,7 @@ func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {
 func TestRateRefusalsAreCounted(t *testing.T) {
 	s := newWorld(t).governed(t)
 	in := v1.ToolCall{Input: json.RawMessage(`{"path": "."}`)}
-	if _, err := s.CallTool(t.Context(), agent, "fs.list", in, Watch{}); err == nil { // the fake guest has no files
+	if _, err := s.Governed.CallTool(t.Context(), agent, "fs.list", in, governed.Watch{}); err == nil { // the fake guest has no files
 		t.Fatal("listed")
 	}
 	for range 10 {
@@ -111,7 +112,7 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 	ran := 0
 	var err error
 	for ran < 100 {
-		if _, err = s.CallTool(t.Context(), agent, "system.bash", bash("true"), Watch{}); err != nil {
+		if _, err = s.Governed.CallTool(t.Context(), agent, "system.bash", bash("true"), governed.Watch{}); err != nil {
 			break
 		}
 		ran++
@@ -121,10 +122,10 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 		t.Fatalf("after %d calls: %v", ran, err)
 	}
 	for range 20 {
-		if _, err := s.CallTool(t.Context(), agent, "system.bash", bash("true"), Watch{}); !errdefs.IsResourceExhausted(err) {
+		if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bash("true"), governed.Watch{}); !errdefs.IsResourceExhausted(err) {
 			t.Fatalf("%v", err)
 		}
-		if err := s.RefuseCall(t.Context(), agent, "x", []byte(`{"a":"`+strings.Repeat("x", 10<<10)+`"}`), errUngoverned); !errors.Is(err, errUngoverned) {
+		if err := s.Governed.RefuseCall(t.Context(), agent, "x", []byte(`{"a":"`+strings.Repeat("x", 10<<10)+`"}`), governed.ErrUngoverned); !errors.Is(err, governed.ErrUngoverned) {
 			t.Fatal(err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -42,7 +43,7 @@ func TestSecretsOfOneCallerKeepOthersRecords(t *testing.T) {
 	if want := string(bash(command).Input); string(q.Input) != want {
 		t.Errorf("the approver reads %s, want %s", q.Input, want)
 	}
-	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	got := <-answered
@@ -64,7 +65,7 @@ func TestSecretsCannotHideCommand(t *testing.T) {
 	if in := string(q.Input); strings.Contains(in, "a1b2c3d4e5") || !strings.Contains(in, `"C_TOKEN":"[redacted 10 bytes mac:`) {
 		t.Errorf("the approver reads %s", in)
 	}
-	if _, err := s.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	got := <-answered
@@ -93,16 +94,16 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 	s.call(t, agent, "system.bash", bashEnv(t, "true", broad)) // the maximum that is allowed
 	for what, env := range map[string]map[string]string{"40,000 variables": many, "a long variable": long} {
 		r := bashEnv(t, "true", env)
-		_, err := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
+		_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", r, governed.Watch{})
 		if invalid, ok := errors.AsType[*usererror.InvalidError](err); !ok || invalid.Field != "env" || !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: %v, want an invalid env", what, err)
 		}
-		page, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{Newest: true, Limit: 2})
+		page, err := s.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{Newest: true, Limit: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
 		all := page.Items
-		if o := all[0]; o.Kind != "open" || o.Input != nil || o.InputBytes != len(r.Input) || len(o.InputHash) != 64 || all[1].Ending != endedFailed {
+		if o := all[0]; o.Kind != "open" || o.Input != nil || o.InputBytes != len(r.Input) || len(o.InputHash) != 64 || all[1].Ending != governed.EndedFailed {
 			t.Errorf("%s: recorded as %+v and %+v", what, o, all[1])
 		}
 	}
@@ -125,7 +126,7 @@ func TestSecretsPerCallerAreBounded(t *testing.T) {
 	if _, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: env(most)}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a lease over the bound: %v, want ResourceExhausted", err)
 	}
-	if _, err := s.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), Watch{}); !errdefs.IsResourceExhausted(err) {
+	if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), governed.Watch{}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a call over the bound: %v, want ResourceExhausted", err)
 	}
 	s.call(t, agent, "system.bash", bashEnv(t, "true", env(0))) // repeated values take no more space
@@ -134,7 +135,7 @@ func TestSecretsPerCallerAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "values are forgotten with their lease", func() bool {
-		_, err := s.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), Watch{})
+		_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), governed.Watch{})
 		return err == nil
 	})
 }
@@ -145,11 +146,11 @@ func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 	body := []byte(`{"input":{"command":"echo ` + secret + `","env":{"MY_SESSION_COOKIES":"` + secret + `"}},"nonsense":1}`)
 	cause := usererror.Invalid("nonsense", "is unknown")
 	for _, body := range [][]byte{body, bashEnv(t, "echo "+secret, map[string]string{"MY_SESSION_COOKIES": secret}).Input} {
-		if err := s.RefuseCall(t.Context(), agent, "system.bash", body, cause); !errors.Is(err, cause) {
+		if err := s.Governed.RefuseCall(t.Context(), agent, "system.bash", body, cause); !errors.Is(err, cause) {
 			t.Fatal(err)
 		}
 	}
-	all, err := s.Audit(t.Context(), caller.Local(""), AuditFilter{})
+	all, err := s.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{})
 	if err != nil || len(all.Items) != 2 {
 		t.Fatalf("%d records, %v", len(all.Items), err)
 	}

@@ -16,6 +16,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -70,10 +71,10 @@ func (w *world) startOptions(t testing.TB, change func(*Options)) *service {
 }
 
 // startBoth is start with other options and the governance that govern returns.
-func (w *world) startBoth(t testing.TB, govern func(*store.Store) *Governance, change func(*Options)) *service {
+func (w *world) startBoth(t testing.TB, govern func(*store.Store) *governed.Config, change func(*Options)) *service {
 	t.Helper()
 	st := w.open(t)
-	var g *Governance
+	var g *governed.Config
 	if govern != nil {
 		g = govern(st)
 	}

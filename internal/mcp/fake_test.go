@@ -16,8 +16,8 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -83,7 +83,7 @@ func (f *fake) hasRefused() []string {
 }
 
 func (f *fake) CallTool(
-	ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w engine.Watch,
+	ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w governed.Watch,
 ) (v1.ToolResult, error) {
 	f.mu.Lock()
 	f.calls, f.by = append(f.calls, r), append(f.by, p)
@@ -141,7 +141,7 @@ func (f *fake) CallTool(
 
 // ask creates an approval request and waits for its answer.
 func (f *fake) ask(
-	ctx context.Context, id string, p caller.Principal, r v1.ToolCall, w engine.Watch,
+	ctx context.Context, id string, p caller.Principal, r v1.ToolCall, w governed.Watch,
 ) (denied bool, err error) {
 	answer := make(chan v1.ApprovalAnswer, 1)
 	a := v1.Approval{ID: "apr-" + id, Kind: "call", State: "pending", Caller: p.Caller, Tool: "system.bash",

@@ -18,15 +18,15 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 )
 
-// Engine is the part of the service that a Server uses. *engine.Engine implements it, and so does a
+// Engine is the part of the service that a Server uses. *governed.Service implements it, and so does a
 // client of a running server.
 type Engine interface {
 	Tools(ctx context.Context, p caller.Principal, profile string) ([]v1.Tool, error)
-	CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error)
+	CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w governed.Watch) (v1.ToolResult, error)
 	// RefuseCall records a tool call that did not reach CallTool, and returns cause.
 	RefuseCall(ctx context.Context, p caller.Principal, name string, body []byte, cause error) error
 	CallOutput(ctx context.Context, p caller.Principal, id string, r core.OutputRequest) (v1.Output, error)

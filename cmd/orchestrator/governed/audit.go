@@ -15,7 +15,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 )
 
 // NewAuditCommand returns "orchestrator audit" with its commands.
@@ -246,7 +246,7 @@ func verifyAuditFiles(ctx context.Context, a *cli.App, dir, key, head string) er
 	if err != nil {
 		return err
 	}
-	return printAuditReport(a, engine.PresentAudit(r))
+	return printAuditReport(a, governed.PresentAudit(r))
 }
 
 // auditPart describes a part of the log.

@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
 )
 
@@ -165,7 +165,7 @@ func mcpLocally(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) 
 	if err := h.Open(ctx, o.workspace); err != nil {
 		return err
 	}
-	return h.Serve(ctx, func() error { return serveStdio(ctx, a, c, o, h.Engine, caller.Local("")) })
+	return h.Serve(ctx, func() error { return serveStdio(ctx, a, c, o, h.Engine.Governed, caller.Local("")) })
 }
 
 // remote is a server as the engine of an MCP session. The server knows its caller by the token,
@@ -183,7 +183,7 @@ func (r remote) CallTool(
 	principal caller.Principal,
 	name string,
 	req v1.ToolCall,
-	w engine.Watch,
+	w governed.Watch,
 ) (v1.ToolResult, error) {
 	o := client.CallOptions{IdempotencyKey: principal.Key, Persist: true, Asked: w.Asked, Started: w.Started}
 	if w.Output != nil {

@@ -359,7 +359,7 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 		return err
 	}
 	s.onClose(s.governed.Close)
-	opts.Governance = s.governed.Governance
+	opts.Governance = s.governed.Config
 	if opts.Egress, err = standalone.EgressOptions(s.config.Egress, s.log); err != nil {
 		return err
 	}
@@ -407,7 +407,7 @@ func ignoreClosed(err error) error {
 func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 	refusals, callers, requests := api.NewRefusalPacer(), s.config.Callers, s.config.Requests
 	talk := mcp.New(mcp.Options{
-		Engine: s.engine, Refused: refusals.Wait, Version: s.app.Version, Requests: callers.MaxRequests, Log: s.log,
+		Engine: s.engine.Governed, Refused: refusals.Wait, Version: s.app.Version, Requests: callers.MaxRequests, Log: s.log,
 	})
 	return talk, api.New(api.Options{
 		Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,

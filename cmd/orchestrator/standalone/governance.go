@@ -20,7 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -30,7 +30,7 @@ const outputsDir = "outputs"
 
 // Governance holds the open parts that tool calls need.
 type Governance struct {
-	*engine.Governance
+	*governed.Config
 	undo []func() error
 }
 
@@ -63,7 +63,7 @@ func OpenGovernance(
 	st *store.Store,
 	log *slog.Logger,
 ) (g *Governance, err error) {
-	g = &Governance{Governance: &engine.Governance{Default: c.Profiles.Default, Outputs: filepath.Join(dir, outputsDir)}}
+	g = &Governance{Config: &governed.Config{Default: c.Profiles.Default, Outputs: filepath.Join(dir, outputsDir)}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.Close())
@@ -106,7 +106,7 @@ func OpenGovernance(
 	}
 	g.Limiter = &approval.Limiter{}
 	if r := c.ReadonlyShell; r.Enabled {
-		g.Compat = &engine.Compat{Caller: r.Caller, Workspaces: r.Workspaces}
+		g.Compat = &governed.Compat{Caller: r.Caller, Workspaces: r.Workspaces}
 	}
 	return g, nil
 }

@@ -271,7 +271,7 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 		if h.rules, err = OpenGovernance(ctx, h.Config, h.dir, h.store, h.Log); err != nil {
 			return err
 		}
-		opts.Governance = h.rules.Governance
+		opts.Governance = h.rules.Config
 	}
 	lock, err := waitForLock(ctx, h.Config.StateDir, ImagesLock, unix.LOCK_EX)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/llmextract"
@@ -23,9 +23,9 @@ import (
 )
 
 // WebOptions returns the configuration of the web tools. It passes the keys to redact.
-func WebOptions(c config.Config, redact func(string)) (*engine.WebOptions, error) {
+func WebOptions(c config.Config, redact func(string)) (*governed.WebOptions, error) {
 	w := c.Web
-	o := &engine.WebOptions{
+	o := &governed.WebOptions{
 		Template: w.Template,
 		Host:     tool.WebHost{Cache: cache.New(w.Cache.Entries, int64(w.Cache.Bytes))},
 	}

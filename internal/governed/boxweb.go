@@ -1,4 +1,4 @@
-package engine
+package governed
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
@@ -39,7 +38,7 @@ const webGrace = 5 * time.Second
 // WebHost returns the service's web settings for this caller and its rights.
 func (b *box) WebHost() *tool.WebHost {
 	var h tool.WebHost
-	if o := b.e.opts.Web; o != nil {
+	if o := b.s.opts.Web; o != nil {
 		h = o.Host
 	} else { // without web settings, allow nothing
 		h = tool.WebHost{Fetch: &tool.Reached{}, Request: &tool.Reached{}, Cache: cache.New(0, 0)}
@@ -54,7 +53,7 @@ func (b *box) WebHost() *tool.WebHost {
 func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 	var none web.Answer
 	request := v1.SandboxRequest{}
-	if o := b.e.opts.Web; o != nil {
+	if o := b.s.opts.Web; o != nil {
 		request.Template, x.Request.Roots = o.Template, o.Roots
 	}
 	x.Request.Proxy = "127.0.0.1:" + strconv.Itoa(wire.ProxyPort)
@@ -69,14 +68,14 @@ func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 	if x.Ceiling != nil {
 		egress.Ceiling = x.Ceiling.Compiled
 	}
-	l, err := b.e.acquire(ctx, b.principal, request, core.Acquisition{OneShot: true, Private: true, Egress: egress})
+	l, err := b.s.opts.Sandboxes.Acquire(ctx, b.principal, request, core.Acquisition{OneShot: true, Private: true, Egress: egress})
 	if err != nil {
 		return none, err
 	}
 	defer func() {
-		if err := b.e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
+		if err := b.s.opts.Scheduler.End(ctx, l, scheduler.Finished, false); err != nil {
 			// The exchange was made, so return the answer. The next start ends the lease.
-			b.e.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
+			b.s.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 	}()
 	b.notePlacement(l)
@@ -85,18 +84,15 @@ func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 
 // exchange runs the web program in the sandbox and reads its answer.
 func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r web.Request) (web.Answer, error) {
-	limit := min(time.Duration(r.TimeoutMS)*time.Millisecond+webGrace, b.e.opts.MaxTimeout)
+	limit := min(time.Duration(r.TimeoutMS)*time.Millisecond+webGrace, b.s.opts.MaxTimeout)
 	most := maxAnswerBytes(r)
 	out, errOut := &prefixBuffer{limit: most}, &prefixBuffer{limit: 4 << 10}
-	res, err := b.e.runCommand(ctx, l, b.id,
+	res, err := b.s.opts.Sandboxes.RunProgram(ctx, l, b.id,
 		v1.Exec{Argv: []string{web.Program}, TimeoutMS: limit.Milliseconds()},
 		core.Stream{Stdin: bytes.NewReader(body), Stdout: out, Stderr: errOut},
 		func(c *wire.Command) {
 			c.Program, c.Argv, c.OutputLimit = web.Program, nil, int64(most)
 			c.MemoryBytes, c.CPUs = b.caps.MemoryBytes, b.caps.CPUs
-		},
-		func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
-			return use.Exec(use.Ctx, c, io)
 		})
 	if err != nil {
 		return web.Answer{}, l.Explain(err)
@@ -119,12 +115,12 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 	}
 	if res.ExitCode != 0 && len(out.kept) == 0 {
 		// Some parser libraries abort the program on malformed input.
-		b.e.log.Info("web program failed without an answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)))
+		b.s.log.Info("web program failed without an answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)))
 		return unreadableAnswer("the program that converts it failed"), nil
 	}
 	a, err := readAnswer(out.kept, r)
 	if err != nil {
-		b.e.log.Warn("web program wrote an invalid answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)), "error", err)
+		b.s.log.Warn("web program wrote an invalid answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)), "error", err)
 		return unreadableAnswer("the program that converts it gave no usable answer"), nil
 	}
 	return a, nil

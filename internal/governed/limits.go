@@ -1,4 +1,4 @@
-package engine
+package governed
 
 import (
 	"context"
@@ -20,8 +20,8 @@ const ruleCalls = "quota:calls"
 
 // checkLimits checks the caller's call quota, the tool's rate and the caller's share of the audit
 // log before anything is recorded. known reports whether the tool was found.
-func (t *toolCall) checkLimits(ctx context.Context, known bool) error {
-	if err := t.e.Callers.CountCall(t.principal); err != nil {
+func (t *transaction) checkLimits(ctx context.Context, known bool) error {
+	if err := t.s.opts.Callers.CountCall(t.principal); err != nil {
 		return err
 	}
 	if known {
@@ -29,11 +29,11 @@ func (t *toolCall) checkLimits(ctx context.Context, known bool) error {
 			return err
 		}
 	}
-	return t.g.admitRecord(t.principal)
+	return t.g.AdmitRecord(t.principal)
 }
 
 // checkRate refuses a call that exceeds the tool's rate.
-func (t *toolCall) checkRate() error {
+func (t *transaction) checkRate() error {
 	rate := t.tool.Rate()
 	if rate == nil {
 		return nil
@@ -49,19 +49,6 @@ func (t *toolCall) checkRate() error {
 	}, after)
 }
 
-// admitRecord returns a *QuotaError if the caller's share of the audit log is used up for today. A
-// call that cannot be recorded does not run. Operators have no limit.
-func (g *Governance) admitRecord(p caller.Principal) error {
-	if p.Operator {
-		return nil
-	}
-	err := g.Audit.Admit(p.Caller)
-	if s, ok := errors.AsType[*audit.ShareError](err); ok {
-		return &caller.QuotaError{Quota: "audit_bytes", Limit: s.Limit, Used: s.Used, Unit: "bytes of audit records in a day", RetryAfter: s.RetryAfter}
-	}
-	return err
-}
-
 // limitRule reports whether err is a refusal by quota, rate or audit share, and by which rule.
 func limitRule(err error) (rule string, ok bool) {
 	if no, ok := errors.AsType[*refusal](err); ok {
@@ -75,7 +62,7 @@ func limitRule(err error) (rule string, ok bool) {
 
 // answerLimited answers a call that checkLimits refused. The call is counted and not recorded
 // individually.
-func (t *toolCall) answerLimited(ctx context.Context, known bool, err error) (v1.ToolResult, error) {
+func (t *transaction) answerLimited(ctx context.Context, known bool, err error) (v1.ToolResult, error) {
 	rule, ok := limitRule(err)
 	if !ok {
 		return v1.ToolResult{}, err
@@ -86,9 +73,9 @@ func (t *toolCall) answerLimited(ctx context.Context, known bool, err error) (v1
 	r := t.opening()
 	r.Verdict, r.Rule, r.Ending = string(policy.Deny), rule, policyDenied
 	if !known {
-		r.Action = unknownTool
+		r.Action = UnknownTool
 	}
-	t.e.recordRefused(ctx, r)
+	t.s.recordRefused(ctx, r)
 	res, err := t.answer(ctx, nil, noOutcome, err)
 	if err == nil {
 		err = idempotency.ErrAnswered
@@ -99,13 +86,13 @@ func (t *toolCall) answerLimited(ctx context.Context, known bool, err error) (v1
 // answerLimitedEarly answers a call whose caller has nothing left, before its idempotency key is
 // locked: that would write to the database for each call. A key that exists has an answer, which
 // the caller gets. done reports whether the call was answered.
-func (t *toolCall) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, done bool, err error) {
-	err = t.e.checkExhausted(t.principal)
+func (t *transaction) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, done bool, err error) {
+	err = t.s.checkExhausted(t.principal)
 	if err == nil {
 		return res, false, nil
 	}
 	if t.principal.Key != "" {
-		if taken, lookErr := store.HasKey(ctx, t.e.opts.Store, t.principal.Caller, t.principal.Key); taken || lookErr != nil {
+		if taken, lookErr := store.HasKey(ctx, t.s.opts.Store, t.principal.Caller, t.principal.Key); taken || lookErr != nil {
 			return res, false, nil //nolint:nilerr // taking the key tells
 		}
 	}
@@ -119,23 +106,26 @@ func (t *toolCall) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, d
 
 // checkExhausted returns a *QuotaError if the caller has no calls or audit records left today. It
 // counts nothing.
-func (e *Engine) checkExhausted(p caller.Principal) error {
-	if err := e.Callers.CheckCalls(p); err != nil {
+func (s *Service) checkExhausted(p caller.Principal) error {
+	if err := s.opts.Callers.CheckCalls(p); err != nil {
 		return err
 	}
-	return e.opts.Governance.admitRecord(p)
+	return s.opts.Config.AdmitRecord(p)
 }
 
-// unknownTool replaces the name of an unknown tool in counts of refusals. The caller chooses that
+// UnknownTool replaces the name of an unknown tool in counts of refusals. The caller chooses that
 // name, and each would add a counter.
-const unknownTool = "unknown"
+const UnknownTool = "unknown"
 
-// recordRefused counts a refused call. A failure is only logged: the call does not run, so it needs
-// no record.
-func (e *Engine) recordRefused(ctx context.Context, r audit.Record) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
-	defer cancel()
-	if err := e.opts.Governance.Audit.Refused(ctx, r); err != nil {
-		e.log.Error("failed to record a refused call; will retry", "caller", r.Caller, "rule", r.Rule, "error", err)
+// AdmitRecord returns a *QuotaError if the caller's share of the audit log is used up for today. A
+// call that cannot be recorded does not run. Operators have no limit.
+func (g *Config) AdmitRecord(p caller.Principal) error {
+	if p.Operator {
+		return nil
 	}
+	err := g.Audit.Admit(p.Caller)
+	if s, ok := errors.AsType[*audit.ShareError](err); ok {
+		return &caller.QuotaError{Quota: "audit_bytes", Limit: s.Limit, Used: s.Used, Unit: "bytes of audit records in a day", RetryAfter: s.RetryAfter}
+	}
+	return err
 }

@@ -1,4 +1,4 @@
-package engine
+package governed
 
 import (
 	"context"
@@ -14,62 +14,31 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
-	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
-	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// runTool gets a sandbox for the call and runs the tool in it.
-func (t *toolCall) runTool(ctx context.Context) (any, tool.Outcome, error) {
-	b := &box{e: t.e, principal: t.principal.Keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, notePlacement: t.notePlacement}
-	if t.ready.NeedsSandbox {
-		l, done, err := t.leaseSandbox(ctx)
-		if err != nil {
-			return nil, tool.Outcome{}, err
-		}
-		defer done()
-		b.lease = l
-		t.notePlacement(l)
-	} else if err := t.setScope(ctx, b); err != nil {
-		return nil, tool.Outcome{}, err
-	}
-	if p := t.tool.Policy(); p != nil && t.ready.Command != nil && len(t.ready.Command.Argv) > 0 {
-		b.check = p.ArgvRules()
-	}
-	if err := t.useApproval(ctx); err != nil {
-		return nil, tool.Outcome{}, err
-	}
-	t.toolStarted = true
-	out, o, err := t.ready.Run(ctx, b)
-	if g, ok := errors.AsType[*guest.Error](err); ok && b.check != nil && g.Field == "argv" && errdefs.IsPermissionDenied(err) {
-		err = t.refuse(policy.Verdict{Action: policy.Deny, Class: policy.ClassArgument, Rule: "sandbox:argv", Message: g.Message})
-	}
-	return out, o, err
-}
-
 // notePlacement records the sandbox in which the call runs.
-func (t *toolCall) notePlacement(l *scheduler.Lease) {
-	t.sandbox, t.record.Image = l.ID, t.e.imageOf(l.Template)
+func (t *transaction) notePlacement(l *scheduler.Lease) {
+	t.sandbox, t.record.Image = l.ID, t.s.imageOf(l.Template)
 	if t.watch.Started != nil {
 		t.watch.Started(l.ID)
 	}
 }
 
 // setScope sets the scope of a tool that needs no sandbox.
-func (t *toolCall) setScope(ctx context.Context, b *box) error {
+func (t *transaction) setScope(ctx context.Context, b *box) error {
 	switch session := t.session(); {
 	case t.r.Sandbox != "":
-		if _, err := t.e.Sandbox(ctx, t.principal, t.r.Sandbox); err != nil {
+		if _, err := t.s.opts.Sandboxes.Sandbox(ctx, t.principal, t.r.Sandbox); err != nil {
 			return err
 		}
 		b.scope = t.r.Sandbox
 	case session != "":
-		l, err := t.e.findSession(ctx, t.principal, session)
+		l, err := t.s.opts.Sandboxes.FindSession(ctx, t.principal, session)
 		if err != nil {
 			return err
 		}
@@ -91,7 +60,7 @@ const (
 )
 
 // session returns the name of the call's session, or "". A job and a caller's home have sessions.
-func (t *toolCall) session() string {
+func (t *transaction) session() string {
 	switch r := t.r; {
 	case r.Session != "" || r.Sandbox != "":
 		return r.Session
@@ -105,9 +74,9 @@ func (t *toolCall) session() string {
 
 // leaseSandbox returns the named sandbox, the session's sandbox or a new one. The caller calls done
 // after the call.
-func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done func(), err error) {
+func (t *transaction) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done func(), err error) {
 	if t.r.Sandbox != "" {
-		l, err := t.e.findLease(ctx, t.principal, t.r.Sandbox)
+		l, err := t.s.opts.Sandboxes.FindLease(ctx, t.principal, t.r.Sandbox)
 		return l, func() {}, err
 	}
 	r := v1.SandboxRequest{Template: t.r.Template, Workspace: t.r.Workspace, ReadOnly: t.r.ReadOnly}
@@ -123,9 +92,9 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 		if t.r.Session == "" { // the caller did not ask for a session
 			r.IdleMS = ownIdle.Milliseconds()
 		}
-		l, err := t.e.session(ctx, t.principal, s, r, a)
+		l, err := t.s.opts.Sandboxes.Session(ctx, t.principal, s, r, a)
 		if err == nil {
-			err = t.e.checkNetwork(t.principal, l)
+			err = t.s.CheckNetwork(t.principal, l)
 		}
 		if err == nil {
 			err = t.checkSessionMatches(ctx, l)
@@ -144,16 +113,16 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 		return l, func() {}, nil
 	}
 	return l, func() {
-		if err := t.e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
+		if err := t.s.opts.Scheduler.End(ctx, l, scheduler.Finished, false); err != nil {
 			// The call ran, so return the answer. The next start ends the lease.
-			t.e.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
+			t.s.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 	}, nil
 }
 
 // checkSessionMatches refuses a call whose template, workspace or access mode differs from its
 // session's.
-func (t *toolCall) checkSessionMatches(ctx context.Context, l *scheduler.Lease) error {
+func (t *transaction) checkSessionMatches(ctx context.Context, l *scheduler.Lease) error {
 	r := t.r
 	if r.Template != "" && r.Template != l.Template {
 		return usererror.Invalid("template", "is %q, and the session's sandbox is of %q: leave it out, or use another session", r.Template, l.Template)
@@ -161,7 +130,7 @@ func (t *toolCall) checkSessionMatches(ctx context.Context, l *scheduler.Lease) 
 	if r.Workspace == "" && !r.ReadOnly {
 		return nil
 	}
-	s, err := t.e.Sandbox(ctx, t.principal, l.ID)
+	s, err := t.s.opts.Sandboxes.Sandbox(ctx, t.principal, l.ID)
 	switch {
 	case err != nil:
 		return err
@@ -195,32 +164,32 @@ func homeLinks(paths map[string]string) map[string]string {
 
 // acquire leases a sandbox for one call. If the workspace is in use only by one-shot calls or
 // ending sandboxes, it waits its turn for at most the service's wait time.
-func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a core.Acquisition) (*scheduler.Lease, error) {
-	waiting, cancel := context.WithTimeout(ctx, t.e.opts.Wait)
+func (t *transaction) acquire(ctx context.Context, r v1.SandboxRequest, a core.Acquisition) (*scheduler.Lease, error) {
+	waiting, cancel := context.WithTimeout(ctx, t.s.opts.Wait)
 	defer cancel()
 	for pass := func() {}; ; {
-		l, err := t.e.acquire(ctx, t.principal.Keyless(), r, a)
+		l, err := t.s.opts.Sandboxes.Acquire(ctx, t.principal.Keyless(), r, a)
 		pass()
 		busy, ok := errors.AsType[*usererror.InvalidError](err)
-		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.workspaceFreesSoon(ctx, t.principal, r.Workspace) {
+		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.s.workspaceFreesSoon(ctx, t.principal, r.Workspace) {
 			return l, err
 		}
 		var late error
-		if pass, late = t.e.opts.Volumes.Await(waiting, workspaces.DiskName(t.principal.Caller, r.Workspace), volumes.ReadWrite); late != nil {
+		if pass, late = t.s.opts.Volumes.Await(waiting, workspaces.DiskName(t.principal.Caller, r.Workspace), volumes.ReadWrite); late != nil {
 			return nil, err
 		}
 	}
 }
 
 // workspaceFreesSoon reports whether only one-shot calls and ending sandboxes use the workspace.
-func (e *Engine) workspaceFreesSoon(ctx context.Context, p caller.Principal, workspace string) bool {
-	w, err := e.Workspaces.Get(ctx, p, workspace)
+func (s *Service) workspaceFreesSoon(ctx context.Context, p caller.Principal, workspace string) bool {
+	w, err := s.opts.Workspaces.Get(ctx, p, workspace)
 	if err != nil {
 		return false
 	}
 	for _, id := range w.Sandboxes {
-		row, err := e.sched.Row(ctx, p.Caller, id)
-		if l := e.sched.Live(id); err == nil && !row.Lease.OneShot && l != nil && l.Ended() == "" {
+		row, err := s.opts.Scheduler.Row(ctx, p.Caller, id)
+		if l := s.opts.Scheduler.Live(id); err == nil && !row.Lease.OneShot && l != nil && l.Ended() == "" {
 			return false
 		}
 	}
@@ -229,7 +198,7 @@ func (e *Engine) workspaceFreesSoon(ctx context.Context, p caller.Principal, wor
 
 // workspace returns the workspace that the profile assigns to a call that names none, or "". It
 // creates the workspace on the first call.
-func (t *toolCall) workspace(ctx context.Context) (string, error) {
+func (t *transaction) workspace(ctx context.Context) (string, error) {
 	var name string
 	switch mode := t.profile.Profile.Workspace; {
 	case t.r.Job != "":
@@ -239,7 +208,7 @@ func (t *toolCall) workspace(ctx context.Context) (string, error) {
 	default:
 		return "", nil
 	}
-	_, err := t.e.Workspaces.Create(ctx, t.principal.Keyless(), v1.WorkspaceRequest{Name: name})
+	_, err := t.s.opts.Workspaces.Create(ctx, t.principal.Keyless(), v1.WorkspaceRequest{Name: name})
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return "", fmt.Errorf("workspace of the call: %w", err)
 	}
@@ -247,7 +216,7 @@ func (t *toolCall) workspace(ctx context.Context) (string, error) {
 }
 
 // imageOf returns the image ID of a template.
-func (e *Engine) imageOf(template string) string {
-	t, _ := e.sched.Template(template)
+func (s *Service) imageOf(template string) string {
+	t, _ := s.opts.Scheduler.Template(template)
 	return t.Spec.Image.ID
 }

@@ -1,4 +1,4 @@
-package engine
+package governed
 
 import (
 	"context"
@@ -35,10 +35,10 @@ type CompatAnswer struct {
 // ShellCompat runs a command for existing clients of the readonly system, which send no token and
 // name a workspace by a path. Every answer has the form of CompatAnswer; failures of the service
 // are only logged. The workspace is mounted read-only.
-func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, timeout time.Duration) (json.RawMessage, error) {
-	g := e.opts.Governance
+func (s *Service) ShellCompat(ctx context.Context, command, workspace string, timeout time.Duration) (json.RawMessage, error) {
+	g := s.opts.Config
 	if g == nil || g.Compat == nil {
-		return nil, errUngoverned
+		return nil, ErrUngoverned
 	}
 	p := caller.Principal{Caller: g.Compat.Caller, Profile: compatProfile, Trust: tool.TrustMax, Via: "shell"}
 	name, ok := g.Compat.Workspaces[workspace]
@@ -48,23 +48,23 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 			return nil, err
 		}
 		//nolint:errcheck // it gives back the cause, which the answer says
-		e.RefuseCall(ctx, p, compatTool, body, usererror.Invalid("workspace", "is not mapped"))
-		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
+		s.RefuseCall(ctx, p, compatTool, body, usererror.Invalid("workspace", "is not mapped"))
+		return json.Marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}
 	input, err := json.Marshal(map[string]any{"command": command, "timeout": timeout.Seconds()})
 	if err != nil {
 		return nil, err
 	}
-	res, err := e.CallTool(ctx, p, compatTool, v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true}, Watch{})
+	res, err := s.CallTool(ctx, p, compatTool, v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true}, Watch{})
 	if _, bad := errors.AsType[*usererror.InvalidError](err); bad && errdefs.IsNotFound(err) { // the workspace was not created yet
-		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
+		return json.Marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}
 	if err != nil {
-		e.log.Error("failed to run the command of a readonly client", "error", err)
-		return marshal(CompatAnswer{Stderr: compatBroken, ReturnCode: -1})
+		s.log.Error("failed to run the command of a readonly client", "error", err)
+		return json.Marshal(CompatAnswer{Stderr: compatBroken, ReturnCode: -1})
 	}
 	if res.Ending == policyDenied && res.Verdict != nil {
-		return marshal(CompatAnswer{Stderr: compatRefusal(*res.Verdict), ReturnCode: -1})
+		return json.Marshal(CompatAnswer{Stderr: compatRefusal(*res.Verdict), ReturnCode: -1})
 	}
 	return res.Output, nil
 }
@@ -79,4 +79,10 @@ func compatRefusal(v v1.Verdict) string {
 		return "Command not allowed: " + v.Message
 	}
 	return v.Message
+}
+
+// Compat maps the requests of the readonly system's clients, which send no token.
+type Compat struct {
+	Caller     string
+	Workspaces map[string]string // by the path that clients send
 }

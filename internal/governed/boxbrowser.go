@@ -1,4 +1,4 @@
-package engine
+package governed
 
 import (
 	"context"
@@ -47,7 +47,7 @@ const (
 
 // BrowserHost returns the service's browser settings.
 func (b *box) BrowserHost() *tool.BrowserHost {
-	if o := b.e.opts.Browser; o != nil {
+	if o := b.s.opts.Browser; o != nil {
 		return &o.Host
 	}
 	return &tool.BrowserHost{Open: &tool.Reached{}} // without a browser, allow nothing
@@ -56,11 +56,11 @@ func (b *box) BrowserHost() *tool.BrowserHost {
 // Browse opens one page in a new browser sandbox. The sandbox reaches only what the visit allows
 // and ends afterwards. Browse does not wait for its removal.
 func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
-	o := b.e.opts.Browser
+	o := b.s.opts.Browser
 	if o == nil {
 		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "browser is not configured on this service")
 	}
-	if _, ok := b.e.sched.Template(o.Template); !ok {
+	if _, ok := b.s.opts.Scheduler.Template(o.Template); !ok {
 		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition,
 			"browser is not available: template %q is not ready (browser.template in the service's configuration; see docs/browser.md): use mode simple", o.Template)
 	}
@@ -68,14 +68,14 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 	if v.Ceiling != nil {
 		egress.Ceiling = v.Ceiling.Compiled
 	}
-	l, err := b.e.acquire(ctx, b.principal, v1.SandboxRequest{Template: o.Template}, core.Acquisition{OneShot: true, Private: true, Egress: egress})
+	l, err := b.s.opts.Sandboxes.Acquire(ctx, b.principal, v1.SandboxRequest{Template: o.Template}, core.Acquisition{OneShot: true, Private: true, Egress: egress})
 	if err != nil {
 		return tool.Sight{}, err
 	}
 	defer func() {
-		if err := b.e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
+		if err := b.s.opts.Scheduler.End(ctx, l, scheduler.Finished, false); err != nil {
 			// The page was opened, so return the answer. The next start ends the lease.
-			b.e.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
+			b.s.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 	}()
 	b.notePlacement(l)
@@ -94,7 +94,7 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 // installRoots adds root certificates to the browser. It must run before the browser verifies a
 // certificate.
 func (b *box) installRoots(ctx context.Context, l *scheduler.Lease, roots string) error {
-	r, err := b.e.exec(ctx, l, b.id, v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()}, core.Stream{}, nil)
+	r, err := b.s.opts.Sandboxes.ExecIn(ctx, l, b.id, v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()}, core.Stream{}, nil)
 	if err == nil && (r.Ending != string(runtime.Exited) || r.ExitCode != 0) {
 		err = fmt.Errorf("install root certificates in the browser: %s, exit code %d: %q: %w", r.Ending, r.ExitCode, oneLine(r.Stderr), errdefs.ErrUnavailable)
 	}
@@ -135,8 +135,8 @@ func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visi
 // for up to verdictTimeout.
 func (b *box) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Connection {
 	u, err := url.Parse(address)
-	o, _ := b.e.egress.find(l.ID)
-	if err != nil || o == nil {
+	connections := b.s.opts.Sandboxes.Connections(l.ID)
+	if err != nil || connections == nil {
 		return nil
 	}
 	port := map[string]int{"http": 80, "https": 443}[u.Scheme]
@@ -144,7 +144,7 @@ func (b *box) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Conn
 		port = n
 	}
 	for end := time.Now().Add(verdictTimeout); ; time.Sleep(10 * time.Millisecond) {
-		recent := o.session.State().Recent
+		recent := connections()
 		for i := len(recent) - 1; i >= 0; i-- {
 			if c := recent[i]; c.Port == port && strings.EqualFold(c.Host, u.Hostname()) {
 				return &c
@@ -158,13 +158,13 @@ func (b *box) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Conn
 
 // refusedHosts lists the hosts that the gateway refused, each once, at most maxBlocked.
 func (b *box) refusedHosts(l *scheduler.Lease) []tool.Blocked {
-	o, _ := b.e.egress.find(l.ID)
-	if o == nil {
+	connections := b.s.opts.Sandboxes.Connections(l.ID)
+	if connections == nil {
 		return nil
 	}
 	var out []tool.Blocked
 	seen := map[string]bool{}
-	for _, c := range o.session.State().Recent {
+	for _, c := range connections() {
 		at := net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 		if c.Allowed || c.Host == "" || seen[at] || len(out) == maxBlocked {
 			continue
@@ -197,7 +197,7 @@ func (b *box) outOfMemory(ctx context.Context, l *scheduler.Lease) bool {
 
 // isolation describes the isolation of the browser sandbox.
 func (b *box) isolation(l *scheduler.Lease) string {
-	t, _ := b.e.sched.Template(l.Template)
+	t, _ := b.s.opts.Scheduler.Template(l.Template)
 	return fmt.Sprintf("class %s: a separate sandbox, destroyed afterwards, without a network interface (everything goes through the gateway and its rules), seccomp, no capabilities, uid %d; "+
 		"Chromium's own sandbox is off, since it needs user namespaces or a setuid helper, and there are neither", t.Spec.Class.OrDefault(), runtime.CommandUID)
 }

@@ -1,4 +1,4 @@
-package engine
+package governed
 
 import (
 	"context"
@@ -34,29 +34,18 @@ func bridgeEgress() *core.Egress {
 }
 
 // applyNetwork adds the profile's network to the lease request.
-func (t *toolCall) applyNetwork(a *core.Acquisition) {
+func (t *transaction) applyNetwork(a *core.Acquisition) {
 	if t.profile.Profile.Network == profile.NetworkBridge {
 		a.Egress, a.Network = bridgeEgress(), profile.NetworkBridge
 	}
 }
 
-// findLease returns a live lease of the caller by its id. A lease with a profile's network is
-// refused to calls of a profile without it: another token of the same caller could otherwise use a
-// network it was not given.
-func (e *Engine) findLease(ctx context.Context, p caller.Principal, id string) (*scheduler.Lease, error) {
-	l, err := e.sched.Lease(ctx, p.Caller, id)
-	if err == nil {
-		err = e.checkNetwork(p, l)
-	}
-	return l, err
-}
-
-func (e *Engine) checkNetwork(principal caller.Principal, l *scheduler.Lease) error {
+func (s *Service) CheckNetwork(principal caller.Principal, l *scheduler.Lease) error {
 	if l.Network == "" || principal.Operator {
 		return nil
 	}
-	if g := e.opts.Governance; g != nil {
-		p, err := g.profile(e.profileOf(principal))
+	if g := s.opts.Config; g != nil {
+		p, err := g.profile(s.profileOf(principal))
 		if err == nil && p.Profile.Network == l.Network {
 			return nil
 		}
@@ -66,11 +55,11 @@ func (e *Engine) checkNetwork(principal caller.Principal, l *scheduler.Lease) er
 
 // checkSessionNetwork refuses a session whose sandbox has no egress if the profile has network
 // bridge.
-func (t *toolCall) checkSessionNetwork(ctx context.Context, l *scheduler.Lease) error {
+func (t *transaction) checkSessionNetwork(ctx context.Context, l *scheduler.Lease) error {
 	if t.profile.Profile.Network != profile.NetworkBridge {
 		return nil
 	}
-	row, err := t.e.sched.Row(ctx, t.principal.Caller, l.ID)
+	row, err := t.s.opts.Scheduler.Row(ctx, t.principal.Caller, l.ID)
 	if err != nil || row.Lease.Egress != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package engine
+package governed
 
 import (
 	"context"
@@ -8,14 +8,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
-	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
-	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // errHandover ends a wait because the service stops. The approval request stays pending.
@@ -27,7 +24,7 @@ var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopp
 
 // obtainApproval gets the approval that the call needs, from the profile's rules or from an
 // approver. An input that an approver changed is checked again.
-func (t *toolCall) obtainApproval(ctx context.Context, reasons []approval.Reason) error {
+func (t *transaction) obtainApproval(ctx context.Context, reasons []approval.Reason) error {
 	rules := t.profile.Approvals()
 	if rules.None() && len(reasons) == 0 {
 		return nil
@@ -66,7 +63,7 @@ func (t *toolCall) obtainApproval(ctx context.Context, reasons []approval.Reason
 
 // awaitApproval waits for an approver's decision. If a caller without an idempotency key
 // disconnects, the approval request is cancelled.
-func (t *toolCall) awaitApproval(ctx context.Context, q approval.Request) error {
+func (t *transaction) awaitApproval(ctx context.Context, q approval.Request) error {
 	t.approval = q.ID
 	if t.watch.Asked != nil {
 		t.watch.Asked(presentApproval(q))
@@ -77,7 +74,7 @@ func (t *toolCall) awaitApproval(ctx context.Context, q approval.Request) error 
 	if t.principal.Key == "" {
 		stopping = errStopping
 	}
-	defer context.AfterFunc(t.e.handing, func() { cancel(stopping) })()
+	defer context.AfterFunc(t.s.opts.HandingOver, func() { cancel(stopping) })()
 	got, err := t.g.Gate.Wait(waiting, q.ID)
 	if err != nil {
 		if t.principal.Key == "" && waiting.Err() != nil {
@@ -91,7 +88,7 @@ func (t *toolCall) awaitApproval(ctx context.Context, q approval.Request) error 
 }
 
 // applyDecision applies an approver's decision to the call.
-func (t *toolCall) applyDecision(ctx context.Context, q approval.Request) error {
+func (t *transaction) applyDecision(ctx context.Context, q approval.Request) error {
 	t.approval, t.by = q.ID, q.By
 	switch q.State {
 	case approval.Approved:
@@ -116,39 +113,39 @@ func (t *toolCall) applyDecision(ctx context.Context, q approval.Request) error 
 
 // useApproval marks the call's approval as used immediately before the tool runs. An approval thus
 // allows one run, and a failure before the run does not use it up.
-func (t *toolCall) useApproval(ctx context.Context) error {
+func (t *transaction) useApproval(ctx context.Context) error {
 	if t.unused == "" {
 		return nil
 	}
 	return t.g.Gate.Use(ctx, t.unused)
 }
 
-func (t *toolCall) refuseApproval(class, rule, message string, again time.Duration) error {
+func (t *transaction) refuseApproval(class, rule, message string, again time.Duration) error {
 	v := policy.Verdict{Action: policy.Deny, Class: class, Rule: rule, Message: message}
 	t.verdict = &v
 	return &refusal{ending: approvalDenied, verdict: v, again: again}
 }
 
 // refundBudget returns the approval budget of a call that did not run.
-func (t *toolCall) refundBudget(ctx context.Context, why error) {
+func (t *transaction) refundBudget(ctx context.Context, why error) {
 	if t.reserved == "" || t.toolStarted {
 		return
 	}
 	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
 	if err := t.g.Gate.Refund(finish, t.reserved); err != nil {
-		t.e.log.Error("failed to refund an approval budget", "call", t.id, "error", err, "cause", why)
+		t.s.log.Error("failed to refund an approval budget", "call", t.id, "error", err, "cause", why)
 	}
 }
 
 // CheckModified validates an approver's input as a replacement for the caller's. Input that the
 // policy denies is refused.
-func (g *Governance) CheckModified(ctx context.Context, q approval.Request, input json.RawMessage) error {
+func (g *Config) CheckModified(ctx context.Context, q approval.Request, input json.RawMessage) error {
 	p, err := g.Profiles.Get(q.Profile)
 	if err != nil {
 		return err
 	}
-	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, principal: caller.Principal{Caller: q.Caller, Trust: q.Trust}}
+	t := &transaction{g: g, id: q.Call, name: q.Tool, profile: p, input: input, principal: caller.Principal{Caller: q.Caller, Trust: q.Trust}}
 	if t.tool, err = p.Tool(q.Tool); err != nil {
 		return err
 	}
@@ -159,22 +156,4 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 		return usererror.Errorf(errdefs.ErrInvalidArgument, "input: %s", err)
 	}
 	return nil
-}
-
-// recoverTool returns the answer of a tool call whose process ended. It returns nil if the call
-// still waits for approval or was approved and did not start: it continues when its caller returns.
-// Any other call was lost.
-func (e *Engine) recoverTool(ctx context.Context, k store.Key) (answer any, err error) {
-	row, err := e.opts.Store.Approvals().ApprovalByKey(ctx, k.Caller, k.Key)
-	switch {
-	case errdefs.IsNotFound(err):
-	case err != nil:
-		return nil, err
-	case row.Used.IsZero():
-		return nil, nil
-	}
-	return v1.ToolResult{
-		ID: k.Ref, Ending: string(runtime.SandboxLost), Approval: row.ID,
-		Error: &v1.ToolError{Type: string(runtime.SandboxLost), Message: "the orchestrator stopped while the call ran"},
-	}, nil
 }

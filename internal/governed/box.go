@@ -1,9 +1,10 @@
-package engine
+package governed
 
 import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -20,7 +21,7 @@ import (
 // box runs one tool call and implements tool.Box. The creator of the box leases and ends its
 // sandbox.
 type box struct {
-	e         *Engine
+	s         *Service
 	principal caller.Principal
 	id        string // id of the tool call
 	caps      tool.Caps
@@ -46,10 +47,10 @@ func (b *box) Caps() tool.Caps { return b.caps }
 func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string, err error) {
 	cut := b.caps.Output
 	if cut.Limit == 0 {
-		cut.Limit, cut.Unit = b.e.opts.MaxOutput, tool.Bytes
+		cut.Limit, cut.Unit = b.s.opts.MaxOutput, tool.Bytes
 	}
 	out, errOut := b.stream("stdout", cut), b.stream("stderr", cut)
-	r, err = b.e.exec(ctx, b.lease, b.id, x, core.Stream{Stdout: out, Stderr: errOut}, b.applyCaps)
+	r, err = b.s.opts.Sandboxes.ExecIn(ctx, b.lease, b.id, x, core.Stream{Stdout: out, Stderr: errOut}, b.applyCaps)
 	if err != nil {
 		return r, "", errors.Join(err, out.drop(), errOut.drop())
 	}
@@ -57,7 +58,7 @@ func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string
 	r.Stdout, cutOut = out.keeper.Text()
 	r.Stderr, cutErr = errOut.keeper.Text()
 	r.Truncated = cutOut || cutErr
-	if b.e.outputs != nil && (out.finish(cutOut) || errOut.finish(cutErr)) {
+	if b.s.outputs != nil && (out.finish(cutOut) || errOut.finish(cutErr)) {
 		rest = b.id
 	}
 	return r, rest, nil
@@ -77,13 +78,13 @@ type stream struct {
 	keeper *tool.Keeper
 	kept   *keptOutput // nil if outputs are not kept
 	watch  func(stream string, p []byte)
-	e      *Engine
+	log    *slog.Logger
 }
 
 func (b *box) stream(name string, cut tool.Cut) *stream {
-	s := &stream{name: name, keeper: tool.NewKeeper(cut), watch: b.watch.Output, e: b.e}
-	if b.e.outputs != nil {
-		s.kept = b.e.outputs.newOutput(b.principal.Caller, b.id, name, cut.Limit)
+	s := &stream{name: name, keeper: tool.NewKeeper(cut), watch: b.watch.Output, log: b.s.log}
+	if b.s.outputs != nil {
+		s.kept = b.s.outputs.newOutput(b.principal.Caller, b.id, name, cut.Limit)
 	}
 	return s
 }
@@ -104,7 +105,7 @@ func (s *stream) Write(p []byte) (int, error) {
 func (s *stream) finish(cut bool) bool {
 	have, err := s.kept.done(cut)
 	if err != nil {
-		s.e.log.Warn("failed to keep the whole output", "stream", s.name, "error", err)
+		s.log.Warn("failed to keep the whole output", "stream", s.name, "error", err)
 	}
 	return have && cut
 }
@@ -119,21 +120,21 @@ func (s *stream) drop() error {
 
 // StartShell starts a background command in the call's sandbox.
 func (b *box) StartShell(ctx context.Context, r v1.ShellRequest) (v1.Shell, error) {
-	return b.e.startShell(ctx, b.principal, b.lease.ID, b.id, r, b.applyCaps)
+	return b.s.opts.Sandboxes.StartShellIn(ctx, b.principal, b.lease.ID, b.id, r, b.applyCaps)
 }
 
 // Shells lists the background commands in the box's scope.
 func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 	if b.scope != "" {
-		return b.e.Shells(ctx, b.principal, b.scope)
+		return b.s.opts.Sandboxes.Shells(ctx, b.principal, b.scope)
 	}
-	leases, err := b.e.Sandboxes(ctx, b.principal, false)
+	leases, err := b.s.opts.Sandboxes.Sandboxes(ctx, b.principal, false)
 	if err != nil {
 		return nil, err
 	}
 	all := []v1.Shell{}
 	for _, l := range leases {
-		list, err := b.e.Shells(ctx, b.principal, l.ID)
+		list, err := b.s.opts.Sandboxes.Shells(ctx, b.principal, l.ID)
 		switch {
 		case errdefs.IsNotFound(err): // the sandbox ended since it was listed
 		case err != nil:
@@ -147,9 +148,9 @@ func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 // Output reads the output of a background command, or the kept output of an earlier call.
 func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64, wait time.Duration) (v1.Output, error) {
 	r := core.OutputRequest{Stream: stream, Offset: offset, Limit: limit, Wait: wait}
-	out, err := b.e.Output(ctx, b.principal, id, r)
-	if errdefs.IsNotFound(err) && b.e.outputs != nil {
-		if rest, kept := b.e.outputs.read(b.principal.Caller, id, r); kept == nil {
+	out, err := b.s.opts.Sandboxes.Output(ctx, b.principal, id, r)
+	if errdefs.IsNotFound(err) && b.s.outputs != nil {
+		if rest, kept := b.s.outputs.read(b.principal.Caller, id, r); kept == nil {
 			return rest, nil
 		}
 	}
@@ -158,17 +159,17 @@ func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64
 
 // KillShell ends a background command and returns its final state.
 func (b *box) KillShell(ctx context.Context, id string, grace time.Duration) (v1.Shell, error) {
-	return b.e.KillShell(ctx, b.principal, id, grace, false)
+	return b.s.opts.Sandboxes.KillShell(ctx, b.principal, id, grace, false)
 }
 
 // ReadFile opens a file. The caller must close it.
 func (b *box) ReadFile(ctx context.Context, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
-	return b.e.ReadFile(ctx, b.principal, b.lease.ID, r)
+	return b.s.opts.Sandboxes.ReadFile(ctx, b.principal, b.lease.ID, r)
 }
 
 // WriteFile writes a file atomically.
 func (b *box) WriteFile(ctx context.Context, r wire.FileRequest, body io.Reader) (v1.File, error) {
-	return b.e.WriteFile(ctx, b.principal, b.lease.ID, r, body)
+	return b.s.opts.Sandboxes.WriteFile(ctx, b.principal, b.lease.ID, r, body)
 }
 
 // EditFile replaces text in a file.
@@ -178,17 +179,17 @@ func (b *box) EditFile(ctx context.Context, r wire.EditRequest) (wire.EditReply,
 
 // StatFile describes a file.
 func (b *box) StatFile(ctx context.Context, r wire.FileRequest) (v1.File, error) {
-	return b.e.StatFile(ctx, b.principal, b.lease.ID, r)
+	return b.s.opts.Sandboxes.StatFile(ctx, b.principal, b.lease.ID, r)
 }
 
 // ListFiles lists a directory and reports whether the list was truncated.
 func (b *box) ListFiles(ctx context.Context, r wire.FileRequest) ([]v1.File, bool, error) {
-	return b.e.ListFiles(ctx, b.principal, b.lease.ID, r)
+	return b.s.opts.Sandboxes.ListFiles(ctx, b.principal, b.lease.ID, r)
 }
 
 // RemoveFile removes a file, or a directory if r.Recursive is set.
 func (b *box) RemoveFile(ctx context.Context, r wire.FileRequest) error {
-	return b.e.RemoveFile(ctx, b.principal, b.lease.ID, r)
+	return b.s.opts.Sandboxes.RemoveFile(ctx, b.principal, b.lease.ID, r)
 }
 
 // Glob finds files by name.

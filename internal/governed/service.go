@@ -1,0 +1,96 @@
+// Package governed runs tool calls. Each call is one transaction: identify, open the audit record,
+// validate, policy, approval, lease, use the approval, run, shape the result, and close the record.
+// transaction.go holds the steps in this order.
+package governed
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
+	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
+)
+
+// Config configures tool calls. The caller of New opens and closes its members.
+type Config struct {
+	Profiles *profile.Set
+	// Default is the profile of callers that have none.
+	Default  string
+	Gate     *approval.Gate
+	Limiter  *approval.Limiter
+	Audit    *audit.Log
+	Redactor *audit.Redactor
+	// Outputs is the directory for outputs that exceed an answer.
+	Outputs string
+	// Compat configures ShellCompat. If it is nil, ShellCompat is disabled.
+	Compat *Compat
+}
+
+var ErrUngoverned = fmt.Errorf("tools are not configured on this service: %w", errdefs.ErrNotImplemented)
+
+func (g *Config) profile(name string) (*profile.Compiled, error) { return g.Profiles.Get(name) }
+
+// Options configures a Service.
+type Options struct {
+	// Config configures tool calls. If it is nil, tools are disabled.
+	Config *Config
+	// Web configures the web tools. If it is nil, they reach nothing.
+	Web *WebOptions
+	// Browser configures browser.open. If it is nil, there is no browser.
+	Browser *BrowserOptions
+
+	Store      *store.Store
+	Volumes    *volumes.Manager
+	Scheduler  *scheduler.Scheduler
+	Callers    *caller.Service
+	Keys       *idempotency.Keys
+	Workspaces *workspaces.Service
+	// Sandboxes carries out what a call does in sandboxes.
+	Sandboxes Sandboxes
+	// HandingOver ends when the service begins to stop. Calls that wait for approval then end.
+	HandingOver context.Context
+
+	// Wait bounds the wait for a busy workspace. MaxTimeout bounds a command. MaxOutput is the
+	// default of an answer's output, in bytes.
+	Wait, MaxTimeout time.Duration
+	MaxOutput        int64
+	Log              *slog.Logger
+}
+
+// Service runs tool calls and serves requests about tools, approvals and the audit log. Its methods
+// may be called concurrently.
+type Service struct {
+	opts    Options
+	log     *slog.Logger
+	outputs *outputs // nil if tools are disabled
+}
+
+// New returns a Service. Run removes old outputs.
+func New(opts Options) (*Service, error) {
+	s := &Service{opts: opts, log: opts.Log}
+	if opts.Config == nil {
+		return s, nil
+	}
+	var err error
+	s.outputs, err = openOutputs(opts.Config.Outputs)
+	return s, err
+}
+
+// Run removes old outputs until ctx ends.
+func (s *Service) Run(ctx context.Context) error {
+	if s.outputs == nil {
+		return nil
+	}
+	return s.outputs.run(ctx)
+}
