@@ -70,7 +70,8 @@ func (s *Service) RefuseBody(ctx context.Context, p caller.Principal, name strin
 	return s.recordRefusal(ctx, r, cause)
 }
 
-// refusal returns the record of a refused call, without its input. The log redacts and bounds its error.
+// refusal returns the record of a refused call, without its input. The log redacts and bounds its
+// error.
 func (s *Service) refusal(p caller.Principal, name string, cause error) audit.Record {
 	return audit.Record{
 		Kind: audit.KindEvent, Caller: p.Caller, Token: p.Token, Profile: s.profileOf(p), Trust: p.Trust, Via: p.Via,
@@ -78,7 +79,8 @@ func (s *Service) refusal(p caller.Principal, name string, cause error) audit.Re
 	}
 }
 
-// recordRefusal writes the record and returns cause, joined with the error if it could not be written.
+// recordRefusal writes the record and returns cause, joined with the error if it could not be
+// written.
 func (s *Service) recordRefusal(ctx context.Context, r audit.Record, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()

@@ -37,6 +37,7 @@ type Config struct {
 	Compat *Compat
 }
 
+// ErrUngoverned reports that tools are not configured. Its class is NotImplemented.
 var ErrUngoverned = fmt.Errorf("tools are not configured on this service: %w", errdefs.ErrNotImplemented)
 
 func (g *Config) profile(name string) (*profile.Compiled, error) { return g.Profiles.Get(name) }
@@ -47,7 +48,7 @@ type Options struct {
 	Config *Config
 	// Web configures the web tools. If it is nil, they reach nothing.
 	Web *WebOptions
-	// Browser configures browser.open. If it is nil, there is no browser.
+	// Browser configures browser.open. If it is nil, browser.open is disabled.
 	Browser *BrowserOptions
 
 	Store      *store.Store

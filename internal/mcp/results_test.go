@@ -9,14 +9,14 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 // largeOutputs is an engine whose calls have as much output as is asked for. JSON escapes each byte
 // as six.
 type largeOutputs struct{ *fake }
 
-func (largeOutputs) CallOutput(_ context.Context, _ caller.Principal, _ string, r engine.OutputRequest) (v1.Output, error) {
+func (largeOutputs) CallOutput(_ context.Context, _ caller.Principal, _ string, r core.OutputRequest) (v1.Output, error) {
 	return v1.Output{Data: strings.Repeat("\x01", int(r.Limit)), NextOffset: r.Limit}, nil
 }
 

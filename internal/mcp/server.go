@@ -22,8 +22,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 )
 
-// Engine is the part of the service that a Server uses. *governed.Service implements it, and so does a
-// client of a running server.
+// Engine is the part of the service that a Server uses. *governed.Service implements it, and so
+// does a client of a running server.
 type Engine interface {
 	Tools(ctx context.Context, p caller.Principal, profile string) ([]v1.Tool, error)
 	CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w governed.Watch) (v1.ToolResult, error)
