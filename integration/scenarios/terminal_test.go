@@ -418,13 +418,18 @@ func testInvalidTerminals(t *testing.T, s *harness.Server, id string) {
 
 // TestTerminalsSurviveRestart stops and kills the service while a terminal is open. Its client must
 // reconnect; no output may be lost or repeated, and input that is sent without a server must
-// arrive.
+// arrive. Input that is sent after an orderly stop arrives, too. After a kill, input in transit may
+// be lost until the client has noticed.
 func TestTerminalsSurviveRestart(t *testing.T) {
 	t.Parallel()
 	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		command := "stty -echo; echo ready; i=0; while read x; do i=$((i+1)); echo $i:$x; done"
-		c := openTerminal(t, s, id, v1.TerminalRequest{Command: command, SpoolBytes: 1 << 20})
+		away := make(chan error, 1)
+		term, err := s.Client.OpenTerminal(t.Context(), id,
+			v1.TerminalRequest{Command: command, SpoolBytes: 1 << 20},
+			client.TerminalOptions{Away: func(err error) { away <- err }})
+		c := newScreen(t, term, err)
 		c.sees("ready\r\n")
 		want, n := "ready\r\n", 0
 		typeWord := func(word string) {
@@ -432,19 +437,28 @@ func TestTerminalsSurviveRestart(t *testing.T) {
 			c.types(word + "\r")
 			want += fmt.Sprintf("%d:%s\r\n", n, word)
 		}
-		for _, stop := range []func(){s.Term, s.Kill9, s.Term} {
+		for _, stop := range []struct {
+			do      func()
+			orderly bool
+		}{{s.Term, true}, {s.Kill9, false}, {s.Term, true}} {
 			code := closeCode(t, s, id, c.Shell())
 			typeWord("before")
 			c.sees(want)
-			stop()
+			stop.do()
 			if got := <-code; got >= 0 && got != 1012 {
 				t.Errorf("connection closed with code %d, want 1012", got)
+			}
+			if !stop.orderly {
+				<-away
 			}
 			typed := make(chan struct{})
 			go func() { defer close(typed); typeWord("away") }() // Write waits for a connection
 			s.Start()
 			<-typed
 			c.sees(want)
+			if stop.orderly {
+				<-away
+			}
 		}
 		c.types("\x04")
 		if got := c.ends(); got != want {
