@@ -418,13 +418,16 @@ func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 
 // sweepLeftovers removes what commands without a server, doctors and workspaces of killed processes
 // left behind.
-func (s *service) sweepLeftovers(ctx context.Context) error {
-	return errors.Join(
+func (s *service) sweepLeftovers(ctx context.Context) {
+	err := errors.Join(
 		standalone.SweepRuns(ctx, s.config.StateDir, s.log),
 		standalone.SweepBuilds(s.config.StateDir),
 		sweepDoctors(ctx, s.config, s.log),
 		s.volumes.Sweep(ctx),
 	)
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("leftovers of earlier commands not all removed", "error", err)
+	}
 }
 
 // run serves until ctx ends or a client asks to take everything down.
@@ -457,11 +460,7 @@ func (s *service) run(ctx context.Context) error {
 		engineErr = s.engine.Serve(back)
 		endFront()
 	})
-	work.Go(func() { // waited for below; ends with back
-		if err := s.sweepLeftovers(back); err != nil && back.Err() == nil {
-			s.log.Warn("leftovers of earlier commands not all removed", "error", err)
-		}
-	})
+	work.Go(func() { s.sweepLeftovers(back) })                // waited for below; ends with back
 	work.Go(func() { _ = s.marker.Run(back, s.log) })         // waited for below
 	work.Go(func() { s.watchTemplates(back, s.app.Hangups) }) // waited for below
 	serveErr := server.Serve(front, s.listener, handoverTime)
