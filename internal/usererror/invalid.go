@@ -24,6 +24,7 @@ func (e *InvalidError) Unwrap() error {
 	return errdefs.ErrInvalidArgument
 }
 
+// Invalid returns an *InvalidError of a field. The message says what is wrong and what is allowed.
 func Invalid(field, format string, args ...any) error {
 	return &InvalidError{Field: field, Message: fmt.Sprintf(format, args...)}
 }
