@@ -54,8 +54,8 @@ func wireState(i wire.FileInfo) FileState {
 }
 
 // request returns the guest's request for a caller's path.
-func (c Caps) request(field, p string) (wire.FileRequest, error) {
-	full, err := c.path(field, p)
+func (c Caps) request(p string) (wire.FileRequest, error) {
+	full, err := c.path("path", p)
 	return wire.FileRequest{Path: full, NoFollow: c.NoFollow || c.inPart(full)}, err
 }
 
@@ -134,7 +134,7 @@ func checkEncoding(e string) error {
 
 func readFile(ctx context.Context, box Box, in *readInput) (out ReadOutput, err error) {
 	caps := box.Caps()
-	r, err := caps.request("path", in.Path)
+	r, err := caps.request(in.Path)
 	if err != nil {
 		return out, err
 	}
@@ -203,7 +203,7 @@ var fsWrite = define(Tool{
 	if err := caps.writable(); err != nil {
 		return WriteOutput{}, Outcome{}, err
 	}
-	r, err := caps.request("path", in.Path)
+	r, err := caps.request(in.Path)
 	if err != nil {
 		return WriteOutput{}, Outcome{}, err
 	}
@@ -284,7 +284,7 @@ var fsEdit = define(Tool{
 	if err := caps.writable(); err != nil {
 		return EditOutput{}, Outcome{}, err
 	}
-	r, err := caps.request("path", in.Path)
+	r, err := caps.request(in.Path)
 	if err != nil {
 		return EditOutput{}, Outcome{}, err
 	}
@@ -306,7 +306,7 @@ var fsStat = define(Tool{
 	}
 	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *pathInput) (FileState, Outcome, error) {
-	r, err := box.Caps().request("path", in.Path)
+	r, err := box.Caps().request(in.Path)
 	if err != nil {
 		return FileState{}, Outcome{}, err
 	}
@@ -332,7 +332,7 @@ var fsList = define(Tool{
 }, func(in *listInput) (Prepared, error) {
 	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *listInput) (ListOutput, Outcome, error) {
-	r, err := box.Caps().request("path", in.Path)
+	r, err := box.Caps().request(in.Path)
 	if err != nil {
 		return ListOutput{}, Outcome{}, err
 	}
@@ -372,7 +372,7 @@ var fsDelete = define(Tool{
 	if err := caps.writable(); err != nil {
 		return DeleteOutput{}, Outcome{}, err
 	}
-	r, err := caps.request("path", in.Path)
+	r, err := caps.request(in.Path)
 	if err != nil {
 		return DeleteOutput{}, Outcome{}, err
 	}

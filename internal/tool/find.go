@@ -32,7 +32,7 @@ var fsGlob = define(Tool{
 	}
 	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *globInput) (GlobOutput, Outcome, error) {
-	r, err := box.Caps().request("path", in.Path)
+	r, err := box.Caps().request(in.Path)
 	if err != nil {
 		return GlobOutput{}, Outcome{}, err
 	}
@@ -105,7 +105,7 @@ var fsSearch = define(Tool{
 	}
 	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *searchInput) (SearchOutput, Outcome, error) {
-	r, err := box.Caps().request("path", in.Path)
+	r, err := box.Caps().request(in.Path)
 	if err != nil {
 		return SearchOutput{}, Outcome{}, err
 	}

@@ -16,7 +16,7 @@ func TestInAPartOfAFolderNoLinkIsFollowed(t *testing.T) {
 		{[]string{"/workspace/a", "/tmp"}, "a/b", true},
 		{[]string{"/workspace", "/tmp/a"}, "/tmp/a/b", true},
 	} {
-		r, err := Caps{Dirs: c.dirs}.request("path", c.path)
+		r, err := Caps{Dirs: c.dirs}.request(c.path)
 		if err != nil || r.NoFollow != c.plain {
 			t.Errorf("%v %s: %+v %v", c.dirs, c.path, r, err)
 		}
