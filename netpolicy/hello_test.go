@@ -158,7 +158,7 @@ func FuzzHello(f *testing.F) {
 			t.Fatalf("%q %v %d %v", name, ech, need, err)
 		}
 		slow, slowECH, read, slowErr := feed(b)
-		if strings.Contains(text(err)+text(slowErr), "takes more") {
+		if strings.Contains(text(err)+text(slowErr), "has more than") {
 			return // the error can occur earlier or later
 		}
 		unfinished := slowErr == io.ErrUnexpectedEOF
