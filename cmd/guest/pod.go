@@ -17,7 +17,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-const podUsage = usageError("usage: guest install [--dir PATH=MODE:UID:GID]... | guest isolate | guest pod [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...")
+const podUsage = usageError(
+	"usage: guest install [--dir PATH=MODE:UID:GID]... | guest isolate | guest pod [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...",
+)
 
 // oomScoreAdj makes the kernel kill a sandbox before other processes of its host.
 const oomScoreAdj = 500
@@ -169,7 +171,11 @@ func parsePod(args []string) (podOptions, error) {
 		return nil
 	})
 	f.Func("env", "NAME=VALUE", func(text string) error { o.env = append(o.env, text); return nil })
-	f.Func("writable", "PATH of a mount that may be writable", func(text string) error { o.writable = append(o.writable, text); return nil })
+	f.Func(
+		"writable",
+		"PATH of a mount that may be writable",
+		func(text string) error { o.writable = append(o.writable, text); return nil },
+	)
 	if err := f.Parse(args); err != nil {
 		return o, usageError(err.Error())
 	}
@@ -228,7 +234,10 @@ func checkMounts(mountinfo string, allowed []string) error {
 		if slices.Contains(options, "ro") || slices.Contains(allowed, at) || belowAny(at, "/proc", "/sys", "/dev") {
 			continue
 		}
-		return fmt.Errorf("%s is a writable mount that the template does not declare: list it under tmpfs, or use an image without that VOLUME", at)
+		return fmt.Errorf(
+			"%s is a writable mount that the template does not declare: list it under tmpfs, or use an image without that VOLUME",
+			at,
+		)
 	}
 	return nil
 }

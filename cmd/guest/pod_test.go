@@ -24,8 +24,11 @@ func TestWritableMountsThatNobodyAskedForAreRefused(t *testing.T) {
 
 func TestParsePod(t *testing.T) {
 	t.Parallel()
-	o, err := parsePod([]string{"--rlimit", "RLIMIT_CORE=0", "--env", "A=b", "--writable", "/tmp", "--", "/x", "init", "--stdio"})
-	if err != nil || len(o.rlimits) != 1 || !slices.Equal(o.env, []string{"A=b"}) || !slices.Equal(o.command, []string{"/x", "init", "--stdio"}) {
+	o, err := parsePod(
+		[]string{"--rlimit", "RLIMIT_CORE=0", "--env", "A=b", "--writable", "/tmp", "--", "/x", "init", "--stdio"},
+	)
+	if err != nil || len(o.rlimits) != 1 || !slices.Equal(o.env, []string{"A=b"}) ||
+		!slices.Equal(o.command, []string{"/x", "init", "--stdio"}) {
 		t.Errorf("parsePod = %+v, %v", o, err)
 	}
 	for _, bad := range [][]string{nil, {"--", "relative"}, {"--rlimit", "CORE=0", "--", "/x"}, {"--rlimit", "RLIMIT_CORE=x", "--", "/x"}} {

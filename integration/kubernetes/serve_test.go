@@ -165,7 +165,10 @@ func TestServiceRunsCommandsAndToolsInPods(t *testing.T) {
 	if got := s.do(t, "run", "--", "echo", "hi"); got != "hi" {
 		t.Errorf("run echo hi = %q, want hi", got)
 	}
-	if got := s.do(t, "tool", "call", "system.bash", "command=echo governed >note && cat note", "--session", "s1"); !strings.Contains(got, "governed") {
+	if got := s.do(t, "tool", "call", "system.bash", "command=echo governed >note && cat note", "--session", "s1"); !strings.Contains(
+		got,
+		"governed",
+	) {
 		t.Errorf("tool call system.bash = %q, want the command's output", got)
 	}
 	audit := s.do(t, "audit", "ls")
@@ -175,7 +178,10 @@ func TestServiceRunsCommandsAndToolsInPods(t *testing.T) {
 	before := c.do(t, "get", "pods", "--namespace", namespace, "--output", "name")
 	s.kill(t)
 	s.start(t)
-	if got := s.do(t, "tool", "call", "system.bash", "command=cat note", "--session", "s1"); !strings.Contains(got, "governed") {
+	if got := s.do(t, "tool", "call", "system.bash", "command=cat note", "--session", "s1"); !strings.Contains(
+		got,
+		"governed",
+	) {
 		t.Errorf("file of the session after kill -9 = %q, want what it wrote before; pods before %q, now %q",
 			got, before, c.do(t, "get", "pods", "--namespace", namespace, "--output", "name"))
 	}

@@ -41,7 +41,7 @@ const (
 // with too many variables, holds bodies, opens streams, makes calls that are refused, sends wrong
 // credentials and batches. The calls of another caller go on, and their records are what they were.
 // An operator revokes the token, and nothing of the hostile caller is left.
-func TestHostileCaller(t *testing.T) {
+func TestHostileCaller(t *testing.T) { //nolint:tparallel // it measures latencies
 	if socket := os.Getenv(attackSocket); socket != "" {
 		attackUntilStopped(t, socket, os.Getenv(attackSecret))
 		return

@@ -211,7 +211,13 @@ func allocatedByBody(t *testing.T, s *Server, text string, declared int64) uint6
 	err := decodeBody(r, &req)
 	runtime.ReadMemStats(&after)
 	if err != nil || len(req.Stdin) != maxExecBody-100 {
-		t.Fatalf("decodeBody of declared length %d = %v with %d bytes of stdin, want %d", declared, err, len(req.Stdin), maxExecBody-100)
+		t.Fatalf(
+			"decodeBody of declared length %d = %v with %d bytes of stdin, want %d",
+			declared,
+			err,
+			len(req.Stdin),
+			maxExecBody-100,
+		)
 	}
 	return after.TotalAlloc - before.TotalAlloc
 }

@@ -147,7 +147,11 @@ func tokenOf(t *testing.T, e *engine.Engine, r v1.TokenRequest) []string {
 func TestAnonymousConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	const most, all = 8, 40
-	address, _ := serveLimited(t, nil, connBounds{total: 2 * all, anonymous: 1, maxAnonymous: most, requests: 1, streams: 1})
+	address, _ := serveLimited(
+		t,
+		nil,
+		connBounds{total: 2 * all, anonymous: 1, maxAnonymous: most, requests: 1, streams: 1},
+	)
 	var closed atomic.Int32
 	for range all {
 		p := answers(t, address, "/healthz", http.StatusOK)

@@ -153,7 +153,17 @@ func TestExpiredTokenLosesItsConnections(t *testing.T) {
 	brief := tokenOf(t, e, v1.TokenRequest{Caller: "ann", TTLMS: 2000})
 	long := tokenOf(t, e, v1.TokenRequest{Caller: "ann", TTLMS: 3_600_000})
 	const follow = "/v1/events?follow=true"
-	stream, idle := answers(t, address, follow, http.StatusOK, brief...), answers(t, address, "/v1/pools", http.StatusOK, brief...)
+	stream, idle := answers(
+		t,
+		address,
+		follow,
+		http.StatusOK,
+		brief...), answers(
+		t,
+		address,
+		"/v1/pools",
+		http.StatusOK,
+		brief...)
 	changed := answers(t, address, "/v1/pools", http.StatusOK, brief...)
 	if _, err := changed.get(follow, long...); err != nil {
 		t.Fatal(err)

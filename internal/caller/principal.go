@@ -65,7 +65,11 @@ func (p Principal) Operate(what string) error {
 	if p.Operator {
 		return nil
 	}
-	return usererror.Errorf(errdefs.ErrPermissionDenied, "only operators may %s: use the service's own socket or token, or a token made with operator", what)
+	return usererror.Errorf(
+		errdefs.ErrPermissionDenied,
+		"only operators may %s: use the service's own socket or token, or a token made with operator",
+		what,
+	)
 }
 
 // Keyless returns the principal without its idempotency key, for the steps within a request.

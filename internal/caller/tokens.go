@@ -122,8 +122,15 @@ func (s *Service) Identify(_ context.Context, token string) (Principal, error) {
 		return Principal{}, ErrToken
 	}
 	g.used.Store(now.UnixNano())
-	return Principal{Caller: t.Caller, Token: t.ID, Profile: t.Profile, Trust: t.Trust, Quotas: t.Quotas, Operator: t.Operator,
-		Expires: t.Expires}, nil
+	return Principal{
+		Caller:   t.Caller,
+		Token:    t.ID,
+		Profile:  t.Profile,
+		Trust:    t.Trust,
+		Quotas:   t.Quotas,
+		Operator: t.Operator,
+		Expires:  t.Expires,
+	}, nil
 }
 
 func splitToken(token string) (id, secret string, ok bool) {
@@ -132,7 +139,8 @@ func splitToken(token string) (id, secret string, ok bool) {
 		return "", "", false
 	}
 	id, secret, ok = strings.Cut(rest, "_") // an id contains no underscore
-	return id, secret, ok && len(id) == hex.EncodedLen(tokenIDBytes) && len(secret) == base64.RawURLEncoding.EncodedLen(tokenBytes)
+	return id, secret, ok && len(id) == hex.EncodedLen(tokenIDBytes) &&
+		len(secret) == base64.RawURLEncoding.EncodedLen(tokenBytes)
 }
 
 // CreateToken creates a token. Only this answer holds its secret. The idempotency key is ignored:
@@ -194,15 +202,27 @@ func (s *Service) checkToken(r v1.TokenRequest) error {
 	q := r.Quotas
 	switch {
 	case !NamePattern.MatchString(r.Caller):
-		return usererror.Invalid("caller", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, and begin with a letter or a digit", r.Caller)
+		return usererror.Invalid(
+			"caller",
+			"is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, and begin with a letter or a digit",
+			r.Caller,
+		)
 	case r.Caller == LocalCaller:
-		return usererror.Invalid("caller", "is %q, which is reserved for the service's own socket: use another name", r.Caller)
+		return usererror.Invalid(
+			"caller",
+			"is %q, which is reserved for the service's own socket: use another name",
+			r.Caller,
+		)
 	case r.Trust < tool.TrustNone || r.Trust > tool.TrustMax:
 		return usererror.Invalid("trust", "is %d: from %d to %d", r.Trust, tool.TrustNone, tool.TrustMax)
 	case q.Sandboxes < 0:
 		return usererror.Invalid("quotas.sandboxes", "is %d: must not be negative (0: the service's default)", q.Sandboxes)
 	case q.MemoryBytes < 0:
-		return usererror.Invalid("quotas.memory_bytes", "is %d: must not be negative (0: the service's default)", q.MemoryBytes)
+		return usererror.Invalid(
+			"quotas.memory_bytes",
+			"is %d: must not be negative (0: the service's default)",
+			q.MemoryBytes,
+		)
 	case q.DiskBytes < 0:
 		return usererror.Invalid("quotas.disk_bytes", "is %d: must not be negative (0: the service's default)", q.DiskBytes)
 	case q.Calls < 0:

@@ -53,7 +53,11 @@ type KubernetesToleration struct {
 func defaultKubernetes() Kubernetes {
 	return Kubernetes{
 		Namespace: "orchestrator", Stream: "websocket", Network: "strip", PullPolicy: "IfNotPresent", Deadline: Duration(7 * 24 * time.Hour),
-		Pod:  KubernetesPod{NodeSelector: map[string]string{}, Tolerations: []KubernetesToleration{}, ImagePullSecrets: []string{}},
+		Pod: KubernetesPod{
+			NodeSelector:     map[string]string{},
+			Tolerations:      []KubernetesToleration{},
+			ImagePullSecrets: []string{},
+		},
 		Pods: map[string]KubernetesPod{},
 	}
 }
@@ -75,7 +79,11 @@ func (c Config) validateKubernetes() error {
 	case c.Runtime != "kubernetes":
 		return nil
 	case k.GuestImage == "":
-		return bad("kubernetes.guest_image", "empty", "must be the reference of an image with the guest: see docs/kubernetes.md")
+		return bad(
+			"kubernetes.guest_image",
+			"empty",
+			"must be the reference of an image with the guest: see docs/kubernetes.md",
+		)
 	case c.Admission.MaxMemory == 0:
 		return bad("admission.max_memory", 0, "must be set with runtime kubernetes: this host's memory is not the cluster's")
 	}

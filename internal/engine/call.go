@@ -61,9 +61,19 @@ func (e *Engine) command(id string, x v1.Exec) (wire.Command, error) {
 	case x.TimeoutMS < 0:
 		return wire.Command{}, usererror.Invalid("timeout_ms", "is negative")
 	case x.TimeoutMS > e.opts.MaxTimeout.Milliseconds():
-		return wire.Command{}, usererror.Invalid("timeout_ms", "is %d: at most %d (exec.max_timeout)", x.TimeoutMS, e.opts.MaxTimeout.Milliseconds())
+		return wire.Command{}, usererror.Invalid(
+			"timeout_ms",
+			"is %d: at most %d (exec.max_timeout)",
+			x.TimeoutMS,
+			e.opts.MaxTimeout.Milliseconds(),
+		)
 	case x.MaxOutputBytes < 0 || x.MaxOutputBytes > e.opts.OutputCap:
-		return wire.Command{}, usererror.Invalid("max_output_bytes", "is %d: from 0 to %d (exec.output_cap); larger output is for raw streams", x.MaxOutputBytes, e.opts.OutputCap)
+		return wire.Command{}, usererror.Invalid(
+			"max_output_bytes",
+			"is %d: from 0 to %d (exec.output_cap); larger output is for raw streams",
+			x.MaxOutputBytes,
+			e.opts.OutputCap,
+		)
 	case x.StopAtOutput && x.MaxOutputBytes == 0:
 		return wire.Command{}, usererror.Invalid("stop_at_output", "needs max_output_bytes")
 	case x.Stdin != "" && x.StdinBase64 != "":
@@ -78,7 +88,14 @@ func (e *Engine) command(id string, x v1.Exec) (wire.Command, error) {
 	if len(argv) == 0 {
 		argv = []string{"bash", "-c", x.Command}
 	}
-	c := wire.Command{ID: id, Argv: argv, Env: x.Env, Cwd: x.Cwd, User: x.User, Timeout: time.Duration(x.TimeoutMS) * time.Millisecond}
+	c := wire.Command{
+		ID:      id,
+		Argv:    argv,
+		Env:     x.Env,
+		Cwd:     x.Cwd,
+		User:    x.User,
+		Timeout: time.Duration(x.TimeoutMS) * time.Millisecond,
+	}
 	if x.StopAtOutput {
 		c.OutputLimit = x.MaxOutputBytes
 	}

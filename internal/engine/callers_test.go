@@ -63,7 +63,8 @@ func TestIdentifyReturnsCallerOfToken(t *testing.T) {
 	used := *list[0].LastUseAt
 	s.stop()
 	s = w.start(t)
-	if list, err = s.Callers.Tokens(t.Context(), boss); err != nil || len(list) != 1 || list[0].LastUseAt == nil || !list[0].LastUseAt.Equal(used) {
+	if list, err = s.Callers.Tokens(t.Context(), boss); err != nil || len(list) != 1 || list[0].LastUseAt == nil ||
+		!list[0].LastUseAt.Equal(used) {
 		t.Fatalf("the last use is not kept: %+v %v", list, err)
 	}
 	check(s)
@@ -98,12 +99,22 @@ func TestTokenSecretIsNotStored(t *testing.T) {
 // All refusals have the same error, so that none reveals anything.
 func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 	s := newWorld(t).start(t)
-	good, revoked, expired := s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a", TTLMS: 1000})
+	good, revoked, expired := s.token(
+		t,
+		v1.TokenRequest{Caller: "a"},
+	), s.token(
+		t,
+		v1.TokenRequest{Caller: "a"},
+	), s.token(
+		t,
+		v1.TokenRequest{Caller: "a", TTLMS: 1000},
+	)
 	if _, err := s.Callers.Identify(t.Context(), revoked.Secret); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if got, err := s.Callers.RevokeToken(t.Context(), boss, revoked.ID); err != nil || got.RevokedAt == nil || got.Secret != "" {
+		if got, err := s.Callers.RevokeToken(t.Context(), boss, revoked.ID); err != nil || got.RevokedAt == nil ||
+			got.Secret != "" {
 			t.Fatalf("%+v %v", got, err)
 		}
 	}
@@ -116,7 +127,9 @@ func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 		"short": good.Secret[:len(good.Secret)-1], "long": good.Secret + "a", "empty": "", "prefix": "orc_", "id": "orc_" + good.ID, "id and nothing": "orc_" + good.ID + "_",
 		"NUL": good.Secret + "\x00", "huge": strings.Repeat("orc_", 1<<18),
 	} {
-		if got, err := s.Callers.Identify(t.Context(), token); !errors.Is(err, caller.ErrToken) || err.Error() != caller.ErrToken.Error() || got != (caller.Principal{}) {
+		if got, err := s.Callers.Identify(t.Context(), token); !errors.Is(err, caller.ErrToken) ||
+			err.Error() != caller.ErrToken.Error() ||
+			got != (caller.Principal{}) {
 			t.Errorf("%s: %+v %v", name, got, err)
 		}
 	}
@@ -158,7 +171,8 @@ func TestBadTokenRequestsNameTheField(t *testing.T) {
 		{"profile", v1.TokenRequest{Caller: "a", Profile: "other"}},
 	} {
 		_, err := s.Callers.CreateToken(t.Context(), boss, c.r)
-		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != c.field || !errdefs.IsInvalidArgument(err) {
+		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != c.field ||
+			!errdefs.IsInvalidArgument(err) {
 			t.Errorf("%+v: %v", c.r, err)
 		}
 	}
@@ -194,7 +208,8 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 		if err != nil || made.Name != "w" {
 			t.Fatalf("%+v %v", made, err)
 		}
-		if _, err := s.Workspaces.Create(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); !errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), workspaces.OwnedPrefix) {
+		if _, err := s.Workspaces.Create(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); !errdefs.IsAlreadyExists(err) ||
+			strings.Contains(err.Error(), workspaces.OwnedPrefix) {
 			t.Fatal(err)
 		}
 		body := strings.NewReader(p.Caller)
@@ -266,13 +281,15 @@ func TestSecondWriterErrorNamesWayOut(t *testing.T) {
 		}
 		_, err = s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w"})
 		e, ok := errors.AsType[*usererror.InvalidError](err)
-		if !ok || e.Field != "workspace" || !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), first.ID) || !strings.Contains(err.Error(), "read_only") {
+		if !ok || e.Field != "workspace" || !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), first.ID) ||
+			!strings.Contains(err.Error(), "read_only") {
 			t.Errorf("got %v", err)
 		}
 		if _, err := s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w", ReadOnly: true}); err != nil {
 			t.Error(err)
 		}
-		if err := s.Workspaces.Delete(t.Context(), p, "w"); !errdefs.IsFailedPrecondition(err) || strings.Contains(err.Error(), workspaces.OwnedPrefix) {
+		if err := s.Workspaces.Delete(t.Context(), p, "w"); !errdefs.IsFailedPrecondition(err) ||
+			strings.Contains(err.Error(), workspaces.OwnedPrefix) {
 			t.Error(err)
 		}
 		if list, err := s.Workspaces.List(t.Context(), p); err != nil || len(list) != 1 || len(list[0].Sandboxes) != 2 {
@@ -293,7 +310,8 @@ func TestQuotasHoldUnderConcurrency(t *testing.T) {
 			l, err := s.Lease(t.Context(), ann, v1.SandboxRequest{})
 			mu.Lock()
 			defer mu.Unlock()
-			if q, ok := errors.AsType[*caller.QuotaError](err); ok && q.Quota == "sandboxes" && q.Limit == 3 && q.Used == 3 && errdefs.IsResourceExhausted(err) {
+			if q, ok := errors.AsType[*caller.QuotaError](err); ok && q.Quota == "sandboxes" && q.Limit == 3 && q.Used == 3 &&
+				errdefs.IsResourceExhausted(err) {
 				return
 			}
 			if err != nil {
@@ -341,7 +359,8 @@ func TestMemoryQuotaIsEnforced(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := s.Lease(t.Context(), ann, v1.SandboxRequest{})
-	if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "memory_bytes" || q.Limit != 2*one-1 || q.Used != one {
+	if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "memory_bytes" || q.Limit != 2*one-1 ||
+		q.Used != one {
 		t.Fatal(err)
 	}
 }
@@ -390,7 +409,8 @@ func TestCallQuotaResetsAtMidnight(t *testing.T) {
 		t.Fatalf("%d of 130 were refused", len(refused))
 	}
 	q, ok := errors.AsType[*caller.QuotaError](<-refused)
-	if !ok || q.Quota != "calls" || q.Limit != 100 || q.Used != 100 || q.RetryAfter != time.Hour || !errdefs.IsResourceExhausted(q) {
+	if !ok || q.Quota != "calls" || q.Limit != 100 || q.Used != 100 || q.RetryAfter != time.Hour ||
+		!errdefs.IsResourceExhausted(q) {
 		t.Fatalf("%+v", q)
 	}
 	s.stop()

@@ -38,43 +38,48 @@ approvals:
 `
 
 // governed starts a service with tools. The audit log outlives it.
-func (w *world) governed(t testing.TB) *service {
-	t.Helper()
-	return w.governedWith(t, audit.Options{}, nil)
+func (w *world) governed(tb testing.TB) *service {
+	tb.Helper()
+	return w.governedWith(tb, audit.Options{}, nil)
 }
 
 // governedWith is governed with other options of the audit log and the engine.
-func (w *world) governedWith(t testing.TB, o audit.Options, change func(*Options)) *service {
-	t.Helper()
+func (w *world) governedWith(tb testing.TB, o audit.Options, change func(*Options)) *service {
+	tb.Helper()
 	govern := func(st *store.Store) *governed.Config {
 		dir := filepath.Join(w.dir, "profiles")
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		if err := os.WriteFile(filepath.Join(dir, "team.yaml"), []byte(team), 0o600); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
-		g := &governed.Config{Default: "team", Limiter: &approval.Limiter{}, Redactor: audit.NewRedactor(), Outputs: filepath.Join(w.dir, "outputs")}
+		g := &governed.Config{
+			Default:  "team",
+			Limiter:  &approval.Limiter{},
+			Redactor: audit.NewRedactor(),
+			Outputs:  filepath.Join(w.dir, "outputs"),
+		}
 		var err error
 		if g.Profiles, err = profile.Load(dir); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
-		if g.Gate, err = approval.New(t.Context(), approval.Options{Store: st, Check: g.CheckModified}); err != nil {
-			t.Fatal(err)
+		if g.Gate, err = approval.New(tb.Context(), approval.Options{Store: st, Check: g.CheckModified}); err != nil {
+			tb.Fatal(err)
 		}
-		db, err := store.OpenAudit(t.Context(), w.dir)
+		db, err := store.OpenAudit(tb.Context(), w.dir)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
-		t.Cleanup(func() { db.Close() })
+		tb.Cleanup(func() { db.Close() })
 		o.Store, o.Redactor, o.Head = db, g.Redactor, filepath.Join(w.dir, audit.HeadFile)
-		if g.Audit, err = audit.Open(t.Context(), o); err != nil {
-			t.Fatal(err)
+		if g.Audit, err = audit.Open(tb.Context(), o); err != nil {
+			tb.Fatal(err)
 		}
-		t.Cleanup(func() { g.Audit.Close() })
+		tb.Cleanup(func() { g.Audit.Close() })
 		return g
 	}
-	return w.startBoth(t, govern, change)
+	return w.startBoth(tb, govern, change)
 }
 
 // agent is a caller without operator rights.
@@ -88,21 +93,21 @@ func bash(command string) v1.ToolCall {
 	return v1.ToolCall{Input: b}
 }
 
-func (s *service) call(t testing.TB, p caller.Principal, name string, r v1.ToolCall) v1.ToolResult {
-	t.Helper()
-	got, err := s.Governed.CallTool(t.Context(), p, name, r, governed.Watch{})
+func (s *service) call(tb testing.TB, p caller.Principal, name string, r v1.ToolCall) v1.ToolResult {
+	tb.Helper()
+	got, err := s.Governed.CallTool(tb.Context(), p, name, r, governed.Watch{})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return got
 }
 
 // records returns the opening and closing audit records of a call.
-func (s *service) records(t testing.TB, id string) []v1.AuditRecord {
-	t.Helper()
-	got, err := s.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{Call: id})
+func (s *service) records(tb testing.TB, id string) []v1.AuditRecord {
+	tb.Helper()
+	got, err := s.Governed.Audit(tb.Context(), caller.Local(""), governed.AuditFilter{Call: id})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return got.Items
 }
@@ -114,7 +119,11 @@ func TestCallToolRunsAndRecords(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	r := s.records(t, got.ID)
-	if len(r) != 2 || r[0].Kind != "open" || r[1].Kind != "close" || r[1].Verdict != "allow" || r[1].Sandbox != got.SandboxID || r[1].Ending != "exited" || r[1].Image == "" || r[1].Caller != "agent" {
+	if len(r) != 2 || r[0].Kind != "open" || r[1].Kind != "close" || r[1].Verdict != "allow" ||
+		r[1].Sandbox != got.SandboxID ||
+		r[1].Ending != "exited" ||
+		r[1].Image == "" ||
+		r[1].Caller != "agent" {
 		t.Errorf("%+v", r)
 	}
 	eventually(t, "a sandbox for one call ends with it", func() bool {
@@ -137,7 +146,8 @@ func TestRefusedCallLeasesNoSandbox(t *testing.T) {
 		{"disabled", "disabled:fs.stat", agent, "fs.stat", v1.ToolCall{Input: json.RawMessage(`{"path": "a"}`)}},
 	} {
 		got := s.call(t, c.principal, c.tool, c.r)
-		if got.Ending != "policy_denied" || got.Verdict == nil || !strings.HasPrefix(got.Verdict.Rule, c.rule) || got.SandboxID != "" {
+		if got.Ending != "policy_denied" || got.Verdict == nil || !strings.HasPrefix(got.Verdict.Rule, c.rule) ||
+			got.SandboxID != "" {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 		if r := s.records(t, got.ID); len(r) != 2 || r[1].Verdict != "deny" || r[1].Ending != "policy_denied" {
@@ -163,13 +173,19 @@ func TestCallToolFailsWithoutAuditRecord(t *testing.T) {
 
 // ask starts a call in the background. It returns the approval request and a channel for the
 // result.
-func (s *service) ask(t testing.TB, p caller.Principal, r v1.ToolCall) (v1.Approval, <-chan v1.ToolResult) {
-	t.Helper()
+func (s *service) ask(tb testing.TB, p caller.Principal, r v1.ToolCall) (v1.Approval, <-chan v1.ToolResult) {
+	tb.Helper()
 	asked, done := make(chan v1.Approval, 1), make(chan v1.ToolResult, 1)
 	go func() { // ends with the result or the test
-		got, err := s.Governed.CallTool(t.Context(), p, "system.bash", r, governed.Watch{Asked: func(q v1.Approval) { asked <- q }})
-		if err != nil && context.Cause(t.Context()) == nil {
-			t.Error(err)
+		got, err := s.Governed.CallTool(
+			tb.Context(),
+			p,
+			"system.bash",
+			r,
+			governed.Watch{Asked: func(q v1.Approval) { asked <- q }},
+		)
+		if err != nil && context.Cause(tb.Context()) == nil {
+			tb.Error(err)
 		}
 		done <- got
 	}()
@@ -177,7 +193,7 @@ func (s *service) ask(t testing.TB, p caller.Principal, r v1.ToolCall) (v1.Appro
 	case q := <-asked:
 		return q, done
 	case <-time.After(30 * time.Second):
-		t.Fatal("nobody was asked")
+		tb.Fatal("nobody was asked")
 	}
 	panic("unreachable")
 }
@@ -185,10 +201,14 @@ func (s *service) ask(t testing.TB, p caller.Principal, r v1.ToolCall) (v1.Appro
 func TestOperatorAnswersApproval(t *testing.T) {
 	s := newWorld(t).governed(t)
 	q, done := s.ask(t, agent, bash("rm x"))
-	if _, err := s.Governed.AnswerApproval(t.Context(), agent, q.ID, v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsPermissionDenied(err) {
+	if _, err := s.Governed.AnswerApproval(t.Context(), agent, q.ID, v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsPermissionDenied(
+		err,
+	) {
 		t.Errorf("the caller's own answer: %v", err)
 	}
-	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(err) {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(
+		err,
+	) {
 		t.Errorf("an input that the policy denies: %v", err)
 	}
 	op := caller.Local("")
@@ -243,7 +263,13 @@ func TestRetryWithKeyFindsPendingApproval(t *testing.T) {
 	asked := make(chan v1.Approval, 1)
 	gone := make(chan error, 1)
 	go func() { // waited for below
-		_, err := s.Governed.CallTool(ctx, keyed, "system.bash", bash("rm x"), governed.Watch{Asked: func(q v1.Approval) { asked <- q }})
+		_, err := s.Governed.CallTool(
+			ctx,
+			keyed,
+			"system.bash",
+			bash("rm x"),
+			governed.Watch{Asked: func(q v1.Approval) { asked <- q }},
+		)
 		gone <- err
 	}()
 	q := <-asked
@@ -286,13 +312,17 @@ func TestApprovalIsLimitedToItsToken(t *testing.T) {
 	}
 	low := keyed
 	low.Trust = 0
-	if got, err := s.Governed.CallTool(t.Context(), low, "system.bash", r, governed.Watch{}); !errdefs.IsInvalidArgument(err) {
+	if got, err := s.Governed.CallTool(t.Context(), low, "system.bash", r, governed.Watch{}); !errdefs.IsInvalidArgument(
+		err,
+	) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if got := s.call(t, keyed, "system.bash", r); got.Ending != "exited" || got.Approval != q.ID {
 		t.Errorf("%+v", got)
 	}
-	if got, err := s.Governed.CallTool(t.Context(), low, "system.bash", r, governed.Watch{}); !errdefs.IsInvalidArgument(err) {
+	if got, err := s.Governed.CallTool(t.Context(), low, "system.bash", r, governed.Watch{}); !errdefs.IsInvalidArgument(
+		err,
+	) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -374,7 +404,13 @@ func TestDisconnectWithoutKeyCancelsApproval(t *testing.T) {
 	asked := make(chan v1.Approval, 1)
 	gone := make(chan error, 1)
 	go func() { // waited for below
-		_, err := s.Governed.CallTool(ctx, agent, "system.bash", bash("rm x"), governed.Watch{Asked: func(q v1.Approval) { asked <- q }})
+		_, err := s.Governed.CallTool(
+			ctx,
+			agent,
+			"system.bash",
+			bash("rm x"),
+			governed.Watch{Asked: func(q v1.Approval) { asked <- q }},
+		)
 		gone <- err
 	}()
 	q := <-asked
@@ -399,7 +435,10 @@ func TestSessionReusesSandbox(t *testing.T) {
 	}
 	moved := r
 	moved.Workspace = "elsewhere"
-	if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", moved, governed.Watch{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), "workspace") {
+	if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", moved, governed.Watch{}); !errdefs.IsInvalidArgument(
+		err,
+	) ||
+		!strings.HasPrefix(err.Error(), "workspace") {
 		t.Errorf("another workspace than the session's: %v", err)
 	}
 	other := caller.Principal{Caller: "other", Profile: "team", Trust: 3}
@@ -420,11 +459,14 @@ func TestSessionReusesSandbox(t *testing.T) {
 func TestRatesAndBudgetsAreEnforced(t *testing.T) {
 	s := newWorld(t).governed(t)
 	in := v1.ToolCall{Input: json.RawMessage(`{"path": 7}`)} // counted even if the input is invalid
-	if _, err := s.Governed.CallTool(t.Context(), agent, "fs.list", in, governed.Watch{}); !errdefs.IsInvalidArgument(err) {
+	if _, err := s.Governed.CallTool(t.Context(), agent, "fs.list", in, governed.Watch{}); !errdefs.IsInvalidArgument(
+		err,
+	) {
 		t.Fatalf("%v", err)
 	}
 	got := s.call(t, agent, "fs.list", in)
-	if got.Ending != "policy_denied" || got.Verdict.Class != profile.ClassRate || got.Error == nil || got.Error.RetryAfterMS <= 0 {
+	if got.Ending != "policy_denied" || got.Verdict.Class != profile.ClassRate || got.Error == nil ||
+		got.Error.RetryAfterMS <= 0 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -87,7 +87,11 @@ func (e *Engine) grantFor(p caller.Principal, r *v1.Egress) (*egressGrant, error
 			return nil, err
 		}
 		if g.ceiling.Empty() {
-			return nil, &usererror.InvalidError{Field: "egress", Message: "is not allowed for this caller: an operator can add it to egress.allow in the service's configuration", Class: errdefs.ErrPermissionDenied}
+			return nil, &usererror.InvalidError{
+				Field:   "egress",
+				Message: "is not allowed for this caller: an operator can add it to egress.allow in the service's configuration",
+				Class:   errdefs.ErrPermissionDenied,
+			}
 		}
 		g.profile = p.Profile
 	}
@@ -101,7 +105,14 @@ func (e *Engine) grantFor(p caller.Principal, r *v1.Egress) (*egressGrant, error
 	for i, name := range r.Secrets {
 		c, ok := e.egress.credential(p, name)
 		if !ok {
-			return nil, &usererror.InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: secret not found for this caller (egress.secrets in the service's configuration)", audit.TruncateName(name)), Class: errdefs.ErrNotFound}
+			return nil, &usererror.InvalidError{
+				Field: fmt.Sprintf("egress.secrets[%d]", i),
+				Message: fmt.Sprintf(
+					"is %q: secret not found for this caller (egress.secrets in the service's configuration)",
+					audit.TruncateName(name),
+				),
+				Class: errdefs.ErrNotFound,
+			}
 		}
 		if slices.Contains(r.Secrets[:i], name) {
 			return nil, usererror.Invalid(fmt.Sprintf("egress.secrets[%d]", i), "is %q, which is listed twice", name)
@@ -187,7 +198,13 @@ func (e *Engine) lockEgress(ctx context.Context, id string) (leave func(), err e
 
 // startEgress begins to serve the egress of a new lease. record is false for a tool's lease, whose
 // call has its own record.
-func (e *Engine) startEgress(ctx context.Context, p caller.Principal, l *scheduler.Lease, g *egressGrant, record bool) error {
+func (e *Engine) startEgress(
+	ctx context.Context,
+	p caller.Principal,
+	l *scheduler.Lease,
+	g *egressGrant,
+	record bool,
+) error {
 	if g == nil {
 		return nil
 	}

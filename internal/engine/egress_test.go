@@ -30,12 +30,21 @@ import (
 func TestInvalidEgressIsRefused(t *testing.T) {
 	w := newWorld(t)
 	none := w.start(t)
-	if _, err := none.Lease(t.Context(), caller.Local(""), v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}}); !errdefs.IsFailedPrecondition(err) {
+	if _, err := none.Lease(t.Context(), caller.Local(""), v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}}); !errdefs.IsFailedPrecondition(
+		err,
+	) {
 		t.Errorf("without a gateway: %v", err)
 	}
 	none.stop()
 	s := w.startOptions(t, func(o *Options) {
-		o.Egress = &EgressOptions{Secrets: []Credential{{Secret: netpolicy.Secret{Name: "api", Hosts: []string{"a.test"}, Header: "X-Key", Value: "value-of-it"}, Callers: []string{"ann"}}}}
+		o.Egress = &EgressOptions{
+			Secrets: []Credential{
+				{
+					Secret:  netpolicy.Secret{Name: "api", Hosts: []string{"a.test"}, Header: "X-Key", Value: "value-of-it"},
+					Callers: []string{"ann"},
+				},
+			},
+		}
 	})
 	for _, c := range []struct {
 		principal caller.Principal
@@ -198,7 +207,16 @@ func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 		auditor.register("box"+strconv.Itoa(i), "ann"+strconv.Itoa(i))
 		notes.Go(func() {
 			for j := range all / boxes {
-				auditor.enqueue(netpolicy.Connection{Session: "box" + strconv.Itoa(i), Host: "a.test", Port: 1 + i, Path: strconv.Itoa(j), Allowed: j%2 == 0, Reason: "because"})
+				auditor.enqueue(
+					netpolicy.Connection{
+						Session: "box" + strconv.Itoa(i),
+						Host:    "a.test",
+						Port:    1 + i,
+						Path:    strconv.Itoa(j),
+						Allowed: j%2 == 0,
+						Reason:  "because",
+					},
+				)
 			}
 		})
 	}
@@ -237,7 +255,10 @@ func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 	}
 	defer db.Close()
 	const share = 100_000
-	log, err := audit.Open(t.Context(), audit.Options{Store: db, Head: filepath.Join(t.TempDir(), "head"), CallerDailyBytes: share})
+	log, err := audit.Open(
+		t.Context(),
+		audit.Options{Store: db, Head: filepath.Join(t.TempDir(), "head"), CallerDailyBytes: share},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +285,8 @@ func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if records[caller.LocalCaller] != each || records["ann"] < 10 || records["ann"] > 500 || !strings.Contains(missed, "share of the log") {
+	if records[caller.LocalCaller] != each || records["ann"] < 10 || records["ann"] > 500 ||
+		!strings.Contains(missed, "share of the log") {
 		t.Errorf("%v records; missed: %s", records, missed)
 	}
 	if err := log.Admit("ann"); err != nil {

@@ -57,7 +57,15 @@ type auditedSandbox struct {
 }
 
 func newEgressAuditor(records *audit.Log, log *slog.Logger) *egressAuditor {
-	a := &egressAuditor{audit: records, log: log, queue: make(chan audit.Record, egressQueue), stop: make(chan struct{}), done: make(chan struct{}), queued: map[string]int{}, known: map[string]*auditedSandbox{}}
+	a := &egressAuditor{
+		audit:  records,
+		log:    log,
+		queue:  make(chan audit.Record, egressQueue),
+		stop:   make(chan struct{}),
+		done:   make(chan struct{}),
+		queued: map[string]int{},
+		known:  map[string]*auditedSandbox{},
+	}
 	go a.run() // close waits for it
 	return a
 }
@@ -93,7 +101,12 @@ func (s *auditedSandbox) missedRecord(sandbox string) audit.Record {
 	s.skipped = 0
 	return audit.Record{
 		Kind: audit.KindEvent, Action: "egress.missed", Caller: s.caller, Sandbox: sandbox, Uncharged: s.caller == caller.LocalCaller,
-		Error: fmt.Sprintf("%d connections were not recorded: they came faster than %d a second, %d of the caller's were waiting, or the caller's share of the log was used up", n, egressRecordRate, egressCallerQueue),
+		Error: fmt.Sprintf(
+			"%d connections were not recorded: they came faster than %d a second, %d of the caller's were waiting, or the caller's share of the log was used up",
+			n,
+			egressRecordRate,
+			egressCallerQueue,
+		),
 	}
 }
 
@@ -107,7 +120,8 @@ func (a *egressAuditor) admit(sandbox string) (owner string, ok bool) {
 		a.queued[""]++
 		return "", true
 	}
-	if a.queued[s.caller] >= egressCallerQueue || !s.rate.Allow() || s.caller != caller.LocalCaller && a.audit.AdmitConnection(s.caller) != nil {
+	if a.queued[s.caller] >= egressCallerQueue || !s.rate.Allow() ||
+		s.caller != caller.LocalCaller && a.audit.AdmitConnection(s.caller) != nil {
 		s.skipped++
 		return s.caller, false
 	}
@@ -149,7 +163,17 @@ func (a *egressAuditor) enqueue(c netpolicy.Connection) {
 	}
 	r := audit.Record{
 		Kind: audit.KindEgress, Action: "egress", Caller: owner, Uncharged: owner == caller.LocalCaller, Sandbox: c.Session, Verdict: "deny", DurationMS: core.Milliseconds(c.Duration),
-		Egress: &audit.Egress{Host: c.Host, Port: c.Port, Protocol: c.Protocol, Method: c.Method, Path: c.Path, Address: c.Address, Reason: c.Reason, Sent: c.Sent, Received: c.Received},
+		Egress: &audit.Egress{
+			Host:     c.Host,
+			Port:     c.Port,
+			Protocol: c.Protocol,
+			Method:   c.Method,
+			Path:     c.Path,
+			Address:  c.Address,
+			Reason:   c.Reason,
+			Sent:     c.Sent,
+			Received: c.Received,
+		},
 	}
 	if c.Allowed {
 		r.Verdict = "allow"
@@ -223,7 +247,13 @@ func (a *egressAuditor) reportMissed() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), egressWriteTime)
 	defer cancel()
-	err := a.audit.Event(ctx, audit.Record{Action: "egress.missed", Error: fmt.Sprintf("%d connections of sandboxes were not recorded: the log did not keep up", missed)})
+	err := a.audit.Event(
+		ctx,
+		audit.Record{
+			Action: "egress.missed",
+			Error:  fmt.Sprintf("%d connections of sandboxes were not recorded: the log did not keep up", missed),
+		},
+	)
 	if err != nil {
 		a.missed.Add(missed)
 	}

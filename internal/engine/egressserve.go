@@ -55,7 +55,12 @@ func openEgress(o *EgressOptions, e *Engine) (*egressService, error) {
 	if o == nil {
 		return nil, nil
 	}
-	x := &egressService{o: *o, sessions: map[string]*egressSession{}, ceilings: map[string]*netpolicy.Rules{}, ended: map[string]traffic{}}
+	x := &egressService{
+		o:        *o,
+		sessions: map[string]*egressSession{},
+		ceilings: map[string]*netpolicy.Rules{},
+		ended:    map[string]traffic{},
+	}
 	var log *audit.Log
 	if g := e.opts.Governance; g != nil {
 		log = g.Audit
@@ -160,7 +165,16 @@ func (e *Engine) serveEgress(l *scheduler.Lease, g *egressGrant, again bool) {
 	x.auditor.register(l.ID, l.Caller)
 	x.mu.Lock()
 	before := x.ended[l.ID]
-	o.session = x.gateway.Session(netpolicy.SessionOptions{Name: l.ID, Rules: g.rules, Ceiling: g.ceiling, Secrets: g.secrets, Sent: before.sent, Received: before.received})
+	o.session = x.gateway.Session(
+		netpolicy.SessionOptions{
+			Name:     l.ID,
+			Rules:    g.rules,
+			Ceiling:  g.ceiling,
+			Secrets:  g.secrets,
+			Sent:     before.sent,
+			Received: before.received,
+		},
+	)
 	x.sessions[l.ID] = o
 	if len(x.ended) > 2*e.opts.MaxSandboxes { // most of their leases have ended
 		for id := range x.ended {
@@ -190,7 +204,13 @@ func (x *egressService) forget(id string, over bool) {
 }
 
 // serveEgressSession serves a session until ctx or the lease ends.
-func (e *Engine) serveEgressSession(ctx context.Context, l *scheduler.Lease, o *egressSession, again bool, g *egressGrant) {
+func (e *Engine) serveEgressSession(
+	ctx context.Context,
+	l *scheduler.Lease,
+	o *egressSession,
+	again bool,
+	g *egressGrant,
+) {
 	use := e.awaitGuest(ctx, l, again, g)
 	if use == nil {
 		return

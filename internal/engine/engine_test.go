@@ -92,7 +92,12 @@ func TestLeaseOfDisconnectedCallerEnds(t *testing.T) {
 	s := w.start(t)
 	for _, key := range []string{"", "k"} {
 		ctx, leave := context.WithCancel(t.Context())
-		l, err := s.acquire(ctx, caller.Principal{Caller: caller.LocalCaller, Key: key}, v1.SandboxRequest{}, core.Acquisition{})
+		l, err := s.acquire(
+			ctx,
+			caller.Principal{Caller: caller.LocalCaller, Key: key},
+			v1.SandboxRequest{},
+			core.Acquisition{},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +181,12 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyed, err := s.acquire(t.Context(), caller.Principal{Caller: caller.LocalCaller, Key: "lease"}, v1.SandboxRequest{}, core.Acquisition{})
+	keyed, err := s.acquire(
+		t.Context(),
+		caller.Principal{Caller: caller.LocalCaller, Key: "lease"},
+		v1.SandboxRequest{},
+		core.Acquisition{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +226,8 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	if got, err := s.StartShell(t.Context(), under("no shell"), id, shell.ShellRequest); err != nil || got.ID == sh.ID {
 		t.Errorf("a shell that was not started: %+v %v", got, err)
 	}
-	if got, err := s.Run(t.Context(), under("run"), run, core.Stream{}); err != nil || got.Ending != string(runtime.SandboxLost) {
+	if got, err := s.Run(t.Context(), under("run"), run, core.Stream{}); err != nil ||
+		got.Ending != string(runtime.SandboxLost) {
 		t.Errorf("run: %+v %v", got, err)
 	}
 	if got, err := s.Workspaces.Create(t.Context(), under("made"), made); err != nil || got.Name != "made" {
@@ -272,7 +283,11 @@ func TestConcurrentRequestsWithSameKeyRunOnce(t *testing.T) {
 	ids := make(chan string, 8)
 	for range cap(ids) {
 		go func() {
-			got, err := s.Lease(context.Background(), caller.Principal{Caller: caller.LocalCaller, Key: "k"}, v1.SandboxRequest{})
+			got, err := s.Lease(
+				context.Background(),
+				caller.Principal{Caller: caller.LocalCaller, Key: "k"},
+				v1.SandboxRequest{},
+			)
 			if err != nil {
 				t.Error(err)
 			}
@@ -297,7 +312,13 @@ func TestExecInEndingLeaseReportsReason(t *testing.T) {
 		started := make(chan struct{})
 		got := make(chan v1.ExecResult, 1)
 		go func() {
-			r, err := s.Exec(context.Background(), me, id, v1.Exec{Argv: []string{"sleep", "600"}}, core.Stream{Started: func(string) { close(started) }})
+			r, err := s.Exec(
+				context.Background(),
+				me,
+				id,
+				v1.Exec{Argv: []string{"sleep", "600"}},
+				core.Stream{Started: func(string) { close(started) }},
+			)
 			if err != nil {
 				t.Error(err)
 			}
@@ -338,7 +359,8 @@ func TestUnstartedShellIsNotRunning(t *testing.T) {
 	st.Close()
 	s = w.start(t)
 	list, err := s.Shells(t.Context(), me, id)
-	if err != nil || len(list) != 2 || list[0].ID != sh.ID || list[0].State != "running" || list[1].Result == nil || list[1].Result.Ending != "sandbox_lost" {
+	if err != nil || len(list) != 2 || list[0].ID != sh.ID || list[0].State != "running" || list[1].Result == nil ||
+		list[1].Result.Ending != "sandbox_lost" {
 		t.Fatalf("%+v %v", list, err)
 	}
 }

@@ -8,6 +8,8 @@ import (
 // publishStateChange publishes a sandbox's new state.
 func (e *Engine) publishStateChange(s scheduler.StateChange) {
 	e.Events.Publish(v1.ServiceEvent{
-		Type: "sandbox." + string(s.State), Sandbox: s.ID, Template: s.Template, Caller: s.Caller, Workspace: s.Workspace, Reason: s.Reason,
+		Type: "sandbox." + string(
+			s.State,
+		), Sandbox: s.ID, Template: s.Template, Caller: s.Caller, Workspace: s.Workspace, Reason: s.Reason,
 	})
 }

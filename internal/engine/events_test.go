@@ -53,7 +53,8 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 	var mine []string
 	own := caller.Principal{Caller: caller.LocalCaller}
 	err = s.Events.Watch(t.Context(), own, eventhub.Query{After: at}, func(e v1.ServiceEvent) error {
-		if e.Sandbox != id || e.Caller != caller.LocalCaller || e.Type == "shell.ended" && e.Shell != sh.ID || e.Type == "sandbox.gone" && e.Reason != "removed" {
+		if e.Sandbox != id || e.Caller != caller.LocalCaller || e.Type == "shell.ended" && e.Shell != sh.ID ||
+			e.Type == "sandbox.gone" && e.Reason != "removed" {
 			t.Errorf("%+v", e)
 		}
 		mine = append(mine, e.Type)

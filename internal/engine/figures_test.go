@@ -22,7 +22,13 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	used := runtime.Figures{CPU: 1500 * time.Millisecond, Memory: 50 << 20, MemoryLimit: 256 << 20, Pids: 3, PidsLimit: 160}
+	used := runtime.Figures{
+		CPU:         1500 * time.Millisecond,
+		Memory:      50 << 20,
+		MemoryLimit: 256 << 20,
+		Pids:        3,
+		PidsLimit:   160,
+	}
 	w.host.SetFigures(hers.ID, used)
 	list, err := s.Figures(t.Context(), ann)
 	if err != nil || len(list) != 1 {
@@ -33,7 +39,16 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 		t.Error("no time")
 	}
 	got.At = time.Time{}
-	want := v1.Figures{ID: hers.ID, Template: "default", Caller: "ann", CPUMS: 1500, MemoryBytes: 50 << 20, MemoryLimitBytes: 256 << 20, Pids: 3, PidsLimit: 160}
+	want := v1.Figures{
+		ID:               hers.ID,
+		Template:         "default",
+		Caller:           "ann",
+		CPUMS:            1500,
+		MemoryBytes:      50 << 20,
+		MemoryLimitBytes: 256 << 20,
+		Pids:             3,
+		PidsLimit:        160,
+	}
 	if got != want {
 		t.Errorf("%+v", got)
 	}

@@ -12,7 +12,11 @@ import (
 )
 
 // use enters a lease of the caller. The caller must call Leave on the result.
-func (e *Engine) use(ctx context.Context, p caller.Principal, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
+func (e *Engine) use(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+) (*scheduler.Lease, *scheduler.Use, error) {
 	l, err := e.findLease(ctx, p, sandbox)
 	if err != nil {
 		return nil, nil, err
@@ -22,7 +26,12 @@ func (e *Engine) use(ctx context.Context, p caller.Principal, sandbox string) (*
 }
 
 // ReadFile opens a file of the sandbox. The caller must close it.
-func (e *Engine) ReadFile(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+func (e *Engine) ReadFile(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+	r wire.FileRequest,
+) (io.ReadCloser, v1.File, error) {
 	l, u, err := e.use(ctx, p, sandbox)
 	if err != nil {
 		return nil, v1.File{}, err
@@ -48,12 +57,23 @@ func (b *leaseBody) Close() error {
 }
 
 // WriteFile writes a file atomically.
-func (e *Engine) WriteFile(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest, body io.Reader) (v1.File, error) {
+func (e *Engine) WriteFile(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+	r wire.FileRequest,
+	body io.Reader,
+) (v1.File, error) {
 	return e.file(ctx, p, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.WriteFile(u.Ctx, r, body) })
 }
 
 // StatFile describes a file.
-func (e *Engine) StatFile(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest) (v1.File, error) {
+func (e *Engine) StatFile(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+	r wire.FileRequest,
+) (v1.File, error) {
 	return e.file(ctx, p, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.Stat(u.Ctx, r) })
 }
 
@@ -63,17 +83,32 @@ func (e *Engine) MakeDir(ctx context.Context, p caller.Principal, sandbox string
 }
 
 // MoveFile moves a file or directory to r.To.
-func (e *Engine) MoveFile(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest) (v1.File, error) {
+func (e *Engine) MoveFile(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+	r wire.FileRequest,
+) (v1.File, error) {
 	return e.file(ctx, p, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.Move(u.Ctx, r) })
 }
 
 // RemoveFile removes a file, or a directory if r.Recursive is set.
 func (e *Engine) RemoveFile(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest) error {
-	_, err := e.file(ctx, p, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return wire.FileInfo{}, u.Remove(u.Ctx, r) })
+	_, err := e.file(
+		ctx,
+		p,
+		sandbox,
+		func(u *scheduler.Use) (wire.FileInfo, error) { return wire.FileInfo{}, u.Remove(u.Ctx, r) },
+	)
 	return err
 }
 
-func (e *Engine) file(ctx context.Context, p caller.Principal, sandbox string, do func(*scheduler.Use) (wire.FileInfo, error)) (v1.File, error) {
+func (e *Engine) file(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+	do func(*scheduler.Use) (wire.FileInfo, error),
+) (v1.File, error) {
 	l, u, err := e.use(ctx, p, sandbox)
 	if err != nil {
 		return v1.File{}, err
@@ -84,7 +119,12 @@ func (e *Engine) file(ctx context.Context, p caller.Principal, sandbox string, d
 }
 
 // ListFiles lists a directory and reports whether the list was truncated.
-func (e *Engine) ListFiles(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest) ([]v1.File, bool, error) {
+func (e *Engine) ListFiles(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+	r wire.FileRequest,
+) ([]v1.File, bool, error) {
 	l, u, err := e.use(ctx, p, sandbox)
 	if err != nil {
 		return nil, false, err

@@ -55,9 +55,17 @@ func (s sandboxes) ExecIn(
 func (s sandboxes) RunProgram(
 	ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st core.Stream, tune func(*wire.Command),
 ) (v1.ExecResult, error) {
-	return s.runCommand(ctx, l, id, x, st, tune, func(u *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
-		return u.Exec(u.Ctx, c, io)
-	})
+	return s.runCommand(
+		ctx,
+		l,
+		id,
+		x,
+		st,
+		tune,
+		func(u *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
+			return u.Exec(u.Ctx, c, io)
+		},
+	)
 }
 
 // StartShellIn starts a background command with the given id.

@@ -45,7 +45,8 @@ func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	if _, err := s.Templates.ReloadFor(t.Context(), op); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Images.Remove(t.Context(), op, "old/image:1"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), box.ID) {
+	if err := s.Images.Remove(t.Context(), op, "old/image:1"); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), box.ID) {
 		t.Errorf("with a lease: %v", err)
 	}
 	if _, err := s.Images.Import(t.Context(), op, otherArchive(t), "other/name:1"); err != nil {

@@ -64,7 +64,12 @@ func (e *Engine) describeNewLease(ctx context.Context, p caller.Principal, l *sc
 
 func identity[T any](v T) T { return v }
 
-func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRequest, a core.Acquisition) (*scheduler.Lease, error) {
+func (e *Engine) acquire(
+	ctx context.Context,
+	p caller.Principal,
+	r v1.SandboxRequest,
+	a core.Acquisition,
+) (*scheduler.Lease, error) {
 	if err := e.Templates.Resolve(&r); err != nil {
 		return nil, err
 	}
@@ -76,8 +81,22 @@ func (e *Engine) acquire(ctx context.Context, p caller.Principal, r v1.SandboxRe
 	}
 	req := scheduler.Request{
 		Caller: p.Caller, Template: r.Template, Env: r.Env, Alias: a.Alias,
-		Lease: store.Lease{Workspace: workspaces.DiskName(p.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.OneShot, Private: a.Private, Network: a.Network, Session: a.Session, Key: p.Key},
-		TTL:   cmp.Or(time.Duration(r.TTLMS)*time.Millisecond, e.opts.TTL), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.opts.Idle),
+		Lease: store.Lease{
+			Workspace: workspaces.DiskName(p.Caller, r.Workspace),
+			Named:     r.Workspace,
+			ReadOnly:  r.ReadOnly,
+			Overlay:   r.Mode == modeOverlay,
+			Labels:    r.Labels,
+			OneShot:   a.OneShot,
+			Private:   a.Private,
+			Network:   a.Network,
+			Session:   a.Session,
+			Key:       p.Key,
+		},
+		TTL: cmp.Or(
+			time.Duration(r.TTLMS)*time.Millisecond,
+			e.opts.TTL,
+		), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.opts.Idle),
 		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.opts.Wait),
 		Quotas: e.Callers.SandboxQuotas(p),
 	}
@@ -145,7 +164,11 @@ func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
 		return nil
 	}
 	if _, err := e.opts.Volumes.Get(workspaces.DiskName(p.Caller, r.Workspace)); err != nil {
-		return &usererror.InvalidError{Field: "workspace", Message: fmt.Sprintf("%q not found: create it first", r.Workspace), Class: errdefs.ErrNotFound}
+		return &usererror.InvalidError{
+			Field:   "workspace",
+			Message: fmt.Sprintf("%q not found: create it first", r.Workspace),
+			Class:   errdefs.ErrNotFound,
+		}
 	}
 	return nil
 }
@@ -221,7 +244,10 @@ func (e *Engine) Stop(ctx context.Context, p caller.Principal, id string, grace 
 func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {
 	s := v1.Sandbox{
 		ID: r.ID, Caller: r.Caller, State: string(r.State), Template: r.Template, Runtime: r.Runtime, Image: r.Image,
-		Workspace: cmp.Or(r.Lease.Named, r.Lease.Workspace), ReadOnly: r.Lease.ReadOnly, Mode: modeOf(r.Lease), Class: r.Lease.Class, Egress: r.Lease.Egress, Session: r.Lease.Session, Labels: r.Lease.Labels, Warm: r.Warm,
+		Workspace: cmp.Or(
+			r.Lease.Named,
+			r.Lease.Workspace,
+		), ReadOnly: r.Lease.ReadOnly, Mode: modeOf(r.Lease), Class: r.Lease.Class, Egress: r.Lease.Egress, Session: r.Lease.Session, Labels: r.Lease.Labels, Warm: r.Warm,
 		CreatedAt: r.Created, ExpiresAt: r.Expires, IdleMS: r.Idle.Milliseconds(), LastUseAt: r.Used, Reason: r.Reason,
 	}
 	if l := e.sched; l != nil {

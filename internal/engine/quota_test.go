@@ -39,7 +39,9 @@ func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {
 	r := bash("echo " + strings.Repeat("x", 10<<10))
 	for range 50 {
 		got := s.call(t, poor, "system.bash", r)
-		if got.Ending != "policy_denied" || got.Verdict == nil || got.Verdict.Class != profile.ClassQuota || got.Error == nil || got.Error.RetryAfterMS <= 0 {
+		if got.Ending != "policy_denied" || got.Verdict == nil || got.Verdict.Class != profile.ClassQuota ||
+			got.Error == nil ||
+			got.Error.RetryAfterMS <= 0 {
 			t.Fatalf("%+v", got)
 		}
 	}
@@ -49,12 +51,18 @@ func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {
 		if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "calls" {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := s.Governed.RefuseCall(t.Context(), poor, name, r.Input, governed.ErrUngoverned); !errors.Is(err, governed.ErrUngoverned) {
+		if err := s.Governed.RefuseCall(t.Context(), poor, name, r.Input, governed.ErrUngoverned); !errors.Is(
+			err,
+			governed.ErrUngoverned,
+		) {
 			t.Error(err)
 		}
 	}
 	got := s.recordedOf(t, "poor")
-	if len(got) != 4 || got[2].Kind != "refused" || got[2].Rule != "quota:calls" || got[2].Count != 1 || got[2].InputBytes != len(r.Input) || len(got[2].InputHash) != 64 || got[3].Action != governed.UnknownTool {
+	if len(got) != 4 || got[2].Kind != "refused" || got[2].Rule != "quota:calls" || got[2].Count != 1 ||
+		got[2].InputBytes != len(r.Input) ||
+		len(got[2].InputHash) != 64 ||
+		got[3].Action != governed.UnknownTool {
 		t.Fatalf("%+v", got)
 	}
 	s.stop()
@@ -82,7 +90,8 @@ func TestRateRefusalsAreCounted(t *testing.T) {
 			t.Fatalf("%+v", got)
 		}
 	}
-	if got := s.recordedOf(t, "agent"); len(got) != 3 || got[2].Kind != "refused" || got[2].Rule != "rate:fs.list" || got[2].Action != "fs.list" {
+	if got := s.recordedOf(t, "agent"); len(got) != 3 || got[2].Kind != "refused" || got[2].Rule != "rate:fs.list" ||
+		got[2].Action != "fs.list" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -118,14 +127,21 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 		ran++
 	}
 	q, ok := errors.AsType[*caller.QuotaError](err)
-	if !ok || q.Quota != "audit_bytes" || q.Limit != 3000 || q.Used < 3000 || q.RetryAfter <= 0 || !errdefs.IsResourceExhausted(err) || core.ForCallers(err) == nil {
+	if !ok || q.Quota != "audit_bytes" || q.Limit != 3000 || q.Used < 3000 || q.RetryAfter <= 0 ||
+		!errdefs.IsResourceExhausted(err) ||
+		core.ForCallers(err) == nil {
 		t.Fatalf("after %d calls: %v", ran, err)
 	}
 	for range 20 {
-		if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bash("true"), governed.Watch{}); !errdefs.IsResourceExhausted(err) {
+		if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bash("true"), governed.Watch{}); !errdefs.IsResourceExhausted(
+			err,
+		) {
 			t.Fatalf("%v", err)
 		}
-		if err := s.Governed.RefuseCall(t.Context(), agent, "x", []byte(`{"a":"`+strings.Repeat("x", 10<<10)+`"}`), governed.ErrUngoverned); !errors.Is(err, governed.ErrUngoverned) {
+		if err := s.Governed.RefuseCall(t.Context(), agent, "x", []byte(`{"a":"`+strings.Repeat("x", 10<<10)+`"}`), governed.ErrUngoverned); !errors.Is(
+			err,
+			governed.ErrUngoverned,
+		) {
 			t.Fatal(err)
 		}
 	}
@@ -152,7 +168,16 @@ func TestDroppedAnswersReportReason(t *testing.T) {
 	under := func(key string) caller.Principal { return caller.Principal{Caller: caller.LocalCaller, Key: key} }
 	did := 0
 	do := func(key, answer string) (string, error) {
-		return idempotency.Do(t.Context(), s.idem, under(key), opRun, "ref", "request", func(context.Context) (string, error) { did++; return answer, nil }, func(a string) string { return a })
+		return idempotency.Do(
+			t.Context(),
+			s.idem,
+			under(key),
+			opRun,
+			"ref",
+			"request",
+			func(context.Context) (string, error) { did++; return answer, nil },
+			func(a string) string { return a },
+		)
 	}
 	for _, key := range []string{"a", "b", "c"} {
 		if got, err := do(key, "answer "+key); err != nil || got != "answer "+key {
@@ -164,7 +189,8 @@ func TestDroppedAnswersReportReason(t *testing.T) {
 	}
 	did = 0
 	for key, want := range map[string]string{"a": "was evicted", "large": "too large to keep"} {
-		if _, err := do(key, ""); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), want) || core.ForCallers(err) == nil {
+		if _, err := do(key, ""); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), want) ||
+			core.ForCallers(err) == nil {
 			t.Errorf("%s: %v, want %q", key, err, want)
 		}
 	}

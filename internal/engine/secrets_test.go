@@ -22,11 +22,11 @@ import (
 var victim = caller.Principal{Caller: "victim", Profile: "team", Trust: 3}
 
 // bashEnv returns a call of system.bash with variables.
-func bashEnv(t testing.TB, command string, env map[string]string) v1.ToolCall {
-	t.Helper()
+func bashEnv(tb testing.TB, command string, env map[string]string) v1.ToolCall {
+	tb.Helper()
 	b, err := json.Marshal(map[string]any{"command": command, "env": env})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return v1.ToolCall{Input: b}
 }
@@ -48,7 +48,8 @@ func TestSecretsOfOneCallerKeepOthersRecords(t *testing.T) {
 	}
 	got := <-answered
 	for _, r := range s.records(t, got.ID) {
-		if b, _ := json.Marshal(r); bytes.Contains(b, []byte("[redacted")) || r.Kind == "open" && string(r.Input) != string(bash(command).Input) {
+		if b, _ := json.Marshal(r); bytes.Contains(b, []byte("[redacted")) ||
+			r.Kind == "open" && string(r.Input) != string(bash(command).Input) {
 			t.Errorf("the record of another caller is %s", b)
 		}
 	}
@@ -59,10 +60,12 @@ func TestSecretsCannotHideCommand(t *testing.T) {
 	command := "rm -r precious"
 	r := bashEnv(t, command, map[string]string{"A_TOKEN": command, "B_TOKEN": "agent1", "C_TOKEN": "a1b2c3d4e5"})
 	q, answered := s.ask(t, agent, r)
-	if in := string(q.Input); !strings.Contains(in, `"command":"`+command+`"`) || !strings.Contains(in, `"A_TOKEN":"`+command+`"`) {
+	if in := string(q.Input); !strings.Contains(in, `"command":"`+command+`"`) ||
+		!strings.Contains(in, `"A_TOKEN":"`+command+`"`) {
 		t.Errorf("the approver reads %s", in)
 	}
-	if in := string(q.Input); strings.Contains(in, "a1b2c3d4e5") || !strings.Contains(in, `"C_TOKEN":"[redacted 10 bytes mac:`) {
+	if in := string(q.Input); strings.Contains(in, "a1b2c3d4e5") ||
+		!strings.Contains(in, `"C_TOKEN":"[redacted 10 bytes mac:`) {
 		t.Errorf("the approver reads %s", in)
 	}
 	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
@@ -73,7 +76,8 @@ func TestSecretsCannotHideCommand(t *testing.T) {
 	if len(records) != 2 {
 		t.Fatalf("%d records, want 2", len(records))
 	}
-	if in := string(records[0].Input); !strings.Contains(in, `"command":"[redacted 14 bytes mac:`) || strings.Contains(in, command) {
+	if in := string(records[0].Input); !strings.Contains(in, `"command":"[redacted 14 bytes mac:`) ||
+		strings.Contains(in, command) {
 		t.Errorf("the own record has %s", in)
 	}
 	if records[0].Caller != "agent" || records[0].Action != "system.bash" {
@@ -95,7 +99,8 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 	for what, env := range map[string]map[string]string{"40,000 variables": many, "a long variable": long} {
 		r := bashEnv(t, "true", env)
 		_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", r, governed.Watch{})
-		if invalid, ok := errors.AsType[*usererror.InvalidError](err); !ok || invalid.Field != "env" || !errdefs.IsInvalidArgument(err) {
+		if invalid, ok := errors.AsType[*usererror.InvalidError](err); !ok || invalid.Field != "env" ||
+			!errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: %v, want an invalid env", what, err)
 		}
 		page, err := s.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{Newest: true, Limit: 2})
@@ -103,7 +108,8 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 			t.Fatal(err)
 		}
 		all := page.Items
-		if o := all[0]; o.Kind != "open" || o.Input != nil || o.InputBytes != len(r.Input) || len(o.InputHash) != 64 || all[1].Ending != governed.EndedFailed {
+		if o := all[0]; o.Kind != "open" || o.Input != nil || o.InputBytes != len(r.Input) || len(o.InputHash) != 64 ||
+			all[1].Ending != governed.EndedFailed {
 			t.Errorf("%s: recorded as %+v and %+v", what, o, all[1])
 		}
 	}
@@ -126,7 +132,9 @@ func TestSecretsPerCallerAreBounded(t *testing.T) {
 	if _, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: env(most)}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a lease over the bound: %v, want ResourceExhausted", err)
 	}
-	if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), governed.Watch{}); !errdefs.IsResourceExhausted(err) {
+	if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), governed.Watch{}); !errdefs.IsResourceExhausted(
+		err,
+	) {
 		t.Errorf("a call over the bound: %v, want ResourceExhausted", err)
 	}
 	s.call(t, agent, "system.bash", bashEnv(t, "true", env(0))) // repeated values take no more space
@@ -143,7 +151,9 @@ func TestSecretsPerCallerAreBounded(t *testing.T) {
 func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 	s := newWorld(t).governed(t)
 	secret := "under-an-unusual-name"
-	body := []byte(`{"input":{"command":"echo ` + secret + `","env":{"MY_SESSION_COOKIES":"` + secret + `"}},"nonsense":1}`)
+	body := []byte(
+		`{"input":{"command":"echo ` + secret + `","env":{"MY_SESSION_COOKIES":"` + secret + `"}},"nonsense":1}`,
+	)
 	cause := usererror.Invalid("nonsense", "is unknown")
 	for _, body := range [][]byte{body, bashEnv(t, "echo "+secret, map[string]string{"MY_SESSION_COOKIES": secret}).Input} {
 		if err := s.Governed.RefuseCall(t.Context(), agent, "system.bash", body, cause); !errors.Is(err, cause) {
@@ -155,7 +165,8 @@ func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 		t.Fatalf("%d records, %v", len(all.Items), err)
 	}
 	for _, r := range all.Items {
-		if in := string(r.Input); strings.Contains(in, secret) || strings.Count(in, fmt.Sprintf("[redacted %d bytes mac:", len(secret))) != 2 {
+		if in := string(r.Input); strings.Contains(in, secret) ||
+			strings.Count(in, fmt.Sprintf("[redacted %d bytes mac:", len(secret))) != 2 {
 			t.Errorf("recorded %s", in)
 		}
 	}

@@ -20,7 +20,13 @@ func sessionKey(p caller.Principal, name string) caller.Principal {
 
 // session returns the sandbox of a session. It leases one for the session's first call, and again
 // after the lease has ended.
-func (e *Engine) session(ctx context.Context, p caller.Principal, name string, r v1.SandboxRequest, a core.Acquisition) (*scheduler.Lease, error) {
+func (e *Engine) session(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	r v1.SandboxRequest,
+	a core.Acquisition,
+) (*scheduler.Lease, error) {
 	leave, err := e.idem.LockKey(ctx, sessionKey(p, name))
 	if err != nil {
 		return nil, err

@@ -37,7 +37,13 @@ func (e *Engine) StartShell(ctx context.Context, p caller.Principal, id string, 
 	}, identity)
 }
 
-func (e *Engine) startShell(ctx context.Context, p caller.Principal, sandbox, id string, r v1.ShellRequest, tune func(*wire.Command)) (v1.Shell, error) {
+func (e *Engine) startShell(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox, id string,
+	r v1.ShellRequest,
+	tune func(*wire.Command),
+) (v1.Shell, error) {
 	switch {
 	case r.StopAtOutput || r.MaxOutputBytes != 0:
 		return v1.Shell{}, usererror.Invalid("max_output_bytes", "is not for shells: use spool_bytes")
@@ -160,7 +166,11 @@ func (e *Engine) Shells(ctx context.Context, p caller.Principal, sandbox string)
 
 // shell returns the caller's shell and a use of its sandbox. The caller must call Leave on the use.
 // If the sandbox has ended, the error is an *EndedError.
-func (e *Engine) shell(ctx context.Context, p caller.Principal, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
+func (e *Engine) shell(
+	ctx context.Context,
+	p caller.Principal,
+	id string,
+) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
 	row, err := e.opts.Store.Shell(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && row.Caller != p.Caller {
 		return store.Shell{}, nil, nil, usererror.Errorf(errdefs.ErrNotFound, "shell %q not found", id)
@@ -208,7 +218,13 @@ func (e *Engine) recordShellEnd(ctx context.Context, sh wire.Shell) {
 
 // KillShell ends a shell with TERM, then KILL after grace. No process of it is alive on return. A
 // shell that has ended keeps its result. If forget is set, its record and output are deleted.
-func (e *Engine) KillShell(ctx context.Context, p caller.Principal, id string, grace time.Duration, forget bool) (v1.Shell, error) {
+func (e *Engine) KillShell(
+	ctx context.Context,
+	p caller.Principal,
+	id string,
+	grace time.Duration,
+	forget bool,
+) (v1.Shell, error) {
 	if grace < 0 || grace > time.Minute {
 		return v1.Shell{}, usererror.Invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}
@@ -263,7 +279,10 @@ func (e *Engine) Input(ctx context.Context, p caller.Principal, id string, r io.
 	defer use.Leave()
 	if row.TTY {
 		if closeIt {
-			return usererror.Invalid("close", "is not for terminals: write the end-of-file character, 0x04, and leave the input open")
+			return usererror.Invalid(
+				"close",
+				"is not for terminals: write the end-of-file character, 0x04, and leave the input open",
+			)
 		}
 		return l.Explain(use.Type(use.Ctx, id, r, nil))
 	}
@@ -271,7 +290,12 @@ func (e *Engine) Input(ctx context.Context, p caller.Principal, id string, r io.
 }
 
 // Output returns at most 1 MiB of output. It waits up to r.Wait for the first byte.
-func (e *Engine) Output(ctx context.Context, principal caller.Principal, id string, r core.OutputRequest) (v1.Output, error) {
+func (e *Engine) Output(
+	ctx context.Context,
+	principal caller.Principal,
+	id string,
+	r core.OutputRequest,
+) (v1.Output, error) {
 	if r.Limit == 0 || r.Limit > core.MaxPiece {
 		r.Limit = core.MaxPiece
 	}
@@ -300,12 +324,24 @@ func (e *Engine) Output(ctx context.Context, principal caller.Principal, id stri
 
 // CopyOutput passes a shell's output to sink as it arrives and returns the offset to continue from.
 // A jump in the offsets means that output was dropped.
-func (e *Engine) CopyOutput(ctx context.Context, p caller.Principal, id string, r core.OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
+func (e *Engine) CopyOutput(
+	ctx context.Context,
+	p caller.Principal,
+	id string,
+	r core.OutputRequest,
+	sink func(offset int64, data []byte) error,
+) (int64, error) {
 	end, _, err := e.output(ctx, p, id, &r, sink)
 	return end.Next, err
 }
 
-func (e *Engine) output(ctx context.Context, p caller.Principal, id string, r *core.OutputRequest, sink func(int64, []byte) error) (wire.OutputEnd, store.Shell, error) {
+func (e *Engine) output(
+	ctx context.Context,
+	p caller.Principal,
+	id string,
+	r *core.OutputRequest,
+	sink func(int64, []byte) error,
+) (wire.OutputEnd, store.Shell, error) {
 	if err := r.Validate(); err != nil {
 		return wire.OutputEnd{}, store.Shell{}, err
 	}
@@ -314,7 +350,11 @@ func (e *Engine) output(ctx context.Context, p caller.Principal, id string, r *c
 		return wire.OutputEnd{}, row, err
 	}
 	defer use.Leave()
-	end, err := use.Output(use.Ctx, wire.Output{ID: id, Stream: wire.Stream(r.Stream), Offset: r.Offset, Limit: r.Limit, Follow: r.Follow, Wait: r.Wait}, sink)
+	end, err := use.Output(
+		use.Ctx,
+		wire.Output{ID: id, Stream: wire.Stream(r.Stream), Offset: r.Offset, Limit: r.Limit, Follow: r.Follow, Wait: r.Wait},
+		sink,
+	)
 	if err != nil {
 		return end, row, l.Explain(err)
 	}

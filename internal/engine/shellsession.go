@@ -29,7 +29,12 @@ const withoutBash = "this is sh: what only bash has, such as arrays, [[ ]], shop
 
 // StartShellSession starts a shell in a leased sandbox that runs commands one after the other. The
 // guest holds it, so it survives a restart of this process.
-func (e *Engine) StartShellSession(ctx context.Context, p caller.Principal, sandbox string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
+func (e *Engine) StartShellSession(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+	r v1.ShellSessionRequest,
+) (v1.ShellSession, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ShellSession{}, err
@@ -38,14 +43,32 @@ func (e *Engine) StartShellSession(ctx context.Context, p caller.Principal, sand
 		Sandbox string
 		v1.ShellSessionRequest
 	}{sandbox, r}
-	return idempotency.Do(ctx, e.idem, p, opSession, ref.String(), request, func(ctx context.Context) (v1.ShellSession, error) {
-		return e.startShellSession(ctx, p, sandbox, ref.String(), r)
-	}, identity)
+	return idempotency.Do(
+		ctx,
+		e.idem,
+		p,
+		opSession,
+		ref.String(),
+		request,
+		func(ctx context.Context) (v1.ShellSession, error) {
+			return e.startShellSession(ctx, p, sandbox, ref.String(), r)
+		},
+		identity,
+	)
 }
 
-func (e *Engine) startShellSession(ctx context.Context, p caller.Principal, sandbox, id string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
+func (e *Engine) startShellSession(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox, id string,
+	r v1.ShellSessionRequest,
+) (v1.ShellSession, error) {
 	if r.Shell != "" && r.Shell != "bash" && r.Shell != "sh" {
-		return v1.ShellSession{}, usererror.Invalid("shell", "is %q: use bash or sh, or leave it out for what the image has", r.Shell)
+		return v1.ShellSession{}, usererror.Invalid(
+			"shell",
+			"is %q: use bash or sh, or leave it out for what the image has",
+			r.Shell,
+		)
 	}
 	if err := validateEnv("env", r.Env); err != nil {
 		return v1.ShellSession{}, err
@@ -82,7 +105,11 @@ func (e *Engine) dropShellSession(ctx context.Context, use *scheduler.Use, id st
 	}
 }
 
-func (e *Engine) enter(ctx context.Context, p caller.Principal, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
+func (e *Engine) enter(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+) (*scheduler.Lease, *scheduler.Use, error) {
 	l, err := e.findLease(ctx, p, sandbox)
 	if err != nil {
 		return nil, nil, err
@@ -127,7 +154,13 @@ func (e *Engine) EndShellSession(ctx context.Context, p caller.Principal, sandbo
 }
 
 // ExecShellSession runs a command in a session.
-func (e *Engine) ExecShellSession(ctx context.Context, p caller.Principal, sandbox, id string, x v1.ShellSessionExec, st core.Stream) (v1.ExecResult, error) {
+func (e *Engine) ExecShellSession(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox, id string,
+	x v1.ShellSessionExec,
+	st core.Stream,
+) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -136,12 +169,27 @@ func (e *Engine) ExecShellSession(ctx context.Context, p caller.Principal, sandb
 		Sandbox, Session string
 		v1.ShellSessionExec
 	}{sandbox, id, x}
-	return idempotency.Do(ctx, e.idem, p, opSessionExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
-		return e.execShellSession(ctx, p, sandbox, id, ref.String(), x, st)
-	}, storedExecResult)
+	return idempotency.Do(
+		ctx,
+		e.idem,
+		p,
+		opSessionExec,
+		ref.String(),
+		request,
+		func(ctx context.Context) (v1.ExecResult, error) {
+			return e.execShellSession(ctx, p, sandbox, id, ref.String(), x, st)
+		},
+		storedExecResult,
+	)
 }
 
-func (e *Engine) execShellSession(ctx context.Context, p caller.Principal, sandbox, id, ref string, x v1.ShellSessionExec, st core.Stream) (v1.ExecResult, error) {
+func (e *Engine) execShellSession(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox, id, ref string,
+	x v1.ShellSessionExec,
+	st core.Stream,
+) (v1.ExecResult, error) {
 	wait, err := sessionWaitTime(x)
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -151,17 +199,25 @@ func (e *Engine) execShellSession(ctx context.Context, p caller.Principal, sandb
 		return v1.ExecResult{}, err
 	}
 	var got wire.SessionResult
-	res, err := e.runCommand(ctx, l, ref, x.Exec, st, nil, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
-		text := x.Command
-		if text == "" {
-			text = commandLine(x.Argv)
-		}
-		var err error
-		got, err = use.ExecSession(use.Ctx, wire.SessionExec{
-			ID: c.ID, Session: id, Text: text, Timeout: c.Timeout, OutputLimit: c.OutputLimit, Wait: wait, Renew: x.Renew,
-		}, io)
-		return got.Result, sessionNotFound(id, err)
-	})
+	res, err := e.runCommand(
+		ctx,
+		l,
+		ref,
+		x.Exec,
+		st,
+		nil,
+		func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
+			text := x.Command
+			if text == "" {
+				text = commandLine(x.Argv)
+			}
+			var err error
+			got, err = use.ExecSession(use.Ctx, wire.SessionExec{
+				ID: c.ID, Session: id, Text: text, Timeout: c.Timeout, OutputLimit: c.OutputLimit, Wait: wait, Renew: x.Renew,
+			}, io)
+			return got.Result, sessionNotFound(id, err)
+		},
+	)
 	if err != nil {
 		return res, err
 	}

@@ -31,7 +31,10 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	}
 	w := newWorld(t)
 	s := w.startOptions(t, func(o *Options) {
-		v, err := volumes.Open(filepath.Join(w.dir, "bounded"), volumes.Options{Mechanism: string(quotadir.Loop), Quota: 8 << 20, MaxQuota: 64 << 20})
+		v, err := volumes.Open(
+			filepath.Join(w.dir, "bounded"),
+			volumes.Options{Mechanism: string(quotadir.Loop), Quota: 8 << 20, MaxQuota: 64 << 20},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +52,9 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	for _, name := range []string{"a", "b", "c", "d"} {
 		group.Go(func() {
 			_, err := s.Workspaces.Create(t.Context(), ann, v1.WorkspaceRequest{Name: name})
-			if q, ok := errors.AsType[*caller.QuotaError](err); ok && q.Quota == "disk_bytes" && q.Limit == 20<<20 && q.Used == 16<<20 && errdefs.IsResourceExhausted(err) {
+			if q, ok := errors.AsType[*caller.QuotaError](err); ok && q.Quota == "disk_bytes" && q.Limit == 20<<20 &&
+				q.Used == 16<<20 &&
+				errdefs.IsResourceExhausted(err) {
 				return
 			}
 			if err != nil {
@@ -65,10 +70,14 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 		t.Fatalf("%d were made, %+v, %v", made.Load(), list, err)
 	}
 	one := list[0].Name
-	if _, err := s.Workspaces.Resize(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 16 << 20}); !errdefs.IsResourceExhausted(err) {
+	if _, err := s.Workspaces.Resize(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 16 << 20}); !errdefs.IsResourceExhausted(
+		err,
+	) {
 		t.Errorf("grown beyond the bound: %v", err)
 	}
-	if got, err := s.Workspaces.Resize(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 12 << 20}); err != nil || got.QuotaBytes != 12<<20 || got.Name != one {
+	if got, err := s.Workspaces.Resize(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 12 << 20}); err != nil ||
+		got.QuotaBytes != 12<<20 ||
+		got.Name != one {
 		t.Errorf("grown within it: %+v, %v", got, err)
 	}
 	if err := s.Workspaces.Delete(t.Context(), ann, one); err != nil {
@@ -91,7 +100,8 @@ func TestUnenforceableQuotaIsRefused(t *testing.T) {
 	s := newWorld(t).start(t)
 	defer s.stop()
 	_, err := s.Workspaces.Create(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
-	if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" || !errdefs.IsFailedPrecondition(err) {
+	if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" ||
+		!errdefs.IsFailedPrecondition(err) {
 		t.Errorf("%v", err)
 	}
 }
@@ -104,7 +114,10 @@ func boundedWorld(t *testing.T, limit int64) *service {
 	}
 	w := newWorld(t)
 	return w.startOptions(t, func(o *Options) {
-		v, err := volumes.Open(filepath.Join(w.dir, "bounded"), volumes.Options{Mechanism: string(quotadir.Loop), Quota: 8 << 20, MaxQuota: 64 << 20, Snapshots: 16})
+		v, err := volumes.Open(
+			filepath.Join(w.dir, "bounded"),
+			volumes.Options{Mechanism: string(quotadir.Loop), Quota: 8 << 20, MaxQuota: 64 << 20, Snapshots: 16},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +140,13 @@ func TestSnapshotsCountTowardDiskQuota(t *testing.T) {
 	}
 	content := make([]byte, 5<<20)
 	rand.NewChaCha8([32]byte{}).Read(content)
-	_, err := s.Workspaces.WriteFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))}, bytes.NewReader(content))
+	_, err := s.Workspaces.WriteFile(
+		t.Context(),
+		ann,
+		"a",
+		wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))},
+		bytes.NewReader(content),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +189,8 @@ func TestRestoreOfTooLargeSnapshotIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := s.Workspaces.Restore(t.Context(), ann, "a", "s")
-	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "resize it first") || strings.Contains(err.Error(), "/") {
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "resize it first") ||
+		strings.Contains(err.Error(), "/") {
 		t.Errorf("%v", err)
 	}
 	if w, err := s.Workspaces.Get(t.Context(), ann, "a"); err != nil || w.QuotaBytes != 8<<20 || w.UsedBytes > 4<<20 {

@@ -45,7 +45,11 @@ func from(name, image string, low int) templates.Source {
 }
 
 func broken(name string) templates.Source {
-	return templates.Source{File: "/t/" + name + ".yaml", Template: scheduler.Template{Name: name}, Err: errors.New("line 3 is bad")}
+	return templates.Source{
+		File:     "/t/" + name + ".yaml",
+		Template: scheduler.Template{Name: name},
+		Err:      errors.New("line 3 is bad"),
+	}
 }
 
 const here = "test/image:latest"
@@ -76,11 +80,15 @@ func TestReloadAppliesChanges(t *testing.T) {
 	}
 	for p, want := range map[*caller.Principal]string{&op: "not/there:1", {Caller: "you"}: "try again later"} {
 		_, err := s.Lease(t.Context(), *p, v1.SandboxRequest{Template: "far"})
-		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != "template" || !errdefs.IsUnavailable(err) || !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "[default]") {
+		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != "template" ||
+			!errdefs.IsUnavailable(err) ||
+			!strings.Contains(e.Message, want) ||
+			!strings.Contains(e.Message, "[default]") {
 			t.Error(err)
 		}
 	}
-	if list := s.Templates.List(t.Context(), caller.Principal{Caller: "you"}); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
+	if list := s.Templates.List(t.Context(), caller.Principal{Caller: "you"}); len(list) != 3 || list[1].Error != "" ||
+		list[1].File != "" {
 		t.Errorf("for another: %+v", list)
 	}
 	if _, err := s.Templates.ReloadFor(t.Context(), caller.Principal{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
@@ -90,7 +98,8 @@ func TestReloadAppliesChanges(t *testing.T) {
 	// An invalid version leaves the last good one in use; other templates change.
 	kept.set(nil, broken("default"), from("odd", here, 0))
 	got, err := s.Templates.ReloadFor(t.Context(), op)
-	if err != nil || len(got.Added) != 1 || got.Added[0] != "odd" || len(got.Removed) != 1 || got.Removed[0] != "far" || got.Failed["default"] != "line 3 is bad" {
+	if err != nil || len(got.Added) != 1 || got.Added[0] != "odd" || len(got.Removed) != 1 || got.Removed[0] != "far" ||
+		got.Failed["default"] != "line 3 is bad" {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if d := show("default"); d.State != "ready" || d.Error != "line 3 is bad" || d.Image != here {
@@ -113,7 +122,8 @@ func TestReloadAppliesChanges(t *testing.T) {
 	if d := show("default"); d.Error != "" || d.Pool.Min != 3 {
 		t.Errorf("%+v", d)
 	}
-	if got, err = s.Templates.ReloadFor(t.Context(), op); err != nil || len(got.Resized)+len(got.Changed)+len(got.Failed) != 0 {
+	if got, err = s.Templates.ReloadFor(t.Context(), op); err != nil ||
+		len(got.Resized)+len(got.Changed)+len(got.Failed) != 0 {
 		t.Errorf("nothing changed: %+v, %v", got, err)
 	}
 }
@@ -144,7 +154,8 @@ func TestUnsupportedClassIsNotReady(t *testing.T) {
 	strong.Spec.Class = runtime.ClassVM
 	kept.set(nil, from("default", here, 1), strong)
 	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
-	if err := s.Templates.NotReady("strong"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "class vm") {
+	if err := s.Templates.NotReady("strong"); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "class vm") {
 		t.Error(err)
 	}
 }

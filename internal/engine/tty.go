@@ -24,7 +24,12 @@ const maxAttached = 16
 
 // OpenTerminal starts a background command on a new pseudo-terminal. A retry with the same
 // idempotency key returns the same terminal.
-func (e *Engine) OpenTerminal(ctx context.Context, p caller.Principal, sandbox string, r v1.TerminalRequest) (v1.Shell, error) {
+func (e *Engine) OpenTerminal(
+	ctx context.Context,
+	p caller.Principal,
+	sandbox string,
+	r v1.TerminalRequest,
+) (v1.Shell, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.Shell{}, err
@@ -84,7 +89,11 @@ func (e *Engine) Attach(ctx context.Context, p caller.Principal, sandbox, id str
 	case row.Sandbox != sandbox:
 		err = usererror.Errorf(errdefs.ErrNotFound, "shell %q not found in this sandbox", id)
 	case !row.TTY:
-		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "shell %q has no terminal: read its output and write to its input instead", id)
+		err = usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"shell %q has no terminal: read its output and write to its input instead",
+			id,
+		)
 	default:
 		a.state, err = use.Shell(use.Ctx, id)
 		err = l.Explain(err)
@@ -163,7 +172,12 @@ func (c *attachedCount) enter(id string) (leave func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n[id] >= maxAttached {
-		return nil, usererror.Errorf(errdefs.ErrResourceExhausted, "terminal %[2]s has the maximum of %[1]d attached clients", maxAttached, id)
+		return nil, usererror.Errorf(
+			errdefs.ErrResourceExhausted,
+			"terminal %[2]s has the maximum of %[1]d attached clients",
+			maxAttached,
+			id,
+		)
 	}
 	if c.n == nil {
 		c.n = map[string]int{}

@@ -41,8 +41,9 @@ type world struct {
 	guests map[string]*guestOfShells
 }
 
-func newWorld(t testing.TB) *world {
-	return &world{dir: t.TempDir(), host: &fake.Host{}, guests: map[string]*guestOfShells{}}
+func newWorld(tb testing.TB) *world {
+	tb.Helper()
+	return &world{dir: tb.TempDir(), host: &fake.Host{}, guests: map[string]*guestOfShells{}}
 }
 
 // service is one process that uses a world.
@@ -53,37 +54,42 @@ type service struct {
 	stop    func()
 }
 
-func (w *world) open(t testing.TB) *store.Store {
-	t.Helper()
-	st, err := store.Open(t.Context(), w.dir)
+func (w *world) open(tb testing.TB) *store.Store {
+	tb.Helper()
+	st, err := store.Open(tb.Context(), w.dir)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return st
 }
 
-func (w *world) start(t testing.TB) *service { return w.startBoth(t, nil, nil) }
+func (w *world) start(tb testing.TB) *service {
+	tb.Helper()
+	return w.startBoth(tb, nil, nil)
+}
 
 // startOptions is start with other options.
-func (w *world) startOptions(t testing.TB, change func(*Options)) *service {
-	t.Helper()
-	return w.startBoth(t, nil, change)
+func (w *world) startOptions(tb testing.TB, change func(*Options)) *service {
+	tb.Helper()
+	return w.startBoth(tb, nil, change)
 }
 
 // startBoth is start with other options and the governance that govern returns.
-func (w *world) startBoth(t testing.TB, govern func(*store.Store) *governed.Config, change func(*Options)) *service {
-	t.Helper()
-	st := w.open(t)
+func (w *world) startBoth(tb testing.TB, govern func(*store.Store) *governed.Config, change func(*Options)) *service {
+	tb.Helper()
+	st := w.open(tb)
 	var g *governed.Config
 	if govern != nil {
 		g = govern(st)
 	}
 	v, err := volumes.Open(filepath.Join(w.dir, "workspaces"), volumes.Options{})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	o := Options{
-		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve}), Store: st, Images: w.images(t), Volumes: v, DefaultTemplate: "default",
+		Driver: fake.New(
+			fake.Options{Host: w.host, Serve: w.serve},
+		), Store: st, Images: w.images(tb), Volumes: v, DefaultTemplate: "default",
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
@@ -94,9 +100,9 @@ func (w *world) startBoth(t testing.TB, govern func(*store.Store) *governed.Conf
 	if change != nil {
 		change(&o)
 	}
-	e, err := Open(t.Context(), o)
+	e, err := Open(tb.Context(), o)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -105,55 +111,55 @@ func (w *world) startBoth(t testing.TB, govern func(*store.Store) *governed.Conf
 	s.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 		st.Close()
 	})
-	t.Cleanup(s.stop)
+	tb.Cleanup(s.stop)
 	return s
 }
 
-func (w *world) images(t testing.TB) *images.Store {
-	t.Helper()
+func (w *world) images(tb testing.TB) *images.Store {
+	tb.Helper()
 	im, err := images.Open(images.Options{Dir: filepath.Join(w.dir, "images")})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	if _, err := im.Import(t.Context(), archive(t), "test/image:latest"); err != nil {
-		t.Fatal(err)
+	if _, err := im.Import(tb.Context(), archive(tb), "test/image:latest"); err != nil {
+		tb.Fatal(err)
 	}
 	return im
 }
 
 // archive returns a root filesystem.
-func archive(t testing.TB) *bytes.Buffer {
-	t.Helper()
+func archive(tb testing.TB) *bytes.Buffer {
+	tb.Helper()
 	var rootfs bytes.Buffer
 	tw := tar.NewWriter(&rootfs)
 	if err := tw.WriteHeader(&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	tw.Close()
 	return &rootfs
 }
 
-func (s *service) lease(t testing.TB) string {
-	t.Helper()
-	got, err := s.Lease(t.Context(), me, v1.SandboxRequest{})
+func (s *service) lease(tb testing.TB) string {
+	tb.Helper()
+	got, err := s.Lease(tb.Context(), me, v1.SandboxRequest{})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return got.ID
 }
 
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}
 	}
-	t.Fatal("never: " + what)
+	tb.Fatal("never: " + what)
 }
 
 // guestOfShells is a fake guest. Its shells end only on request, and its commands report when they
@@ -216,7 +222,13 @@ func (g *guestOfShells) serve(ctx context.Context, conn net.Conn) {
 			g.execs[q.Body.ID] = conn
 			g.mu.Unlock()
 		}
-		head := []byte{byte(wire.KindRequest), byte(len(payload) >> 24), byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload))}
+		head := []byte{
+			byte(wire.KindRequest),
+			byte(len(payload) >> 24),
+			byte(len(payload) >> 16),
+			byte(len(payload) >> 8),
+			byte(len(payload)),
+		}
 		g.Serve(ctx, &again{conn, bytes.NewReader(append(head, payload...))})
 	}
 }

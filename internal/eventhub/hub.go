@@ -56,7 +56,14 @@ type callerEvents struct {
 // id of earlier processes unless one published a million events a second.
 func New() *Hub {
 	id := time.Now().UnixMicro()
-	return &Hub{each: map[string]*callerEvents{}, first: id, next: id, more: make(chan struct{}), open: map[string]v1.ServiceEvent{}, openOf: map[string]int{}}
+	return &Hub{
+		each:   map[string]*callerEvents{},
+		first:  id,
+		next:   id,
+		more:   make(chan struct{}),
+		open:   map[string]v1.ServiceEvent{},
+		openOf: map[string]int{},
+	}
 }
 
 // Publish adds an event. The end of a shell is reported once, with the caller and sandbox of its
@@ -81,7 +88,15 @@ func (h *Hub) Publish(ev v1.ServiceEvent) {
 		for id, began := range h.open {
 			if began.Sandbox == ev.Sandbox {
 				h.closeShell(began)
-				h.add(v1.ServiceEvent{Type: "shell.ended", Caller: began.Caller, Sandbox: began.Sandbox, Shell: id, Reason: "its sandbox ended"})
+				h.add(
+					v1.ServiceEvent{
+						Type:    "shell.ended",
+						Caller:  began.Caller,
+						Sandbox: began.Sandbox,
+						Shell:   id,
+						Reason:  "its sandbox ended",
+					},
+				)
 			}
 		}
 	}

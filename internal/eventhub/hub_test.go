@@ -44,7 +44,11 @@ func TestSlowEventReaderGetsGap(t *testing.T) {
 	// A position of an earlier process, and one of a clock that was ahead.
 	for _, id := range []int64{5, last + 1e12} {
 		var first string
-		if err := h.Watch(t.Context(), op, Query{After: id}, func(ev v1.ServiceEvent) error { first = ev.Type; return errEnough }); !errors.Is(err, errEnough) || first != "gap" {
+		if err := h.Watch(t.Context(), op, Query{After: id}, func(ev v1.ServiceEvent) error { first = ev.Type; return errEnough }); !errors.Is(
+			err,
+			errEnough,
+		) ||
+			first != "gap" {
 			t.Errorf("after %d: %q, %v", id, first, err)
 		}
 	}
@@ -93,7 +97,10 @@ func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 	h.Publish(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "t"})
 	h.Publish(v1.ServiceEvent{Type: "shell.ended", Shell: "t"})
 	h.Publish(v1.ServiceEvent{Type: "sandbox.gone", Caller: "ann", Sandbox: "a"})
-	if kinds, _ := list(ann, last); !slices.Equal(kinds, []string{"shell.started", "shell.ended", "shell.ended", "sandbox.gone"}) {
+	if kinds, _ := list(ann, last); !slices.Equal(
+		kinds,
+		[]string{"shell.started", "shell.ended", "shell.ended", "sandbox.gone"},
+	) {
 		t.Errorf("of shells with others' around, another caller is told %v", kinds)
 	}
 	h.Publish(v1.ServiceEvent{Type: "sandbox.gone", Caller: "hog", Sandbox: "h"})
@@ -106,17 +113,22 @@ func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 func TestEventGapIsReportedOnce(t *testing.T) {
 	h := New()
 	gaps := 0
-	err := h.Watch(t.Context(), caller.Principal{Caller: "ann"}, Query{After: 5, Follow: true}, func(ev v1.ServiceEvent) error {
-		if ev.Type != "gap" {
-			return errEnough
-		}
-		gaps++
-		h.Publish(v1.ServiceEvent{Type: "x", Caller: "bob"})
-		if gaps == 1 {
-			h.Publish(v1.ServiceEvent{Type: "x", Caller: "ann"})
-		}
-		return nil
-	})
+	err := h.Watch(
+		t.Context(),
+		caller.Principal{Caller: "ann"},
+		Query{After: 5, Follow: true},
+		func(ev v1.ServiceEvent) error {
+			if ev.Type != "gap" {
+				return errEnough
+			}
+			gaps++
+			h.Publish(v1.ServiceEvent{Type: "x", Caller: "bob"})
+			if gaps == 1 {
+				h.Publish(v1.ServiceEvent{Type: "x", Caller: "ann"})
+			}
+			return nil
+		},
+	)
 	if !errors.Is(err, errEnough) || gaps != 1 {
 		t.Errorf("%v, told %d times", err, gaps)
 	}

@@ -17,12 +17,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func compile(tb testing.TB, source string, vars ...string) *Expr {
+func compile(tb testing.TB, source string) *Expr {
 	tb.Helper()
-	if vars == nil {
-		vars = []string{"input", "call"}
-	}
-	x, err := Compile(source, vars...)
+	x, err := Compile(source, "input", "call")
 	if err != nil {
 		tb.Fatal(err)
 	}

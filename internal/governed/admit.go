@@ -28,7 +28,11 @@ func (r *refusal) Error() string { return r.verdict.Message }
 // find looks up the profile and the tool.
 func (t *transaction) find() (err error) {
 	if t.r.Profile != "" && !t.principal.Operator && t.r.Profile != t.principal.Profile {
-		return &usererror.InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
+		return &usererror.InvalidError{
+			Field:   "profile",
+			Message: "is not yours to choose: leave it out",
+			Class:   errdefs.ErrPermissionDenied,
+		}
 	}
 	if t.profile, err = t.g.profile(t.profileName()); err != nil {
 		return &usererror.InvalidError{Field: "profile", Message: "cannot be used: " + err.Error(), Class: err}
@@ -52,7 +56,14 @@ func (t *transaction) profileName() string {
 // approval.
 func (t *transaction) admit(ctx context.Context) ([]approval.Reason, error) {
 	if !t.tool.Enabled() {
-		return nil, t.refuse(policy.Verdict{Action: policy.Deny, Class: profile.ClassDisabled, Rule: "disabled:" + t.name, Message: fmt.Sprintf("Tool %s is disabled", t.name)})
+		return nil, t.refuse(
+			policy.Verdict{
+				Action:  policy.Deny,
+				Class:   profile.ClassDisabled,
+				Rule:    "disabled:" + t.name,
+				Message: fmt.Sprintf("Tool %s is disabled", t.name),
+			},
+		)
 	}
 	var questions []approval.Reason
 	if need := t.tool.Trust(); t.principal.Trust < need {

@@ -25,7 +25,10 @@ func (s *Service) Approvals(ctx context.Context, p caller.Principal, state strin
 	default:
 		return nil, usererror.Invalid("state", "is %q: use pending, approved, denied, expired or cancelled", state)
 	}
-	list, err := g.Gate.List(ctx, approval.Filter{Caller: visibleCaller(p), State: approval.State(state), Limit: core.MaxListed})
+	list, err := g.Gate.List(
+		ctx,
+		approval.Filter{Caller: visibleCaller(p), State: approval.State(state), Limit: core.MaxListed},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +56,8 @@ func (s *Service) Approval(ctx context.Context, p caller.Principal, id string) (
 		return v1.Approval{}, ErrUngoverned
 	}
 	q, err := g.Gate.Get(ctx, id)
-	if !p.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != p.Caller) { // Return the same error for a missing request and for another caller's.
+	if !p.Operator &&
+		(errdefs.IsNotFound(err) || err == nil && q.Caller != p.Caller) { // Return the same error for a missing request and for another caller's.
 		err = usererror.Errorf(errdefs.ErrNotFound, "approval %q not found", audit.TruncateName(id))
 	}
 	if err != nil {
@@ -63,7 +67,12 @@ func (s *Service) Approval(ctx context.Context, p caller.Principal, id string) (
 }
 
 // AnswerApproval answers an approval request. Only operators may call it.
-func (s *Service) AnswerApproval(ctx context.Context, p caller.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+func (s *Service) AnswerApproval(
+	ctx context.Context,
+	p caller.Principal,
+	id string,
+	a v1.ApprovalAnswer,
+) (v1.Approval, error) {
 	g := s.opts.Config
 	if g == nil {
 		return v1.Approval{}, ErrUngoverned
@@ -75,8 +84,19 @@ func (s *Service) AnswerApproval(ctx context.Context, p caller.Principal, id str
 	if by == "" {
 		by = p.Caller
 	}
-	q, err := g.Gate.Answer(ctx, id, by, approval.Answer{Action: a.Action, Scope: approval.Scope(a.Scope), Input: a.Input, To: a.To, Note: a.Note})
-	s.RecordOperator(ctx, p, audit.Record{Action: "approval." + audit.TruncateName(a.Action), Approval: audit.TruncateName(id), By: by}, a, err)
+	q, err := g.Gate.Answer(
+		ctx,
+		id,
+		by,
+		approval.Answer{Action: a.Action, Scope: approval.Scope(a.Scope), Input: a.Input, To: a.To, Note: a.Note},
+	)
+	s.RecordOperator(
+		ctx,
+		p,
+		audit.Record{Action: "approval." + audit.TruncateName(a.Action), Approval: audit.TruncateName(id), By: by},
+		a,
+		err,
+	)
 	if err != nil {
 		return v1.Approval{}, err
 	}

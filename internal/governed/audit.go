@@ -99,7 +99,14 @@ func (s *Service) VerifyAudit(ctx context.Context, p caller.Principal, head stri
 
 // PresentAudit converts a verification report to its API form.
 func PresentAudit(r audit.Report) v1.AuditReport {
-	out := v1.AuditReport{OK: r.OK, Records: r.Records, Head: r.Head, Problems: []v1.AuditProblem{}, More: r.More, Parts: []v1.AuditPart{}}
+	out := v1.AuditReport{
+		OK:       r.OK,
+		Records:  r.Records,
+		Head:     r.Head,
+		Problems: []v1.AuditProblem{},
+		More:     r.More,
+		Parts:    []v1.AuditPart{},
+	}
 	for _, p := range r.Problems {
 		out.Problems = append(out.Problems, v1.AuditProblem{Seq: p.Seq, Kind: string(p.Kind), Message: p.Message})
 	}

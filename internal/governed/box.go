@@ -146,7 +146,12 @@ func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 }
 
 // Output reads the output of a background command, or the kept output of an earlier call.
-func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64, wait time.Duration) (v1.Output, error) {
+func (b *box) Output(
+	ctx context.Context,
+	id, stream string,
+	offset, limit int64,
+	wait time.Duration,
+) (v1.Output, error) {
 	r := core.OutputRequest{Stream: stream, Offset: offset, Limit: limit, Wait: wait}
 	out, err := b.s.opts.Sandboxes.Output(ctx, b.principal, id, r)
 	if errdefs.IsNotFound(err) && b.s.outputs != nil {

@@ -61,14 +61,22 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "browser is not configured on this service")
 	}
 	if _, ok := b.s.opts.Scheduler.Template(o.Template); !ok {
-		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition,
-			"browser is not available: template %q is not ready (browser.template in the service's configuration; see docs/browser.md): use mode simple", o.Template)
+		return tool.Sight{}, usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"browser is not available: template %q is not ready (browser.template in the service's configuration; see docs/browser.md): use mode simple",
+			o.Template,
+		)
 	}
 	egress := &core.Egress{Rules: v.Reach.Rules}
 	if v.Ceiling != nil {
 		egress.Ceiling = v.Ceiling.Compiled
 	}
-	l, err := b.s.opts.Sandboxes.Acquire(ctx, b.principal, v1.SandboxRequest{Template: o.Template}, core.Acquisition{OneShot: true, Private: true, Egress: egress})
+	l, err := b.s.opts.Sandboxes.Acquire(
+		ctx,
+		b.principal,
+		v1.SandboxRequest{Template: o.Template},
+		core.Acquisition{OneShot: true, Private: true, Egress: egress},
+	)
 	if err != nil {
 		return tool.Sight{}, err
 	}
@@ -84,7 +92,11 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 			return tool.Sight{}, err
 		}
 	}
-	got, err := browser.Open(ctx, func(ctx context.Context) (net.Conn, error) { return l.Dial(ctx, browserPort) }, v.Request)
+	got, err := browser.Open(
+		ctx,
+		func(ctx context.Context) (net.Conn, error) { return l.Dial(ctx, browserPort) },
+		v.Request,
+	)
 	if err != nil {
 		return tool.Sight{}, b.browserFailed(ctx, l, v, got, err)
 	}
@@ -94,18 +106,42 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 // installRoots adds root certificates to the browser. It must run before the browser verifies a
 // certificate.
 func (b *box) installRoots(ctx context.Context, l *scheduler.Lease, roots string) error {
-	r, err := b.s.opts.Sandboxes.ExecIn(ctx, l, b.id, v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()}, core.Stream{}, nil)
+	r, err := b.s.opts.Sandboxes.ExecIn(
+		ctx,
+		l,
+		b.id,
+		v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()},
+		core.Stream{},
+		nil,
+	)
 	if err == nil && (r.Ending != string(runtime.Exited) || r.ExitCode != 0) {
-		err = fmt.Errorf("install root certificates in the browser: %s, exit code %d: %q: %w", r.Ending, r.ExitCode, oneLine(r.Stderr), errdefs.ErrUnavailable)
+		err = fmt.Errorf(
+			"install root certificates in the browser: %s, exit code %d: %q: %w",
+			r.Ending,
+			r.ExitCode,
+			oneLine(r.Stderr),
+			errdefs.ErrUnavailable,
+		)
 	}
 	return err
 }
 
 // browserFailed explains why a page could not be opened. It uses the gateway's reason, which the
 // browser does not report, or the way the browser ended.
-func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visit, got browser.Result, err error) error {
+func (b *box) browserFailed(
+	ctx context.Context,
+	l *scheduler.Lease,
+	v tool.Visit,
+	got browser.Result,
+	err error,
+) error {
 	if _, none := errors.AsType[*core.PortError](err); none {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "no browser listens in sandboxes of template %q, on port %d: see its warm-up (docs/browser.md)", l.Template, browserPort)
+		return usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"no browser listens in sandboxes of template %q, on port %d: see its warm-up (docs/browser.md)",
+			l.Template,
+			browserPort,
+		)
 	}
 	f, ok := errors.AsType[*browser.Fault](err)
 	if !ok {
@@ -124,7 +160,10 @@ func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visi
 		}
 	case browser.FaultCrashed, browser.FaultBrowser:
 		if b.outOfMemory(ctx, l) {
-			return &browser.Fault{Kind: browser.FaultCrashed, Message: "the browser ran out of memory: the page needs more than the limits.memory of its template"}
+			return &browser.Fault{
+				Kind:    browser.FaultCrashed,
+				Message: "the browser ran out of memory: the page needs more than the limits.memory of its template",
+			}
 		}
 	}
 	return f
@@ -198,6 +237,10 @@ func (b *box) outOfMemory(ctx context.Context, l *scheduler.Lease) bool {
 // isolation describes the isolation of the browser sandbox.
 func (b *box) isolation(l *scheduler.Lease) string {
 	t, _ := b.s.opts.Scheduler.Template(l.Template)
-	return fmt.Sprintf("class %s: a separate sandbox, destroyed afterwards, without a network interface (everything goes through the gateway and its rules), seccomp, no capabilities, uid %d; "+
-		"Chromium's own sandbox is off, since it needs user namespaces or a setuid helper, and there are neither", t.Spec.Class.OrDefault(), runtime.CommandUID)
+	return fmt.Sprintf(
+		"class %s: a separate sandbox, destroyed afterwards, without a network interface (everything goes through the gateway and its rules), seccomp, no capabilities, uid %d; "+
+			"Chromium's own sandbox is off, since it needs user namespaces or a setuid helper, and there are neither",
+		t.Spec.Class.OrDefault(),
+		runtime.CommandUID,
+	)
 }

@@ -13,7 +13,14 @@ import (
 // The web program's output is untrusted: the program parses data of the remote host.
 func TestReadAnswerRejectsOversizedAnswers(t *testing.T) {
 	r := web.Request{MaxBytes: 10, MaxText: 5}
-	good := web.Answer{URL: "https://a.example/", Status: 200, Title: "a\nb\u2028c", Text: "wö\x1brds", Body: []byte("0123456789"), Header: [][2]string{{"A", "b\x1b\r"}}}
+	good := web.Answer{
+		URL:    "https://a.example/",
+		Status: 200,
+		Title:  "a\nb\u2028c",
+		Text:   "wö\x1brds",
+		Body:   []byte("0123456789"),
+		Header: [][2]string{{"A", "b\x1b\r"}},
+	}
 	b, err := json.Marshal(good)
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +70,8 @@ func TestReadAnswerRejectsOversizedAnswers(t *testing.T) {
 		}
 	}
 	a, err = readAnswer([]byte(`{"fault": {"kind": "denied", "message": "a\u001b[31m`+strings.Repeat("x", 5000)+`"}}`), r)
-	if err != nil || a.Fault == nil || len(a.Fault.Message) > maxWebText+10 || strings.ContainsRune(a.Fault.Message, 0x1b) {
+	if err != nil || a.Fault == nil || len(a.Fault.Message) > maxWebText+10 ||
+		strings.ContainsRune(a.Fault.Message, 0x1b) {
 		t.Errorf("%+v %v", a.Fault, err)
 	}
 }

@@ -35,7 +35,11 @@ type CompatAnswer struct {
 // ShellCompat runs a command for existing clients of the readonly system, which send no token and
 // name a workspace by a path. Every answer has the form of CompatAnswer; failures of the service
 // are only logged. The workspace is mounted read-only.
-func (s *Service) ShellCompat(ctx context.Context, command, workspace string, timeout time.Duration) (json.RawMessage, error) {
+func (s *Service) ShellCompat(
+	ctx context.Context,
+	command, workspace string,
+	timeout time.Duration,
+) (json.RawMessage, error) {
 	g := s.opts.Config
 	if g == nil || g.Compat == nil {
 		return nil, ErrUngoverned
@@ -55,8 +59,15 @@ func (s *Service) ShellCompat(ctx context.Context, command, workspace string, ti
 	if err != nil {
 		return nil, err
 	}
-	res, err := s.CallTool(ctx, p, compatTool, v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true}, Watch{})
-	if _, bad := errors.AsType[*usererror.InvalidError](err); bad && errdefs.IsNotFound(err) { // the workspace was not created yet
+	res, err := s.CallTool(
+		ctx,
+		p,
+		compatTool,
+		v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true},
+		Watch{},
+	)
+	if _, bad := errors.AsType[*usererror.InvalidError](err); bad &&
+		errdefs.IsNotFound(err) { // the workspace was not created yet
 		return json.Marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}
 	if err != nil {

@@ -16,11 +16,17 @@ import (
 )
 
 // errHandover ends a wait because the service stops. The approval request stays pending.
-var errHandover = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping: retry with the same Idempotency-Key")
+var errHandover = usererror.Errorf(
+	errdefs.ErrUnavailable,
+	"the service is stopping: retry with the same Idempotency-Key",
+)
 
 // errStopping ends the wait of a caller without an idempotency key. The approval request is
 // cancelled.
-var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping, and the call has no Idempotency-Key: call again")
+var errStopping = usererror.Errorf(
+	errdefs.ErrUnavailable,
+	"the service is stopping, and the call has no Idempotency-Key: call again",
+)
 
 // obtainApproval gets the approval that the call needs, from the profile's rules or from an
 // approver. An input that an approver changed is checked again.
@@ -145,7 +151,14 @@ func (g *Config) CheckModified(ctx context.Context, q approval.Request, input js
 	if err != nil {
 		return err
 	}
-	t := &transaction{g: g, id: q.Call, name: q.Tool, profile: p, input: input, principal: caller.Principal{Caller: q.Caller, Trust: q.Trust}}
+	t := &transaction{
+		g:         g,
+		id:        q.Call,
+		name:      q.Tool,
+		profile:   p,
+		input:     input,
+		principal: caller.Principal{Caller: q.Caller, Trust: q.Trust},
+	}
 	if t.tool, err = p.Tool(q.Tool); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ const ruleCalls = "quota:calls"
 
 // checkLimits checks the caller's call quota, the tool's rate and the caller's share of the audit
 // log before anything is recorded. known reports whether the tool was found.
-func (t *transaction) checkLimits(ctx context.Context, known bool) error {
+func (t *transaction) checkLimits(known bool) error {
 	if err := t.s.opts.Callers.CountCall(t.principal); err != nil {
 		return err
 	}
@@ -68,7 +68,10 @@ func (t *transaction) answerLimited(ctx context.Context, known bool, err error) 
 		return v1.ToolResult{}, err
 	}
 	if q, ok := errors.AsType[*caller.QuotaError](err); ok && known && rule == ruleCalls {
-		err = t.refuseFor(policy.Verdict{Action: policy.Deny, Class: profile.ClassQuota, Rule: rule, Message: q.Error()}, q.RetryAfter)
+		err = t.refuseFor(
+			policy.Verdict{Action: policy.Deny, Class: profile.ClassQuota, Rule: rule, Message: q.Error()},
+			q.RetryAfter,
+		)
 	}
 	r := t.opening()
 	r.Verdict, r.Rule, r.Ending = string(policy.Deny), rule, policyDenied
@@ -125,7 +128,13 @@ func (g *Config) AdmitRecord(p caller.Principal) error {
 	}
 	err := g.Audit.Admit(p.Caller)
 	if s, ok := errors.AsType[*audit.ShareError](err); ok {
-		return &caller.QuotaError{Quota: "audit_bytes", Limit: s.Limit, Used: s.Used, Unit: "bytes of audit records in a day", RetryAfter: s.RetryAfter}
+		return &caller.QuotaError{
+			Quota:      "audit_bytes",
+			Limit:      s.Limit,
+			Used:       s.Used,
+			Unit:       "bytes of audit records in a day",
+			RetryAfter: s.RetryAfter,
+		}
 	}
 	return err
 }

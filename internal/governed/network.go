@@ -23,8 +23,9 @@ var bridgePorts = []int{22, 3000, 5000, 8000, 8080, 8443, 8888, 9418, 11371}
 // bridgeEgress returns the egress of a profile with network bridge: all public addresses, through
 // the gateway. The gateway still refuses private addresses.
 func bridgeEgress() *core.Egress {
-	var rules []netpolicy.Rule
-	for _, host := range []string{"*", "0.0.0.0/0", "::/0"} {
+	hosts := []string{"*", "0.0.0.0/0", "::/0"}
+	rules := make([]netpolicy.Rule, 0, 3*len(hosts))
+	for _, host := range hosts {
 		rules = append(rules,
 			netpolicy.Rule{Host: host, Protocol: netpolicy.TLS}, netpolicy.Rule{Host: host, Protocol: netpolicy.HTTP},
 			netpolicy.Rule{Host: host, Ports: slices.Clone(bridgePorts), Protocol: netpolicy.TCP},
@@ -50,7 +51,11 @@ func (s *Service) CheckNetwork(principal caller.Principal, l *scheduler.Lease) e
 			return nil
 		}
 	}
-	return usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s has a network that this caller's profile does not allow", l.ID)
+	return usererror.Errorf(
+		errdefs.ErrPermissionDenied,
+		"sandbox %s has a network that this caller's profile does not allow",
+		l.ID,
+	)
 }
 
 // checkSessionNetwork refuses a session whose sandbox has no egress if the profile has network
@@ -65,6 +70,9 @@ func (t *transaction) checkSessionNetwork(ctx context.Context, l *scheduler.Leas
 	}
 	return &usererror.InvalidError{
 		Field: "session", Class: errdefs.ErrFailedPrecondition,
-		Message: fmt.Sprintf("has a sandbox without egress, and profile %s has network bridge: end the session or use another", t.profile.Profile.Name),
+		Message: fmt.Sprintf(
+			"has a sandbox without egress, and profile %s has network bridge: end the session or use another",
+			t.profile.Profile.Name,
+		),
 	}
 }

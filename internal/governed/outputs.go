@@ -33,7 +33,12 @@ const (
 	keptSweep  = time.Minute
 )
 
-var errOutputsFull = fmt.Errorf("kept outputs exceed %d bytes, or %d of one caller: %w", int64(keptAll), int64(keptCaller), errdefs.ErrResourceExhausted)
+var errOutputsFull = fmt.Errorf(
+	"kept outputs exceed %d bytes, or %d of one caller: %w",
+	int64(keptAll),
+	int64(keptCaller),
+	errdefs.ErrResourceExhausted,
+)
 
 // outputs keeps the whole output of calls whose answers were cut. The files are removed when they
 // are too old or too large. The path contains a digest of the caller, so that callers cannot read
@@ -51,7 +56,7 @@ func openOutputs(dir string) (*outputs, error) {
 		return nil, fmt.Errorf("directory of outputs: %w", err)
 	}
 	o := &outputs{dir: dir}
-	_, err := o.sweep(time.Now())
+	err := o.sweep(time.Now())
 	return o, err
 }
 
@@ -84,23 +89,19 @@ type keptOutput struct {
 	failed  error
 }
 
-// Write implements io.Writer and never fails.
+// Write implements io.Writer. It never fails: an error is remembered in failed.
 func (k *keptOutput) Write(p []byte) (int, error) {
-	n := len(p)
-	if k.failed != nil {
-		return n, nil
-	}
-	if k.file == nil {
-		if int64(len(k.buffer)+n) <= k.room {
+	if k.failed == nil && k.file == nil {
+		if int64(len(k.buffer)+len(p)) <= k.room {
 			k.buffer = append(k.buffer, p...)
-			return n, nil
+			return len(p), nil
 		}
-		if k.failed = k.openFile(); k.failed != nil {
-			return n, nil
-		}
+		k.failed = k.openFile()
 	}
-	k.append(p)
-	return n, nil
+	if k.failed == nil {
+		k.append(p)
+	}
+	return len(p), nil
 }
 
 func (k *keptOutput) openFile() error {
@@ -164,7 +165,7 @@ func (o *outputs) run(ctx context.Context) error {
 	for {
 		select {
 		case now := <-tick.C:
-			if _, err := o.sweep(now); err != nil {
+			if err := o.sweep(now); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -173,9 +174,8 @@ func (o *outputs) run(ctx context.Context) error {
 	}
 }
 
-// sweep removes old files, and the oldest while the total is too large. It returns the number of
-// remaining files.
-func (o *outputs) sweep(now time.Time) (int, error) {
+// sweep removes old files, and the oldest while the total is too large.
+func (o *outputs) sweep(now time.Time) error {
 	type file struct {
 		path string
 		size int64
@@ -196,10 +196,9 @@ func (o *outputs) sweep(now time.Time) (int, error) {
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("kept outputs: %w", err)
+		return fmt.Errorf("kept outputs: %w", err)
 	}
 	slices.SortFunc(files, func(a, b file) int { return a.mod.Compare(b.mod) })
-	left := len(files)
 	each := map[string]int64{}
 	for _, f := range files {
 		each[filepath.Dir(f.path)] += f.size
@@ -210,16 +209,15 @@ func (o *outputs) sweep(now time.Time) (int, error) {
 			continue
 		}
 		if err := ignoreMissing(os.Remove(f.path)); err != nil {
-			return left, fmt.Errorf("kept outputs: %w", err)
+			return fmt.Errorf("kept outputs: %w", err)
 		}
 		total -= f.size
 		each[dir] -= f.size
-		left--
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.bytes, o.each = total, each
-	return left, nil
+	return nil
 }
 
 func ignoreMissing(err error) error {
@@ -244,7 +242,12 @@ func (o *outputs) read(caller, id string, r core.OutputRequest) (out v1.Output, 
 	f, err := os.Open(o.path(caller, id, r.Stream))
 	if errors.Is(err, fs.ErrNotExist) {
 		if other := o.path(caller, id, otherStream(r.Stream)); exists(other) {
-			return v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset, EOF: true}, nil // only the other stream was cut
+			return v1.Output{
+				Stream:     r.Stream,
+				Offset:     r.Offset,
+				NextOffset: r.Offset,
+				EOF:        true,
+			}, nil // only the other stream was cut
 		}
 		return out, usererror.Errorf(errdefs.ErrNotFound, "output of call %s not found", id)
 	}
@@ -264,7 +267,12 @@ func (o *outputs) read(caller, id string, r core.OutputRequest) (out v1.Output, 
 	if err != nil {
 		return out, fmt.Errorf("output of call %s: %w", id, err)
 	}
-	out = v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset + int64(len(b)), EOF: r.Offset+int64(len(b)) >= info.Size()}
+	out = v1.Output{
+		Stream:     r.Stream,
+		Offset:     r.Offset,
+		NextOffset: r.Offset + int64(len(b)),
+		EOF:        r.Offset+int64(len(b)) >= info.Size(),
+	}
 	out.Data, out.Base64 = core.EncodeOutput(b)
 	return out, nil
 }

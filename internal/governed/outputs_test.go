@@ -83,7 +83,7 @@ func TestOutputsAreBoundedAndExpire(t *testing.T) {
 	if err := os.Chtimes(o.path("ann", ids[0], "stdout"), old, old); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.sweep(time.Now()); err != nil {
+	if err := o.sweep(time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := o.read("ann", ids[0], core.OutputRequest{}); !errdefs.IsNotFound(err) {

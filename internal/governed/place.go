@@ -125,7 +125,12 @@ func (t *transaction) leaseSandbox(ctx context.Context) (l *scheduler.Lease, don
 func (t *transaction) checkSessionMatches(ctx context.Context, l *scheduler.Lease) error {
 	r := t.r
 	if r.Template != "" && r.Template != l.Template {
-		return usererror.Invalid("template", "is %q, and the session's sandbox is of %q: leave it out, or use another session", r.Template, l.Template)
+		return usererror.Invalid(
+			"template",
+			"is %q, and the session's sandbox is of %q: leave it out, or use another session",
+			r.Template,
+			l.Template,
+		)
 	}
 	if r.Workspace == "" && !r.ReadOnly {
 		return nil
@@ -135,7 +140,12 @@ func (t *transaction) checkSessionMatches(ctx context.Context, l *scheduler.Leas
 	case err != nil:
 		return err
 	case r.Workspace != "" && r.Workspace != s.Workspace:
-		return usererror.Invalid("workspace", "is %q, and the session has %q: leave it out, or use another session", r.Workspace, s.Workspace)
+		return usererror.Invalid(
+			"workspace",
+			"is %q, and the session has %q: leave it out, or use another session",
+			r.Workspace,
+			s.Workspace,
+		)
 	case r.ReadOnly && !s.ReadOnly:
 		return usererror.Invalid("read_only", "is set, and the session may write: use another session")
 	}
@@ -147,7 +157,8 @@ func (t *transaction) checkSessionMatches(ctx context.Context, l *scheduler.Leas
 func homeLinks(paths map[string]string) map[string]string {
 	out := map[string]string{}
 	for name, target := range paths {
-		if strings.HasPrefix(name, wire.Home+"/") && (target == wire.Workspace || strings.HasPrefix(target, wire.Workspace+"/")) {
+		if strings.HasPrefix(name, wire.Home+"/") &&
+			(target == wire.Workspace || strings.HasPrefix(target, wire.Workspace+"/")) {
 			out[name] = target
 		}
 	}
@@ -171,7 +182,8 @@ func (t *transaction) acquire(ctx context.Context, r v1.SandboxRequest, a core.A
 		l, err := t.s.opts.Sandboxes.Acquire(ctx, t.principal.Keyless(), r, a)
 		pass()
 		busy, ok := errors.AsType[*usererror.InvalidError](err)
-		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.s.workspaceFreesSoon(ctx, t.principal, r.Workspace) {
+		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) ||
+			!t.s.workspaceFreesSoon(ctx, t.principal, r.Workspace) {
 			return l, err
 		}
 		var late error

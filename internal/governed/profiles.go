@@ -30,10 +30,21 @@ func (s *Service) Direct(p caller.Principal, what string) error {
 		return nil
 	}
 	if name := s.profileOf(p); name != profile.Default {
-		return usererror.Errorf(errdefs.ErrPermissionDenied, "callers of profile %s may not %s: use its tools (POST /v1/tools/NAME/call)", name, what)
+		return usererror.Errorf(
+			errdefs.ErrPermissionDenied,
+			"callers of profile %s may not %s: use its tools (POST /v1/tools/NAME/call)",
+			name,
+			what,
+		)
 	}
 	if p.Trust < tool.TrustMax {
-		return usererror.Errorf(errdefs.ErrPermissionDenied, "only callers of trust level %d may %s, and this one has %d: use tools (POST /v1/tools/NAME/call)", tool.TrustMax, what, p.Trust)
+		return usererror.Errorf(
+			errdefs.ErrPermissionDenied,
+			"only callers of trust level %d may %s, and this one has %d: use tools (POST /v1/tools/NAME/call)",
+			tool.TrustMax,
+			what,
+			p.Trust,
+		)
 	}
 	return nil
 }
@@ -54,7 +65,7 @@ func (s *Service) Profiles(_ context.Context, principal caller.Principal) ([]v1.
 }
 
 func presentProfile(p *profile.Compiled) v1.Profile {
-	names := []string{}
+	names := make([]string, 0, len(p.Tools()))
 	for _, t := range p.Tools() {
 		names = append(names, t.Name())
 	}
@@ -73,7 +84,11 @@ func (s *Service) RequestedProfile(principal caller.Principal, name string) (*pr
 	case name == "":
 		name = s.profileOf(principal)
 	case !principal.Operator && name != s.profileOf(principal):
-		return nil, &usererror.InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
+		return nil, &usererror.InvalidError{
+			Field:   "profile",
+			Message: "is not yours to choose: leave it out",
+			Class:   errdefs.ErrPermissionDenied,
+		}
 	}
 	p, err := g.profile(name)
 	if err != nil {
@@ -115,7 +130,12 @@ func presentTool(t *profile.CompiledTool) v1.Tool {
 }
 
 // CallOutput reads the kept output of an earlier call of the caller, from an absolute offset.
-func (s *Service) CallOutput(_ context.Context, p caller.Principal, id string, r core.OutputRequest) (v1.Output, error) {
+func (s *Service) CallOutput(
+	_ context.Context,
+	p caller.Principal,
+	id string,
+	r core.OutputRequest,
+) (v1.Output, error) {
 	if s.outputs == nil {
 		return v1.Output{}, ErrUngoverned
 	}
@@ -137,7 +157,14 @@ func (s *Service) CheckPolicy(_ context.Context, principal caller.Principal, r v
 }
 
 func presentVerdict(v policy.Verdict) v1.Verdict {
-	out := v1.Verdict{Verdict: string(v.Action), Rule: v.Rule, Class: v.Class, HardDeny: v.HardDeny, Message: v.Message, Program: v.Program}
+	out := v1.Verdict{
+		Verdict:  string(v.Action),
+		Rule:     v.Rule,
+		Class:    v.Class,
+		HardDeny: v.HardDeny,
+		Message:  v.Message,
+		Program:  v.Program,
+	}
 	if v.At != nil {
 		at := v1.Position(*v.At)
 		out.At = &at

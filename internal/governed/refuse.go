@@ -56,7 +56,14 @@ func (s *Service) CountRefusal(ctx context.Context, p caller.Principal, action s
 
 // RefuseBody records a call whose body was not read to its end and returns cause. size is the
 // number of bytes read and sum their SHA-256 in hex.
-func (s *Service) RefuseBody(ctx context.Context, p caller.Principal, name string, size int, sum string, cause error) error {
+func (s *Service) RefuseBody(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	size int,
+	sum string,
+	cause error,
+) error {
 	if s.opts.Config == nil {
 		return cause
 	}

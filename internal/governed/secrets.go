@@ -16,7 +16,9 @@ import (
 )
 
 // secretName matches names of variables that hold secrets.
-var secretName = regexp.MustCompile(`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|(^|_)pw$|(^|_)pass$|dsn|database_url|connection_?string)`)
+var secretName = regexp.MustCompile(
+	`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|(^|_)pw$|(^|_)pass$|dsn|database_url|connection_?string)`,
+)
 
 // maxEnvJSON bounds an input's variables as JSON, where a byte may take six.
 const maxEnvJSON = 8 * core.MaxEnvBytes
@@ -64,7 +66,7 @@ func secretsOf(input json.RawMessage) ([]string, error) {
 	}
 	named := bytes.Contains(input, []byte(`"env"`)) || bytes.Contains(input, []byte(`\u`))
 	if !named || json.Unmarshal(input, &in) != nil || !bytes.HasPrefix(in.Env, []byte("{")) {
-		return nil, nil
+		return nil, nil //nolint:nilerr // the check of the schema reports invalid JSON
 	}
 	if len(in.Env) > maxEnvJSON {
 		return nil, usererror.Invalid("env", "is %d bytes long: at most %d", len(in.Env), core.MaxEnvBytes)

@@ -34,7 +34,13 @@ const (
 // CallTool runs one tool call: identify, validate, policy, approval, lease, bind, exec, audit,
 // release. A refusal is a result. An error means that the request is invalid or could not be
 // carried out.
-func (s *Service) CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w Watch) (v1.ToolResult, error) {
+func (s *Service) CallTool(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	r v1.ToolCall,
+	w Watch,
+) (v1.ToolResult, error) {
 	if s.opts.Config == nil {
 		return v1.ToolResult{}, ErrUngoverned
 	}
@@ -49,15 +55,33 @@ func (s *Service) CallTool(ctx context.Context, p caller.Principal, name string,
 		Level       int
 		v1.ToolCall
 	}{name, s.profileOf(p), p.Trust, r}
-	t := &transaction{s: s, g: s.opts.Config, principal: p, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return idempotency.Hash(request) }}
+	t := &transaction{
+		s:         s,
+		g:         s.opts.Config,
+		principal: p,
+		id:        id.String(),
+		name:      name,
+		r:         r,
+		watch:     w,
+		sum:       func() (string, error) { return idempotency.Hash(request) },
+	}
 	if res, done, err := t.answerLimitedEarly(ctx); done {
 		return res, err
 	}
 	ran := false
-	res, err := idempotency.Do(ctx, s.opts.Keys, p, OpTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
-		ran = true
-		return t.execute(ctx)
-	}, storedToolResult)
+	res, err := idempotency.Do(
+		ctx,
+		s.opts.Keys,
+		p,
+		OpTool,
+		id.String(),
+		request,
+		func(ctx context.Context) (v1.ToolResult, error) {
+			ran = true
+			return t.execute(ctx)
+		},
+		storedToolResult,
+	)
 	if err != nil && !ran { // The key belongs to another request, or the caller left.
 		err = s.RefuseCall(ctx, p, name, r.Input, err)
 	}
@@ -100,7 +124,7 @@ type transaction struct {
 func (t *transaction) execute(ctx context.Context) (res v1.ToolResult, err error) {
 	t.start()
 	unknown := t.find()
-	if err := t.checkLimits(ctx, unknown == nil); err != nil {
+	if err := t.checkLimits(unknown == nil); err != nil {
 		return t.answerLimited(ctx, unknown == nil, err)
 	}
 	defer func() {
@@ -151,7 +175,9 @@ func (t *transaction) opening() audit.Record {
 	c := t.principal
 	return audit.Record{
 		Kind: audit.KindOpen, Call: t.id, Caller: c.Caller, Token: c.Token, Profile: t.profileName(), Trust: c.Trust, Session: t.r.Session, Via: c.Via,
-		Action: audit.TruncateName(t.name), Input: t.input, Workspace: audit.TruncateName(t.r.Workspace), Uncharged: c.Operator,
+		Action: audit.TruncateName(
+			t.name,
+		), Input: t.input, Workspace: audit.TruncateName(t.r.Workspace), Uncharged: c.Operator,
 	}
 }
 
@@ -191,7 +217,15 @@ type Watch struct {
 
 // runTool gets a sandbox for the call and runs the tool in it.
 func (t *transaction) runTool(ctx context.Context) (any, tool.Outcome, error) {
-	b := &box{s: t.s, principal: t.principal.Keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, notePlacement: t.notePlacement}
+	b := &box{
+		s:             t.s,
+		principal:     t.principal.Keyless(),
+		id:            t.id,
+		caps:          t.tool.Caps(),
+		watch:         t.watch,
+		profile:       t.profile.Profile.Name,
+		notePlacement: t.notePlacement,
+	}
 	if t.ready.NeedsSandbox {
 		l, done, err := t.leaseSandbox(ctx)
 		if err != nil {
@@ -211,8 +245,11 @@ func (t *transaction) runTool(ctx context.Context) (any, tool.Outcome, error) {
 	}
 	t.toolStarted = true
 	out, o, err := t.ready.Run(ctx, b)
-	if g, ok := errors.AsType[*guest.Error](err); ok && b.check != nil && g.Field == "argv" && errdefs.IsPermissionDenied(err) {
-		err = t.refuse(policy.Verdict{Action: policy.Deny, Class: policy.ClassArgument, Rule: "sandbox:argv", Message: g.Message})
+	if g, ok := errors.AsType[*guest.Error](err); ok && b.check != nil && g.Field == "argv" &&
+		errdefs.IsPermissionDenied(err) {
+		err = t.refuse(
+			policy.Verdict{Action: policy.Deny, Class: policy.ClassArgument, Rule: "sandbox:argv", Message: g.Message},
+		)
 	}
 	return out, o, err
 }

@@ -61,7 +61,15 @@ func (k *Keys) Finish(ctx context.Context, row store.Key, body []byte) error {
 // unless it is errMayHaveRun.
 //
 // ref is the id of what do creates. After a crash it identifies what was begun.
-func Do[T any](ctx context.Context, keys *Keys, p caller.Principal, op, ref string, request any, do func(context.Context) (T, error), keep func(T) T) (T, error) {
+func Do[T any](
+	ctx context.Context,
+	keys *Keys,
+	p caller.Principal,
+	op, ref string,
+	request any,
+	do func(context.Context) (T, error),
+	keep func(T) T,
+) (T, error) {
 	var zero T
 	if err := p.Validate(); err != nil {
 		return zero, err
@@ -82,7 +90,10 @@ func Do[T any](ctx context.Context, keys *Keys, p caller.Principal, op, ref stri
 		return zero, err
 	}
 	defer leave()
-	k, fresh, err := keys.store.BeginKey(ctx, store.Key{Caller: p.Caller, Key: p.Key, Op: op, Hash: sum, Ref: ref, Created: time.Now()})
+	k, fresh, err := keys.store.BeginKey(
+		ctx,
+		store.Key{Caller: p.Caller, Key: p.Key, Op: op, Hash: sum, Ref: ref, Created: time.Now()},
+	)
 	if err != nil {
 		return zero, err
 	}
@@ -118,11 +129,23 @@ func storedAnswer[T any](k store.Key) (answer T, err error) {
 	case store.KeyAnswered:
 		err = json.Unmarshal(k.Answer, &answer)
 	case store.KeyEvicted:
-		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the answer for Idempotency-Key %q was evicted: the first request ran, and newer answers replaced its own: check what it did before you retry with a new key", k.Key)
+		err = usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"the answer for Idempotency-Key %q was evicted: the first request ran, and newer answers replaced its own: check what it did before you retry with a new key",
+			k.Key,
+		)
 	case store.KeyTooLarge:
-		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the answer for Idempotency-Key %q was too large to keep: the first request ran: check what it did before you retry with a new key", k.Key)
+		err = usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"the answer for Idempotency-Key %q was too large to keep: the first request ran: check what it did before you retry with a new key",
+			k.Key,
+		)
 	default: // the outcome is unknown
-		err = usererror.Errorf(errdefs.ErrUnavailable, "the first request with Idempotency-Key %q was interrupted: check what it did before you retry with a new key", k.Key)
+		err = usererror.Errorf(
+			errdefs.ErrUnavailable,
+			"the first request with Idempotency-Key %q was interrupted: check what it did before you retry with a new key",
+			k.Key,
+		)
 	}
 	return answer, err
 }

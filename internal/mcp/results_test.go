@@ -16,7 +16,12 @@ import (
 // as six.
 type largeOutputs struct{ *fake }
 
-func (largeOutputs) CallOutput(_ context.Context, _ caller.Principal, _ string, r core.OutputRequest) (v1.Output, error) {
+func (largeOutputs) CallOutput(
+	_ context.Context,
+	_ caller.Principal,
+	_ string,
+	r core.OutputRequest,
+) (v1.Output, error) {
 	return v1.Output{Data: strings.Repeat("\x01", int(r.Limit)), NextOffset: r.Limit}, nil
 }
 

@@ -55,7 +55,11 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	}
 	defer s.dequeue(r.Caller)
 	late := &usererror.Error{
-		Message: fmt.Sprintf("no sandbox of template %s within %s", r.Template, r.Wait), Class: errdefs.ErrUnavailable, RetryAfter: retryLate,
+		Message: fmt.Sprintf(
+			"no sandbox of template %s within %s",
+			r.Template,
+			r.Wait,
+		), Class: errdefs.ErrUnavailable, RetryAfter: retryLate,
 	}
 	wait, cancel := context.WithTimeoutCause(ctx, r.Wait, late)
 	defer cancel()
@@ -149,7 +153,13 @@ func (s *Scheduler) holdWorkspace(ctx context.Context, id string, l store.Lease)
 }
 
 // recordLease stores the lease and adds it to the live leases.
-func (s *Scheduler) recordLease(ctx context.Context, m *instance, hold *volumes.Hold, r Request, warm bool) (*Lease, error) {
+func (s *Scheduler) recordLease(
+	ctx context.Context,
+	m *instance,
+	hold *volumes.Hold,
+	r Request,
+	warm bool,
+) (*Lease, error) {
 	now := time.Now()
 	row, err := s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error {
 		b.State, b.Caller, b.Lease, b.Warm = store.Leased, r.Caller, r.Lease, warm
@@ -204,7 +214,13 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 // destroyUnleased destroys a sandbox that was taken from its pool but not leased.
 func (s *Scheduler) destroyUnleased(ctx context.Context, m *instance, why error) error {
 	defer s.reportGone(m)
-	return s.discard(ctx, store.Sandbox{ID: m.id, Template: m.template, Memory: m.memory}, store.Gone, firstLine(why), m.sandbox.Destroy)
+	return s.discard(
+		ctx,
+		store.Sandbox{ID: m.id, Template: m.template, Memory: m.memory},
+		store.Gone,
+		firstLine(why),
+		m.sandbox.Destroy,
+	)
 }
 
 // releaseReservation returns a lease's quota and host capacity and removes its sandbox from the
@@ -229,11 +245,20 @@ func (s *Scheduler) enqueue(caller string, most int) error {
 	}
 	u := s.usageOf(caller)
 	if most > 0 && u.waiting >= most {
-		return &QuotaError{Quota: "waiting", Limit: int64(most), Used: int64(u.waiting), Unit: "calls that wait for a sandbox"}
+		return &QuotaError{
+			Quota: "waiting",
+			Limit: int64(most),
+			Used:  int64(u.waiting),
+			Unit:  "calls that wait for a sandbox",
+		}
 	}
 	if s.waiting >= s.opts.Queue {
 		s.dropIfUnused(caller, u)
-		return usererror.Errorf(errdefs.ErrResourceExhausted, "too many calls wait for a sandbox (%d; admission.queue)", s.waiting)
+		return usererror.Errorf(
+			errdefs.ErrResourceExhausted,
+			"too many calls wait for a sandbox (%d; admission.queue)",
+			s.waiting,
+		)
 	}
 	s.waiting++
 	u.waiting++

@@ -51,7 +51,12 @@ type capacityRequest struct {
 // has failed.
 func (b *hostCapacity) reserve(ctx context.Context, memory int64, from *poolDemand) error {
 	if memory > b.memory {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "a sandbox of %d bytes of memory does not fit into admission.max_memory of %d", memory, b.memory)
+		return usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"a sandbox of %d bytes of memory does not fit into admission.max_memory of %d",
+			memory,
+			b.memory,
+		)
 	}
 	s := &capacityRequest{memory: memory, from: from, ready: make(chan struct{})}
 	b.mu.Lock()

@@ -61,7 +61,13 @@ func TestHostCapacityServesInOrder(t *testing.T) {
 
 func TestWaitingCallersComeBeforePoolFilling(t *testing.T) {
 	b := newHostCapacity(1, 100)
-	fill, often, seldom := &poolDemand{nextWaiter: (&line{}).turn}, &poolDemand{nextWaiter: (&line{turns: []uint64{7}}).turn}, &poolDemand{nextWaiter: (&line{turns: []uint64{3}}).turn}
+	fill, often, seldom := &poolDemand{
+		nextWaiter: (&line{}).turn,
+	}, &poolDemand{
+		nextWaiter: (&line{turns: []uint64{7}}).turn,
+	}, &poolDemand{
+		nextWaiter: (&line{turns: []uint64{3}}).turn,
+	}
 	if err := b.reserve(t.Context(), 1, fill); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +228,10 @@ func TestFairOrderSpansTemplates(t *testing.T) {
 	ask := func(caller, template string) {
 		before := waiting()
 		go func() {
-			l, err := s.tryAcquire(context.Background(), func(r *Request) { r.Caller, r.Template, r.Wait = caller, template, time.Minute })
+			l, err := s.tryAcquire(
+				context.Background(),
+				func(r *Request) { r.Caller, r.Template, r.Wait = caller, template, time.Minute },
+			)
 			if err != nil {
 				t.Error(err)
 			}

@@ -114,9 +114,14 @@ func (c *copiedWorkspace) copyIn(ctx context.Context, l *Lease, b runtime.Bindin
 		return err
 	}
 	if sum.Room > c.limits.Bytes {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition,
+		return usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
 			"workspace %s has %s of files and does not fit: it is copied into this sandbox, whose /workspace holds %s: raise limits.scratch of template %s, or use a template of class container",
-			c.name, units.BytesSize(float64(sum.Room)), units.BytesSize(float64(c.limits.Bytes)), l.Template)
+			c.name,
+			units.BytesSize(float64(sum.Room)),
+			units.BytesSize(float64(c.limits.Bytes)),
+			l.Template,
+		)
 	}
 	out, in := io.Pipe()
 	done := make(chan error, 1)
@@ -147,8 +152,13 @@ func (c *copiedWorkspace) copyOut(ctx context.Context, l *Lease) (filesync.Sum, 
 		c.lastSync = began
 	}
 	if e, ok := errors.AsType[*filesync.TooLargeError](err); ok {
-		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the files in the sandbox exceed %s and cannot be copied to workspace %s: remove some, such as %.200q",
-			units.BytesSize(float64(e.Limit)), c.name, e.Path)
+		err = usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"the files in the sandbox exceed %s and cannot be copied to workspace %s: remove some, such as %.200q",
+			units.BytesSize(float64(e.Limit)),
+			c.name,
+			e.Path,
+		)
 	}
 	return sum, err
 }

@@ -60,7 +60,11 @@ func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool)
 			return nil
 		default:
 		}
-		return fmt.Errorf("sandbox %s could not be removed yet: the service retries, and its log has the reason: %w", l.ID, errdefs.ErrUnavailable)
+		return fmt.Errorf(
+			"sandbox %s could not be removed yet: the service retries, and its log has the reason: %w",
+			l.ID,
+			errdefs.ErrUnavailable,
+		)
 	case <-ctx.Done():
 		return fmt.Errorf("sandbox %s is still being removed: %w", l.ID, context.Cause(ctx))
 	}

@@ -36,7 +36,14 @@ type instance struct {
 }
 
 func newInstance(row store.Sandbox, sb runtime.Sandbox) *instance {
-	return &instance{id: row.ID, template: row.Template, image: row.Image, memory: row.Memory, sandbox: sb, guest: guest.New(sb)}
+	return &instance{
+		id:       row.ID,
+		template: row.Template,
+		image:    row.Image,
+		memory:   row.Memory,
+		sandbox:  sb,
+		guest:    guest.New(sb),
+	}
 }
 
 func (m *instance) dead() bool {
@@ -56,7 +63,11 @@ func (s *Scheduler) create(ctx context.Context, t Template, from *poolDemand) (m
 		return nil, err
 	}
 	defer s.capacity.created(from)
-	short, cancel := context.WithTimeoutCause(ctx, createTimeout, fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTimeout, context.DeadlineExceeded))
+	short, cancel := context.WithTimeoutCause(
+		ctx,
+		createTimeout,
+		fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTimeout, context.DeadlineExceeded),
+	)
 	defer cancel()
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -127,7 +138,12 @@ func (m *instance) awaitGuest(ctx context.Context) error {
 
 func checkPong(p wire.Pong) error {
 	if p.Version != wire.Version {
-		return fmt.Errorf("the guest uses protocol version %d and this program %d: %w", p.Version, wire.Version, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf(
+			"the guest uses protocol version %d and this program %d: %w",
+			p.Version,
+			wire.Version,
+			errdefs.ErrFailedPrecondition,
+		)
 	}
 	return nil
 }
@@ -147,7 +163,13 @@ func (m *instance) probe(ctx context.Context) error {
 		return fmt.Errorf("sandbox %s is already claimed: %w", m.id, errdefs.ErrFailedPrecondition)
 	}
 	if p.Commands < m.hooks {
-		return fmt.Errorf("sandbox %s: only %d of %d warm-up commands are running: %w", m.id, p.Commands, m.hooks, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf(
+			"sandbox %s: only %d of %d warm-up commands are running: %w",
+			m.id,
+			p.Commands,
+			m.hooks,
+			errdefs.ErrFailedPrecondition,
+		)
 	}
 	return checkPong(p)
 }
@@ -155,7 +177,13 @@ func (m *instance) probe(ctx context.Context) error {
 // discard removes a sandbox in any state, releases its capacity and stores its end. It ignores the
 // cancellation of ctx. After an error the row stays in state stopping, and retryRemovals tries
 // again.
-func (s *Scheduler) discard(ctx context.Context, row store.Sandbox, to store.State, reason string, remove func(context.Context) error) error {
+func (s *Scheduler) discard(
+	ctx context.Context,
+	row store.Sandbox,
+	to store.State,
+	reason string,
+	remove func(context.Context) error,
+) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
 	defer cancel()
 	if err := s.setState(ctx, row.ID, store.Stopping, reason); err != nil {

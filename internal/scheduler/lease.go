@@ -46,7 +46,10 @@ var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopp
 var errBinding = usererror.Errorf(errdefs.ErrUnavailable, "the sandbox is still being prepared")
 
 // errUnknown reports that the engine has not answered since a restart whether the sandbox exists.
-var errUnknown = usererror.Errorf(errdefs.ErrUnavailable, "the engine has not reported the sandbox's state yet: try again")
+var errUnknown = usererror.Errorf(
+	errdefs.ErrUnavailable,
+	"the engine has not reported the sandbox's state yet: try again",
+)
 
 // Lease is one caller's lease of a sandbox. Its methods may be called concurrently.
 type Lease struct {
@@ -85,7 +88,10 @@ func newLease(row store.Sandbox, m *instance, hold *volumes.Hold) *Lease {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	if row.Lease.CarryBytes > 0 {
-		l.copied = &copiedWorkspace{limits: filesync.Limits{Bytes: row.Lease.CarryBytes}, name: cmp.Or(row.Lease.Named, row.Lease.Workspace)}
+		l.copied = &copiedWorkspace{
+			limits: filesync.Limits{Bytes: row.Lease.CarryBytes},
+			name:   cmp.Or(row.Lease.Named, row.Lease.Workspace),
+		}
 	}
 	return l
 }
@@ -144,7 +150,13 @@ func (l *Lease) checkUsable() error {
 func (l *Lease) newUse(ctx context.Context, leave func()) *Use {
 	both, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
-	return &Use{Client: l.instance.guest, Ctx: both, lease: l, leave: leave, stop: func() { stop(); cancel(context.Canceled) }}
+	return &Use{
+		Client: l.instance.guest,
+		Ctx:    both,
+		lease:  l,
+		leave:  leave,
+		stop:   func() { stop(); cancel(context.Canceled) },
+	}
 }
 
 // Leave ends the use. It may be called more than once.

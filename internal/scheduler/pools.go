@@ -72,7 +72,7 @@ func (s *Scheduler) destroyOneWarm(ctx context.Context) bool {
 // fingerprint identifies the program and the version of a template. Warm sandboxes with the same
 // fingerprint are kept over a restart.
 func (s *Scheduler) fingerprint(t Template) string {
-	spec, err := json.Marshal(struct {
+	spec, err := json.Marshal(struct { //nolint:musttag // it is only hashed
 		runtime.Spec
 		Env    map[string]string `json:",omitempty"`
 		User   string            `json:",omitempty"`

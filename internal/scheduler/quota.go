@@ -95,7 +95,12 @@ func (u *usage) checkQuota(memory int64, q Quotas) error {
 	case q.Sandboxes > 0 && u.sandboxes >= q.Sandboxes:
 		return &QuotaError{Quota: "sandboxes", Limit: int64(q.Sandboxes), Used: int64(u.sandboxes), Unit: "at once"}
 	case q.Memory > 0 && u.memory+memory > q.Memory:
-		return &QuotaError{Quota: "memory_bytes", Limit: q.Memory, Used: u.memory, Unit: fmt.Sprintf("bytes, and this sandbox may use %d", memory)}
+		return &QuotaError{
+			Quota: "memory_bytes",
+			Limit: q.Memory,
+			Used:  u.memory,
+			Unit:  fmt.Sprintf("bytes, and this sandbox may use %d", memory),
+		}
 	}
 	return nil
 }

@@ -41,7 +41,11 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 	known := make(map[string]bool, len(rows))
 	for _, row := range rows {
 		if row.Runtime != s.opts.Driver.Name() {
-			return Recovered{}, fmt.Errorf("state directory has sandboxes of runtime %s: start with that, or take them down first: %w", row.Runtime, errdefs.ErrFailedPrecondition)
+			return Recovered{}, fmt.Errorf(
+				"state directory has sandboxes of runtime %s: start with that, or take them down first: %w",
+				row.Runtime,
+				errdefs.ErrFailedPrecondition,
+			)
 		}
 		known[row.ID] = true
 		s.capacity.forceReserve(row.Memory)
@@ -79,7 +83,12 @@ func (s *Scheduler) removeOrphan(ctx context.Context, f runtime.Found, c *recove
 
 // discardOrLog discards a sandbox of an earlier process. A failure is logged and retried later, and
 // does not prevent the start.
-func (s *Scheduler) discardOrLog(ctx context.Context, row store.Sandbox, to store.State, remove func(context.Context) error) {
+func (s *Scheduler) discardOrLog(
+	ctx context.Context,
+	row store.Sandbox,
+	to store.State,
+	remove func(context.Context) error,
+) {
 	if err := s.discard(ctx, row, to, reasonProcessEnded, remove); err != nil {
 		s.log.Error("failed to remove sandbox; will retry", "sandbox", row.ID, "error", err)
 	}
@@ -137,7 +146,15 @@ func (s *Scheduler) keepWarm(ctx context.Context, m *instance, row store.Sandbox
 func (s *Scheduler) restoreLease(ctx context.Context, row store.Sandbox) {
 	hold, err := s.holdWorkspace(ctx, row.ID, row.Lease)
 	if err != nil {
-		s.log.Error("failed to hold the workspace of a lease", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
+		s.log.Error(
+			"failed to hold the workspace of a lease",
+			"sandbox",
+			row.ID,
+			"workspace",
+			row.Lease.Workspace,
+			"error",
+			err,
+		)
 	}
 	l := newLease(row, nil, hold)
 	s.chargeQuota(row.Caller, row.Memory)
@@ -208,7 +225,11 @@ func (s *Scheduler) endUnstartedShells(ctx context.Context, m *instance) {
 		s.log.Warn("failed to compare shells with the guest", "sandbox", m.id, "error", err)
 		return
 	}
-	lost := runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "it had not started when the service stopped"}
+	lost := runtime.Result{
+		Ending:   runtime.SandboxLost,
+		ExitCode: -1,
+		Detail:   "it had not started when the service stopped",
+	}
 	for _, row := range rows {
 		if !hasNoResult(row) || slices.ContainsFunc(known, func(sh wire.Shell) bool { return sh.ID == row.ID }) {
 			continue

@@ -73,7 +73,8 @@ func TestRecoverFinishesInterruptedEnd(t *testing.T) {
 	if got := s.row(t, l.ID).Reason; got != Removed {
 		t.Errorf("it ended for %q", got)
 	}
-	if got, err := s.store.Shell(t.Context(), "sh"); err != nil || got.Result == nil || got.Result.Ending != runtime.Cancelled {
+	if got, err := s.store.Shell(t.Context(), "sh"); err != nil || got.Result == nil ||
+		got.Result.Ending != runtime.Cancelled {
 		t.Errorf("its shell: %+v %v", got, err)
 	}
 	s.acquire(t, with)
@@ -92,14 +93,24 @@ func TestRecoverIgnoresUnremovableOrphan(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.crashed(t, func(st *store.Store) {
-		spec := runtime.Spec{ID: "orphan-00", Owner: st.Owner(), Template: "default", Image: runtime.Image{ID: "sha256:1"}, Limits: runtime.Limits{}.WithDefaults()}
+		spec := runtime.Spec{
+			ID:       "orphan-00",
+			Owner:    st.Owner(),
+			Template: "default",
+			Image:    runtime.Image{ID: "sha256:1"},
+			Limits:   runtime.Limits{}.WithDefaults(),
+		}
 		if _, err := fake.New(fake.Options{Host: w.host}).Create(t.Context(), spec); err != nil {
 			t.Fatal(err)
 		}
 	})
 	w.host.SetHook(fake.Fail(errors.New("busy"), 1, fake.OpDestroy))
 	s := w.start(t)
-	eventually(t, "the sweep removed it", func() bool { return !slices.Contains(w.host.IDs(), "orphan-00") && s.Broken() == 0 })
+	eventually(
+		t,
+		"the sweep removed it",
+		func() bool { return !slices.Contains(w.host.IDs(), "orphan-00") && s.Broken() == 0 },
+	)
 	eventually(t, "only the warm one counts", func() bool {
 		s.capacity.mu.Lock()
 		defer s.capacity.mu.Unlock()

@@ -150,7 +150,11 @@ func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error
 		return nil, err
 	}
 	if row.Lease.Private && row.Reason == "" {
-		return nil, usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s belongs to a tool call and cannot be used by id", id)
+		return nil, usererror.Errorf(
+			errdefs.ErrPermissionDenied,
+			"sandbox %s belongs to a tool call and cannot be used by id",
+			id,
+		)
 	}
 	if row.State == store.Leased && row.Reason == "" { // being acquired
 		return nil, errBinding

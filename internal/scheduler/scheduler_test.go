@@ -28,7 +28,10 @@ type world struct {
 	host *fake.Host
 }
 
-func newWorld(t *testing.T) *world { return &world{dir: t.TempDir(), host: &fake.Host{}} }
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	return &world{dir: t.TempDir(), host: &fake.Host{}}
+}
 
 // service is one process that uses a world.
 type service struct {
@@ -49,7 +52,9 @@ func (w *world) start(t *testing.T, change ...func(*Options)) *service {
 		t.Fatal(err)
 	}
 	o := Options{
-		Driver: fake.New(fake.Options{Host: w.host}), Store: st, Volumes: v, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b",
+		Driver: fake.New(
+			fake.Options{Host: w.host},
+		), Store: st, Volumes: v, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b",
 		Templates: []Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{ID: "sha256:1"}, Limits: runtime.Limits{}.WithDefaults()},
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
@@ -165,7 +170,7 @@ func TestLeaseOfAnotherCallerIsNotFound(t *testing.T) {
 	}
 }
 
-func TestDueLeaseEnds(t *testing.T) {
+func TestDueLeaseEnds(t *testing.T) { //nolint:tparallel // the leases are short, so other tests must not delay them
 	const soon = 2 * time.Second // a busy machine may use some of it to hand the lease out
 	for _, c := range []struct {
 		reason string
@@ -289,7 +294,13 @@ func TestRecoverAfterCrash(t *testing.T) {
 	if err := st.Insert(t.Context(), store.Sandbox{ID: "intended1", State: store.Creating, Template: "default", Runtime: "fake", Created: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
-	orphan := runtime.Spec{ID: "orphan-00", Owner: st.Owner(), Template: "default", Image: runtime.Image{ID: "sha256:1"}, Limits: runtime.Limits{}.WithDefaults()}
+	orphan := runtime.Spec{
+		ID:       "orphan-00",
+		Owner:    st.Owner(),
+		Template: "default",
+		Image:    runtime.Image{ID: "sha256:1"},
+		Limits:   runtime.Limits{}.WithDefaults(),
+	}
 	if _, err := fake.New(fake.Options{Host: w.host}).Create(t.Context(), orphan); err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +313,8 @@ func TestRecoverAfterCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "all is settled", func() bool {
-		return s.row(t, lost.ID).State == store.Gone && s.row(t, half.ID).State == store.Gone && s.row(t, "intended1").State == store.Failed
+		return s.row(t, lost.ID).State == store.Gone && s.row(t, half.ID).State == store.Gone &&
+			s.row(t, "intended1").State == store.Failed
 	})
 	if got := s.row(t, lost.ID).Reason; got != Lost {
 		t.Fatalf("the lost one ended for %q", got)

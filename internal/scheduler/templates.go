@@ -194,5 +194,10 @@ func (s *Scheduler) runPools(ctx context.Context) error {
 }
 
 func (s *Scheduler) unknownTemplate(name string) error {
-	return usererror.Errorf(errdefs.ErrNotFound, "template %q not found: use one of %s", name, strings.Join(s.Templates(), ", "))
+	return usererror.Errorf(
+		errdefs.ErrNotFound,
+		"template %q not found: use one of %s",
+		name,
+		strings.Join(s.Templates(), ", "),
+	)
 }

@@ -75,7 +75,11 @@ func TestPutAndDropTemplates(t *testing.T) {
 	if err := s.End(t.Context(), kept, Removed, true); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the removed template is forgotten", func() bool { s.forgetRemovedTemplates(); return s.templates.find("default") == nil })
+	eventually(
+		t,
+		"the removed template is forgotten",
+		func() bool { s.forgetRemovedTemplates(); return s.templates.find("default") == nil },
+	)
 	if got := s.Put(named("default", 1)); got != Added {
 		t.Error(got)
 	}
@@ -99,7 +103,8 @@ func TestTemplatesChangeDuringLeases(t *testing.T) {
 				name := fmt.Sprint("t", i%3)
 				l, err := s.tryAcquire(t.Context(), func(r *Request) { r.Template, r.Wait = name, 300*time.Millisecond })
 				if err != nil {
-					if !errdefs.IsNotFound(err) && !errdefs.IsUnavailable(err) && !strings.Contains(err.Error(), "capacity for another sandbox") {
+					if !errdefs.IsNotFound(err) && !errdefs.IsUnavailable(err) &&
+						!strings.Contains(err.Error(), "capacity for another sandbox") {
 						t.Error(err)
 					}
 					time.Sleep(time.Millisecond)
@@ -197,7 +202,10 @@ func TestBackgroundHooksBecomeLeaseShells(t *testing.T) {
 	s := w.start(t, func(o *Options) {
 		o.Driver = fake.New(fake.Options{Host: w.host, Serve: serve})
 		o.Templates[0].Env, o.Templates[0].User = map[string]string{"A": "b"}, "77"
-		o.Templates[0].Warmup = []Hook{{Argv: []string{"true"}, Timeout: time.Minute}, {Argv: []string{"server", "x"}, Background: true}}
+		o.Templates[0].Warmup = []Hook{
+			{Argv: []string{"true"}, Timeout: time.Minute},
+			{Argv: []string{"server", "x"}, Background: true},
+		}
 	})
 	l := s.acquire(t)
 	rows, err := s.store.Shells(t.Context(), l.ID)

@@ -49,14 +49,22 @@ func (m *instance) warmUp(ctx context.Context, t Template) error {
 
 // runHook runs a hook and waits for it.
 func (m *instance) runHook(ctx context.Context, h Hook) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, h.Timeout+hookSlack, fmt.Errorf("no end within %s: %w", h.Timeout+hookSlack, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		h.Timeout+hookSlack,
+		fmt.Errorf("no end within %s: %w", h.Timeout+hookSlack, context.DeadlineExceeded),
+	)
 	defer cancel()
 	id, err := uuid.NewV7()
 	if err != nil {
 		return err
 	}
 	words := &tailBuffer{}
-	r, err := m.guest.Exec(ctx, wire.Command{ID: id.String(), Argv: h.Argv, Timeout: h.Timeout}, guest.IO{Stdout: words, Stderr: words})
+	r, err := m.guest.Exec(
+		ctx,
+		wire.Command{ID: id.String(), Argv: h.Argv, Timeout: h.Timeout},
+		guest.IO{Stdout: words, Stderr: words},
+	)
 	if err != nil {
 		return err
 	}
@@ -73,6 +81,7 @@ func hookError(r runtime.Result, words string) error {
 		how = fmt.Sprintf("exited with %d", r.ExitCode)
 	case runtime.Signalled:
 		how = fmt.Sprintf("ended by signal %d", r.Signal)
+	default: // the name of the ending says enough
 	}
 	if r.Detail != "" {
 		how += ", " + r.Detail
@@ -117,11 +126,22 @@ func (m *instance) checkBackgroundHooks(ctx context.Context) error {
 		}
 		words := &tailBuffer{}
 		from := max(sh.Stdout.Start, sh.Stdout.End-hookOutputMax)
-		_, err := m.guest.Output(ctx, wire.Output{ID: sh.ID, Stream: wire.Stdout, Offset: from}, func(_ int64, p []byte) error {
-			words.Write(p) //nolint:errcheck // it cannot fail
-			return nil
-		})
-		return errors.Join(fmt.Errorf("warm-up in the background (%.200s): %w", strings.Join(sh.Argv, " "), hookError(*sh.Result, words.String())), err)
+		_, err := m.guest.Output(
+			ctx,
+			wire.Output{ID: sh.ID, Stream: wire.Stdout, Offset: from},
+			func(_ int64, p []byte) error {
+				words.Write(p) //nolint:errcheck // it cannot fail
+				return nil
+			},
+		)
+		return errors.Join(
+			fmt.Errorf(
+				"warm-up in the background (%.200s): %w",
+				strings.Join(sh.Argv, " "),
+				hookError(*sh.Result, words.String()),
+			),
+			err,
+		)
 	}
 	return nil
 }

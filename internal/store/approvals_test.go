@@ -75,7 +75,8 @@ func TestDecidedApprovalsPerCallerAreBounded(t *testing.T) {
 			Created: at, Expires: at}); err != nil {
 			t.Fatal(err)
 		}
-		if _, done, err := s.DecideApproval(t.Context(), Approval{ID: id, State: state, Decided: at}, nil, false); err != nil || !done {
+		if _, done, err := s.DecideApproval(t.Context(), Approval{ID: id, State: state, Decided: at}, nil, false); err != nil ||
+			!done {
 			t.Fatalf("DecideApproval(%s) = %t, %v", id, done, err)
 		}
 	}
@@ -97,7 +98,11 @@ func TestDecidedApprovalsPerCallerAreBounded(t *testing.T) {
 		decide("dee", fmt.Sprintf("dee-%d", i), "denied", make([]byte, decidedBytes/2+1))
 	}
 	if list, err := s.List(t.Context(), ApprovalFilter{Caller: "dee"}); err != nil || len(list) != 2 {
-		t.Errorf("%d requests of over half the bound are kept, %v; want 2: the bound is for those before the last", len(list), err)
+		t.Errorf(
+			"%d requests of over half the bound are kept, %v; want 2: the bound is for those before the last",
+			len(list),
+			err,
+		)
 	}
 	decide("eve", "gone", "cancelled", []byte(`{"command":"ls"}`))
 	if got, err := s.Approval(t.Context(), "gone"); err != nil || string(got.Input) != "null" {

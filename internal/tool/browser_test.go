@@ -89,7 +89,9 @@ func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
 		Picture: []byte{1, 2, 3}, Width: 2, Height: 1}, Isolation: "i"}}
 	got, _, err := browsed(t, b, `{"url": "https://a.example/", "screenshot": "full"}`)
 	out, _ := got.(BrowserOutput)
-	if err != nil || out.FinalURL != "https://b.example/" || out.Screenshot == nil || out.Screenshot.PNG != "AQID" || out.Isolation != "i" || b.seen[0].Request.Picture != browser.FullPage {
+	if err != nil || out.FinalURL != "https://b.example/" || out.Screenshot == nil || out.Screenshot.PNG != "AQID" ||
+		out.Isolation != "i" ||
+		b.seen[0].Request.Picture != browser.FullPage {
 		t.Errorf("%+v %v", got, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -289,11 +290,16 @@ func TestRequestsAndTheirAnswers(t *testing.T) {
 	}
 	in := `{"url": "https://a.example/p", "method": "POST", "headers": {"X-B": "2", "X-A": "1"}, "body_base64": "eHk="}`
 	out, _, err := try[RequestOutput](t, httpRequest, b, in)
-	if err != nil || out.Status != 404 || out.URL != "https://b.example/" || out.Body != "noxy" || out.Headers["x-a"] != "1, 2" || out.BodyBase64 != "" {
+	if err != nil || out.Status != 404 || out.URL != "https://b.example/" || out.Body != "noxy" ||
+		out.Headers["x-a"] != "1, 2" ||
+		out.BodyBase64 != "" {
 		t.Errorf("%+v %v", out, err)
 	}
 	r := b.asked[0].Request
-	if r.Method != "POST" || fmt.Sprint(r.Header) != "[[X-A 1] [X-B 2]]" || r.Redirects != web.Follow || r.Form != web.Raw || r.MaxBytes != RequestBody || r.TimeoutMS != 30_000 {
+	if r.Method != http.MethodPost || fmt.Sprint(r.Header) != "[[X-A 1] [X-B 2]]" || r.Redirects != web.Follow ||
+		r.Form != web.Raw ||
+		r.MaxBytes != RequestBody ||
+		r.TimeoutMS != 30_000 {
 		t.Errorf("%+v", r)
 	}
 	b.answer = func(Exchange) web.Answer {
@@ -349,14 +355,18 @@ func TestASearchGoesToItsProviderAlone(t *testing.T) {
 	b.host.Search = p
 	b.answer = func(x Exchange) web.Answer {
 		return web.Answer{URL: x.Request.URL, Status: 200,
-			Body: []byte(`{"web": {"results": [{"title": "T", "url": "https://a.example/", "description": "D"}, {"title": "no source"}]}}`)}
+			Body: []byte(
+				`{"web": {"results": [{"title": "T", "url": "https://a.example/", "description": "D"}, {"title": "no source"}]}}`,
+			)}
 	}
 	out, _, err := try[WebSearchOutput](t, webSearch, b, `{"query": "q", "count": 3}`)
-	if err != nil || out.Count != 1 || out.Dropped != 1 || out.Provider != "brave" || out.Results[0].URL != "https://a.example/" {
+	if err != nil || out.Count != 1 || out.Dropped != 1 || out.Provider != "brave" ||
+		out.Results[0].URL != "https://a.example/" {
 		t.Errorf("%+v %v", out, err)
 	}
 	x := b.asked[0]
-	if len(x.Reach.Rules) != 1 || x.Reach.Rules[0].Host != "api.search.brave.com" || len(x.Secrets) != 1 || strings.Contains(fmt.Sprintf("%+v", x), "the-key") {
+	if len(x.Reach.Rules) != 1 || x.Reach.Rules[0].Host != "api.search.brave.com" || len(x.Secrets) != 1 ||
+		strings.Contains(fmt.Sprintf("%+v", x), "the-key") {
 		t.Errorf("%+v", x)
 	}
 	b.answer = func(Exchange) web.Answer { return web.Answer{Status: 429, Header: [][2]string{{"Retry-After", "9"}}} }

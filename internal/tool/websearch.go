@@ -49,8 +49,10 @@ var webSearch = define(Tool{
 func runWebSearch(ctx context.Context, box Box, in *webSearchInput) (out WebSearchOutput, o Outcome, err error) {
 	p := box.WebHost().Search
 	if p == nil {
-		return out, o, usererror.Errorf(errdefs.ErrFailedPrecondition,
-			"no search provider is configured: an operator sets web.search.provider to searxng, brave or serper, and its url or key_file, in the service's configuration")
+		return out, o, usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"no search provider is configured: an operator sets web.search.provider to searxng, brave or serper, and its url or key_file, in the service's configuration",
+		)
 	}
 	n, began := p.Results(in.Count), time.Now()
 	x := Exchange{Secrets: p.Secrets()}

@@ -36,9 +36,14 @@ type api struct {
 func loadConfig(file, name string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = file
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: name}).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: name}).
+		ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("kubernetes: kubeconfig: %w: set kubernetes.kubeconfig and kubernetes.context: %w", err, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf(
+			"kubernetes: kubeconfig: %w: set kubernetes.kubeconfig and kubernetes.context: %w",
+			err,
+			errdefs.ErrInvalidArgument,
+		)
 	}
 	config.QPS, config.Burst = requestsPerSecond, requestBurst
 	config.UserAgent = "orchestrator"
@@ -69,7 +74,13 @@ func newAPI(config *rest.Config, namespace string) (*api, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &api{core: core, auth: auth, params: k8sruntime.NewParameterCodec(known), host: config.Host, namespace: namespace}, nil
+	return &api{
+		core:      core,
+		auth:      auth,
+		params:    k8sruntime.NewParameterCodec(known),
+		host:      config.Host,
+		namespace: namespace,
+	}, nil
 }
 
 func (a *api) serverVersion(ctx context.Context) (string, error) {
@@ -87,14 +98,15 @@ func (a *api) serverVersion(ctx context.Context) (string, error) {
 // permissions are what the driver needs in its namespace. Servers ask for get on pods/exec for
 // WebSockets, and for create for SPDY and, since 1.35, for both.
 func permissions() []authorizationv1.ResourceAttributes {
-	var out []authorizationv1.ResourceAttributes
-	for _, verb := range []string{"create", "get", "list", "watch", "delete"} {
-		out = append(out, authorizationv1.ResourceAttributes{Verb: verb, Resource: "pods"})
+	return []authorizationv1.ResourceAttributes{
+		{Verb: "create", Resource: "pods"},
+		{Verb: "get", Resource: "pods"},
+		{Verb: "list", Resource: "pods"},
+		{Verb: "watch", Resource: "pods"},
+		{Verb: "delete", Resource: "pods"},
+		{Verb: "create", Resource: "pods", Subresource: "exec"},
+		{Verb: "get", Resource: "pods", Subresource: "exec"},
 	}
-	for _, verb := range []string{"create", "get"} {
-		out = append(out, authorizationv1.ResourceAttributes{Verb: verb, Resource: "pods", Subresource: "exec"})
-	}
-	return out
 }
 
 // checkPermissions returns an error that names every missing verb with its resource.
@@ -102,7 +114,9 @@ func (a *api) checkPermissions(ctx context.Context) error {
 	var missing []string
 	for _, p := range permissions() {
 		p.Namespace = a.namespace
-		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &p}}
+		review := &authorizationv1.SelfSubjectAccessReview{
+			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &p},
+		}
 		var answer authorizationv1.SelfSubjectAccessReview
 		if err := a.auth.Post().Resource("selfsubjectaccessreviews").Body(review).Do(ctx).Into(&answer); err != nil {
 			return a.failed(ctx, "ask for permissions", err)
@@ -112,7 +126,11 @@ func (a *api) checkPermissions(ctx context.Context) error {
 		}
 	}
 	if len(missing) > 0 {
-		return refused("permission missing in namespace %s: %s: add it to the role of this user", a.namespace, strings.Join(missing, ", "))
+		return refused(
+			"permission missing in namespace %s: %s: add it to the role of this user",
+			a.namespace,
+			strings.Join(missing, ", "),
+		)
 	}
 	return nil
 }
@@ -144,7 +162,8 @@ func (a *api) delete(ctx context.Context, name string, o metav1.DeleteOptions) e
 // execURL is the address of an exec of "guest bridge".
 func (a *api) execURL(name string, argv []string) *url.URL {
 	return a.core.Post().Namespace(a.namespace).Resource("pods").Name(name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: containerName, Command: argv, Stdin: true, Stdout: true, Stderr: true}, a.params).URL()
+		VersionedParams(&corev1.PodExecOptions{Container: containerName, Command: argv, Stdin: true, Stdout: true, Stderr: true}, a.params).
+		URL()
 }
 
 // refused returns an error about what this cluster cannot do or does not allow.
@@ -161,8 +180,15 @@ func (a *api) failed(ctx context.Context, what string, err error) error {
 	text := err.Error()
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("kubernetes: %s at %s: %w: %w", what, a.host, errdefs.ErrUnavailable, cmp.Or(context.Cause(ctx), err))
-	case apierrors.IsForbidden(err) && strings.Contains(text, "exceeded quota"), apierrors.IsForbidden(err) && strings.Contains(text, "failed quota"):
+		return fmt.Errorf(
+			"kubernetes: %s at %s: %w: %w",
+			what,
+			a.host,
+			errdefs.ErrUnavailable,
+			cmp.Or(context.Cause(ctx), err),
+		)
+	case apierrors.IsForbidden(err) && strings.Contains(text, "exceeded quota"),
+		apierrors.IsForbidden(err) && strings.Contains(text, "failed quota"):
 		class, text = errdefs.ErrResourceExhausted, "a quota of namespace "+a.namespace+" refuses it: "+text
 	case apierrors.IsForbidden(err) && strings.Contains(text, "violates PodSecurity"):
 		class, text = errdefs.ErrFailedPrecondition, text+": use a namespace with pod security baseline, or privileged for kubernetes.network: strip"

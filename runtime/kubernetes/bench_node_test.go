@@ -41,7 +41,11 @@ func TestFigures(t *testing.T) {
 			return m.Close()
 		})
 		began = time.Now()
-		_, err := c.Exec(t.Context(), wire.Command{Argv: []string{"head", "-c", "134217728", "/dev/zero"}}, guest.IO{Stdout: io.Discard})
+		_, err := c.Exec(
+			t.Context(),
+			wire.Command{Argv: []string{"head", "-c", "134217728", "/dev/zero"}},
+			guest.IO{Stdout: io.Discard},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,5 +64,11 @@ func measure(t *testing.T, what string, n int, call func() error) {
 		took[i] = time.Since(began)
 	}
 	slices.Sort(took)
-	t.Logf("%s: p50 %s, p99 %s, n %d", what, took[n/2].Round(10*time.Microsecond), took[n*99/100].Round(10*time.Microsecond), n)
+	t.Logf(
+		"%s: p50 %s, p99 %s, n %d",
+		what,
+		took[n/2].Round(10*time.Microsecond),
+		took[n*99/100].Round(10*time.Microsecond),
+		n,
+	)
 }

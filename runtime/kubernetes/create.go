@@ -61,10 +61,17 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 // checkSpec returns an error that names what this driver cannot enforce.
 func (d *Driver) checkSpec(spec runtime.Spec) error {
 	if spec.Class.OrDefault() != runtime.ClassContainer {
-		return refused("class %s is not offered: use class container, with kubernetes.pod.runtime_class for another runtime", spec.Class)
+		return refused(
+			"class %s is not offered: use class container, with kubernetes.pod.runtime_class for another runtime",
+			spec.Class,
+		)
 	}
 	if d.opts.PodPids > spec.Limits.Pids {
-		return refused("limits.pids is %d, but nodes allow %d processes per pod: raise limits.pids, or lower podPidsLimit of the kubelets and kubernetes.pod_pids", spec.Limits.Pids, d.opts.PodPids)
+		return refused(
+			"limits.pids is %d, but nodes allow %d processes per pod: raise limits.pids, or lower podPidsLimit of the kubelets and kubernetes.pod_pids",
+			spec.Limits.Pids,
+			d.opts.PodPids,
+		)
 	}
 	return nil
 }
@@ -226,7 +233,11 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 // is after the kubelet has reported the end of its containers.
 func (d *Driver) remove(ctx context.Context, name string, uid types.UID) error {
 	grace := int64(graceSeconds)
-	err := d.api.delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid}})
+	err := d.api.delete(
+		ctx,
+		name,
+		metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid}},
+	)
 	// A conflict means that the name belongs to another pod by now.
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return d.api.failed(ctx, "delete pod "+name, err)

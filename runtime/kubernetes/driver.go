@@ -202,7 +202,10 @@ func (o Options) validate() error {
 	case o.PullPolicy != string(corev1.PullIfNotPresent) && o.PullPolicy != string(corev1.PullAlways) && o.PullPolicy != string(corev1.PullNever):
 		return bad("pull_policy", o.PullPolicy, "use IfNotPresent, Always or Never")
 	case o.PodPids < 0 || o.CPURequest < 0 || o.Deadline < time.Minute:
-		return fmt.Errorf("kubernetes: pod_pids and cpu_request must not be negative, and deadline must be at least a minute: %w", errdefs.ErrInvalidArgument)
+		return fmt.Errorf(
+			"kubernetes: pod_pids and cpu_request must not be negative, and deadline must be at least a minute: %w",
+			errdefs.ErrInvalidArgument,
+		)
 	}
 	return nil
 }

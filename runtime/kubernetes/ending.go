@@ -85,8 +85,9 @@ func progress(p *corev1.Pod) (ready bool, err error) {
 		return false, failedStart(p)
 	case corev1.PodRunning:
 		return started(p), nil
+	default: // it may still start
+		return false, nil
 	}
-	return false, nil
 }
 
 // stuck returns why a container will not start, or nil.
@@ -110,7 +111,11 @@ func stuck(c corev1.ContainerStatus) error {
 		return fmt.Errorf("image %s cannot be pulled: %s: %s: %w", c.Image, w.Reason, w.Message, errdefs.ErrNotFound)
 	case "InvalidImageName":
 		return fmt.Errorf("image %q: invalid reference: %s: %w", c.Image, w.Message, errdefs.ErrFailedPrecondition)
-	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PostStartHookError":
+	case "CreateContainerConfigError",
+		"CreateContainerError",
+		"RunContainerError",
+		"PreCreateHookError",
+		"PostStartHookError":
 		return fmt.Errorf("container %s cannot start: %s: %s: %w", c.Name, w.Reason, w.Message, errdefs.ErrFailedPrecondition)
 	}
 	return nil
@@ -120,7 +125,11 @@ func stuck(c corev1.ContainerStatus) error {
 func failedStart(p *corev1.Pod) error {
 	var class error = errdefs.ErrFailedPrecondition
 	switch reason := p.Status.Reason; {
-	case strings.HasPrefix(reason, "OutOf"), reason == "Evicted", reason == "Preempting", reason == "NodeShutdown", reason == "Terminated":
+	case strings.HasPrefix(reason, "OutOf"),
+		reason == "Evicted",
+		reason == "Preempting",
+		reason == "NodeShutdown",
+		reason == "Terminated":
 		class = errdefs.ErrResourceExhausted // another node, or the same one later, may have room
 	}
 	return fmt.Errorf("the pod failed: %s: %s: %w", p.Status.Reason, p.Status.Message, class)
@@ -146,7 +155,12 @@ func state(p *corev1.Pod) string {
 func checkUnchanged(asked, got *corev1.Pod) error {
 	a, g := &asked.Spec, &got.Spec
 	changed := func(what string) error {
-		return fmt.Errorf("the cluster changed %s of the pod, probably by a mutating webhook: exclude namespace %s from it: %w", what, got.Namespace, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf(
+			"the cluster changed %s of the pod, probably by a mutating webhook: exclude namespace %s from it: %w",
+			what,
+			got.Namespace,
+			errdefs.ErrFailedPrecondition,
+		)
 	}
 	switch {
 	case len(g.Containers) != len(a.Containers), len(g.InitContainers) != len(a.InitContainers):
@@ -163,7 +177,10 @@ func checkUnchanged(asked, got *corev1.Pod) error {
 		switch {
 		case !reflect.DeepEqual(c.SecurityContext, want.SecurityContext):
 			return changed("the security context of container " + c.Name)
-		case !reflect.DeepEqual(c.Command, want.Command), len(c.Env) != len(want.Env), len(c.EnvFrom) != 0, c.Image != want.Image:
+		case !reflect.DeepEqual(c.Command, want.Command),
+			len(c.Env) != len(want.Env),
+			len(c.EnvFrom) != 0,
+			c.Image != want.Image:
 			return changed("image, command or environment of container " + c.Name)
 		case len(c.VolumeMounts) != len(want.VolumeMounts), len(c.VolumeDevices) != 0:
 			return changed("the mounts of container " + c.Name)

@@ -43,7 +43,11 @@ func (s *Sandbox) watchEvents(ctx context.Context, image string, found func(erro
 		}
 	}
 	o.ResourceVersion, o.Watch = list.ResourceVersion, true
-	w, err := s.d.api.core.Get().Namespace(s.d.api.namespace).Resource("events").VersionedParams(&o, s.d.api.params).Watch(ctx)
+	w, err := s.d.api.core.Get().
+		Namespace(s.d.api.namespace).
+		Resource("events").
+		VersionedParams(&o, s.d.api.params).
+		Watch(ctx)
 	if err != nil {
 		return
 	}

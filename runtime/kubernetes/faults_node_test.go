@@ -170,7 +170,11 @@ func TestCutStreamLosesTheRunningCallOnly(t *testing.T) {
 			started := &signalWriter{wrote: make(chan struct{})}
 			ended := make(chan error, 1)
 			go func() {
-				_, err := c.Exec(bounded(t), wire.Command{Argv: []string{"sh", "-c", "echo here; sleep 1000"}}, guest.IO{Stdout: started})
+				_, err := c.Exec(
+					bounded(t),
+					wire.Command{Argv: []string{"sh", "-c", "echo here; sleep 1000"}},
+					guest.IO{Stdout: started},
+				)
 				ended <- err
 			}()
 			<-started.wrote
@@ -189,7 +193,8 @@ func TestCutStreamLosesTheRunningCallOnly(t *testing.T) {
 			}
 			before := h.connections()
 			for range 20 {
-				if r, err := c.Exec(bounded(t), wire.Command{Argv: []string{"true"}}, guest.IO{}); err != nil || r.Ending != runtime.Exited {
+				if r, err := c.Exec(bounded(t), wire.Command{Argv: []string{"true"}}, guest.IO{}); err != nil ||
+					r.Ending != runtime.Exited {
 					t.Fatalf("Exec after the cut = %+v, %v", r, err)
 				}
 			}
@@ -290,7 +295,8 @@ func TestMissingPermissionIsNamed(t *testing.T) {
 	config.AuthInfos["admin"].Impersonate = "few"
 	o.Kubeconfig = write(t, config)
 	_, err = New(bounded(t), o)
-	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "delete pods, create pods/exec") || !strings.Contains(err.Error(), o.Namespace) {
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "delete pods, create pods/exec") ||
+		!strings.Contains(err.Error(), o.Namespace) {
 		t.Errorf("New: %v, want the missing verbs with their resources", err)
 	}
 }
@@ -308,7 +314,10 @@ func TestQuotaAndFullNodesAreTypedErrors(t *testing.T) {
 	if _, err := d.Create(short, spec); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "no node takes it") {
 		t.Errorf("Create with 1000 CPUs: %v, want Unavailable that says why", err)
 	}
-	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"pods": resource.MustParse("0")}}}
+	quota := &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: "none"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"pods": resource.MustParse("0")}},
+	}
 	if err := a.core.Post().Namespace(o.Namespace).Resource("resourcequotas").Body(quota).Do(bounded(t)).Error(); err != nil {
 		t.Fatal(err)
 	}
@@ -334,19 +343,26 @@ func TestNetworkOfThePodIsRefusedOrRemoved(t *testing.T) {
 	o := options(t, newNamespace(t, "privileged"))
 	d := opened(t, o)
 	_, err := d.Create(bounded(t), specOf(t))
-	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "network interface eth0") || !strings.Contains(err.Error(), "strip") {
-		t.Errorf("Create of a pod with an interface: %v, want FailedPrecondition that names the interface and the setting", err)
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "network interface eth0") ||
+		!strings.Contains(err.Error(), "strip") {
+		t.Errorf(
+			"Create of a pod with an interface: %v, want FailedPrecondition that names the interface and the setting",
+			err,
+		)
 	}
 	o.Network = NetworkStrip
 	stripping := opened(t, o)
 	var out strings.Builder
 	c := guest.New(start(t, stripping, specOf(t)))
-	if _, err := c.Exec(bounded(t), wire.Command{Argv: []string{"sh", "-c", "cat /proc/net/dev /proc/net/route"}}, guest.IO{Stdout: &out}); err != nil || strings.Contains(out.String(), "eth0") || !strings.Contains(out.String(), "lo:") {
+	if _, err := c.Exec(bounded(t), wire.Command{Argv: []string{"sh", "-c", "cat /proc/net/dev /proc/net/route"}}, guest.IO{Stdout: &out}); err != nil ||
+		strings.Contains(out.String(), "eth0") ||
+		!strings.Contains(out.String(), "lo:") {
 		t.Errorf("interfaces and routes after strip = %s, %v; want lo only", out.String(), err)
 	}
 	o.Namespace = newNamespace(t, "baseline")
 	forbidden := opened(t, o)
-	if _, err := forbidden.Create(bounded(t), specOf(t)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "NET_ADMIN") {
+	if _, err := forbidden.Create(bounded(t), specOf(t)); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "NET_ADMIN") {
 		t.Errorf("Create with strip in a baseline namespace: %v, want FailedPrecondition that names NET_ADMIN", err)
 	}
 }
@@ -363,7 +379,8 @@ func TestServerThatIsNotThereIsUnavailable(t *testing.T) {
 		t.Errorf("New: %v, want Unavailable", err)
 	}
 	o.Kubeconfig = filepath.Join(t.TempDir(), "none")
-	if _, err := New(bounded(t), o); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kubernetes.kubeconfig") {
+	if _, err := New(bounded(t), o); !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), "kubernetes.kubeconfig") {
 		t.Errorf("New without a kubeconfig: %v, want InvalidArgument", err)
 	}
 }

@@ -62,7 +62,10 @@ func options(t testing.TB, namespace string) Options {
 		t.Fatal(err)
 	}
 	return Options{
-		Kubeconfig: given(t, "KUBECONFIG"), Namespace: namespace, GuestImage: given(t, "KUBERNETES_GUEST_IMAGE"), PullPolicy: "Never",
+		Kubeconfig: given(
+			t,
+			"KUBECONFIG",
+		), Namespace: namespace, GuestImage: given(t, "KUBERNETES_GUEST_IMAGE"), PullPolicy: "Never",
 		Network: NetworkNone, SeccompProfile: seccompFile, PodPids: pids, CPURequest: 0.01,
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
@@ -72,7 +75,12 @@ func options(t testing.TB, namespace string) Options {
 func newNamespace(t testing.TB, level string) string {
 	t.Helper()
 	a := admin(t)
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": level}}}
+	ns := &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: "test-",
+			Labels:       map[string]string{"pod-security.kubernetes.io/enforce": level},
+		},
+	}
 	got := new(corev1.Namespace)
 	if err := a.core.Post().Resource("namespaces").Body(ns).Do(t.Context()).Into(got); err != nil {
 		t.Fatal(err)
@@ -159,7 +167,8 @@ func load(t testing.TB, i runtime.Image) {
 func ctr(t testing.TB, args ...string) string {
 	t.Helper()
 	socket := filepath.Join(given(t, "KUBERNETES_DIR"), "containerd.sock")
-	out, err := exec.Command("ctr", append([]string{"--address", socket, "--namespace", "k8s.io"}, args...)...).CombinedOutput()
+	out, err := exec.Command("ctr", append([]string{"--address", socket, "--namespace", "k8s.io"}, args...)...).
+		CombinedOutput()
 	if err != nil {
 		t.Errorf("ctr %q: %v: %s", args, err, out)
 	}

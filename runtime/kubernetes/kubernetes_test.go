@@ -73,7 +73,11 @@ func TestChangedPodIsRefused(t *testing.T) {
 
 func waiting(reason string) *corev1.Pod {
 	return &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{
-		{Name: containerName, Image: "image:1", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}},
+		{
+			Name:  containerName,
+			Image: "image:1",
+			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}},
+		},
 	}}}
 }
 
@@ -106,9 +110,11 @@ func TestProgressOfAStartingPod(t *testing.T) {
 func TestEndingOfAPod(t *testing.T) {
 	t.Parallel()
 	ended := func(reason, why string) *corev1.Pod {
-		return &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodFailed, Reason: reason, ContainerStatuses: []corev1.ContainerStatus{
-			{Name: containerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: why}}},
-		}}}
+		return &corev1.Pod{
+			Status: corev1.PodStatus{Phase: corev1.PodFailed, Reason: reason, ContainerStatuses: []corev1.ContainerStatus{
+				{Name: containerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: why}}},
+			}},
+		}
 	}
 	for name, c := range map[string]struct {
 		pod  *corev1.Pod
@@ -146,7 +152,8 @@ func TestErrorsOfTheServerAreClassified(t *testing.T) {
 		"gone":      {apierrors.NewNotFound(pods, "p"), errdefs.IsNotFound, ""},
 		"refused":   {errors.New("connection refused"), errdefs.IsUnavailable, "https://cluster"},
 	} {
-		if err := a.failed(context.Background(), "create pod p", c.err); !c.is(err) || !strings.Contains(err.Error(), c.text) {
+		if err := a.failed(context.Background(), "create pod p", c.err); !c.is(err) ||
+			!strings.Contains(err.Error(), c.text) {
 			t.Errorf("failed(%s) = %v, want %q in it and the right class", name, err, c.text)
 		}
 	}

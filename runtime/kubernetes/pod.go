@@ -101,7 +101,10 @@ func (d *Driver) initContainers(spec runtime.Spec, mounts []corev1.VolumeMount) 
 	for _, t := range memoryFiles(spec) {
 		install.Command = append(install.Command, "--dir", fmt.Sprintf("%s=%o:%d:%d", t.Path, t.Mode, t.UID, t.GID))
 	}
-	install.VolumeMounts = append(append([]corev1.VolumeMount(nil), mounts...), corev1.VolumeMount{Name: guestVolume, MountPath: runtime.RunDir})
+	install.VolumeMounts = append(
+		append([]corev1.VolumeMount(nil), mounts...),
+		corev1.VolumeMount{Name: guestVolume, MountPath: runtime.RunDir},
+	)
 	// The container runtime makes the file, so that it exists when the volume is mounted read-only.
 	install.TerminationMessagePath = endFile
 	return append(out, install)
@@ -132,11 +135,10 @@ func memoryFiles(spec runtime.Spec) []ocispec.TmpfsMount {
 }
 
 func memoryVolumes(spec runtime.Spec) ([]corev1.Volume, []corev1.VolumeMount) {
-	var (
-		volumes []corev1.Volume
-		mounts  []corev1.VolumeMount
-	)
-	for i, t := range memoryFiles(spec) {
+	files := memoryFiles(spec)
+	volumes := make([]corev1.Volume, 0, len(files))
+	mounts := make([]corev1.VolumeMount, 0, len(files))
+	for i, t := range files {
 		name := "memory-" + strconv.Itoa(i)
 		volumes = append(volumes, volume(name, corev1.StorageMediumMemory, t.Bytes))
 		mounts = append(mounts, corev1.VolumeMount{Name: name, MountPath: path.Clean(t.Path)})
@@ -165,7 +167,7 @@ func confined(capabilities ...string) *corev1.SecurityContext {
 
 // capabilityNames are the guest's capabilities in Kubernetes' form.
 func capabilityNames() []string {
-	var out []string
+	out := make([]string, 0, len(ocispec.Capabilities()))
 	for _, c := range ocispec.Capabilities() {
 		out = append(out, strings.TrimPrefix(c, "CAP_"))
 	}

@@ -125,7 +125,11 @@ func (s *Sandbox) Bind(context.Context, runtime.Binding) error { return s.noMoun
 func (s *Sandbox) Unbind(context.Context) error { return s.noMounts() }
 
 func (s *Sandbox) noMounts() error {
-	return fmt.Errorf("kubernetes: sandbox %s: nothing can be mounted into a running pod: %w", s.id, errdefs.ErrNotImplemented)
+	return fmt.Errorf(
+		"kubernetes: sandbox %s: nothing can be mounted into a running pod: %w",
+		s.id,
+		errdefs.ErrNotImplemented,
+	)
 }
 
 // Destroy ends everything inside and removes the pod. It returns when the kubelet has reported the
@@ -136,7 +140,12 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	select {
 	case s.turn <- struct{}{}:
 	case <-ctx.Done():
-		return fmt.Errorf("kubernetes: sandbox %s: another call is removing it: %w: %w", s.id, errdefs.ErrUnavailable, context.Cause(ctx))
+		return fmt.Errorf(
+			"kubernetes: sandbox %s: another call is removing it: %w: %w",
+			s.id,
+			errdefs.ErrUnavailable,
+			context.Cause(ctx),
+		)
 	}
 	defer func() { <-s.turn }()
 	if s.gone {

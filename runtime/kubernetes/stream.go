@@ -191,7 +191,8 @@ func (d *Driver) executor(pod string) (remotecommand.Executor, error) {
 // forbidden reports whether an upgrade failed for a reason that another protocol does not change.
 func forbidden(err error) bool {
 	text := err.Error()
-	return strings.Contains(text, "forbidden") || strings.Contains(text, "not found") || strings.Contains(text, "Unauthorized")
+	return strings.Contains(text, "forbidden") || strings.Contains(text, "not found") ||
+		strings.Contains(text, "Unauthorized")
 }
 
 // pipes is the stdio of an exec as one transport. Close ends the exec and waits for it.

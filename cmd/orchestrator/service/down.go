@@ -33,7 +33,8 @@ directory.`,
 		Args:    cli.ExactArgs(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runDown(cmd.Context(), a, name, wait) },
 	}
-	c.Flags().StringVar(&name, "runtime", "", "without a server, runtime `NAME`: auto, docker, containerd, oci or kubernetes")
+	c.Flags().
+		StringVar(&name, "runtime", "", "without a server, runtime `NAME`: auto, docker, containerd, oci or kubernetes")
 	c.Flags().DurationVar(&wait, "wait", 2*time.Minute, "maximum wait")
 	return c
 }

@@ -66,7 +66,12 @@ also happens when their files change.`,
 	}
 	f := c.Flags()
 	f.StringVar(&o.listen, "listen", "", "unix:`PATH` or HOST:PORT (ORCHESTRATOR_LISTEN)")
-	f.StringVar(&o.runtime, "runtime", "", "runtime `NAME`: auto, docker, containerd, oci or kubernetes (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(
+		&o.runtime,
+		"runtime",
+		"",
+		"runtime `NAME`: auto, docker, containerd, oci or kubernetes (ORCHESTRATOR_RUNTIME)",
+	)
 	f.BoolVar(&o.allowRemote, "allow-remote", false, "allow an address that is not loopback")
 	f.BoolVar(
 		&o.ephemeral,

@@ -47,7 +47,10 @@ func (s *Service) collect(ctx context.Context, dry bool) (images.Collected, erro
 	for id := range needed {
 		s.opts.Images.Touch(id)
 	}
-	got, err := s.opts.Images.Collect(ctx, images.Collection{Budget: s.opts.Bounds.Budget, MaxAge: s.opts.Bounds.MaxAge, Needed: needed, Dry: dry})
+	got, err := s.opts.Images.Collect(
+		ctx,
+		images.Collection{Budget: s.opts.Bounds.Budget, MaxAge: s.opts.Bounds.MaxAge, Needed: needed, Dry: dry},
+	)
 	if dry {
 		return got, err
 	}
@@ -131,7 +134,17 @@ func PresentCollection(c images.Collected, b Bounds, dry bool) v1.ImageCollectio
 		BudgetBytes: b.Budget, MaxAgeMS: b.MaxAge.Milliseconds(), DryRun: dry,
 	}
 	for _, v := range c.Verdicts {
-		out.Items = append(out.Items, v1.CollectedImage{ID: v.Image.ID, Refs: v.Image.Refs, DiskBytes: v.Bytes, UsedAt: v.Image.Used, Removed: v.Removed, Why: v.Why})
+		out.Items = append(
+			out.Items,
+			v1.CollectedImage{
+				ID:        v.Image.ID,
+				Refs:      v.Image.Refs,
+				DiskBytes: v.Bytes,
+				UsedAt:    v.Image.Used,
+				Removed:   v.Removed,
+				Why:       v.Why,
+			},
+		)
 	}
 	return out
 }

@@ -142,7 +142,12 @@ func (s *Service) checkUnused(ctx context.Context, ref, id string) error {
 	}
 	for _, r := range rows {
 		if r.Image == id {
-			return fmt.Errorf("image %s: sandbox %s runs from it: remove that first: %w", ref, r.ID, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf(
+				"image %s: sandbox %s runs from it: remove that first: %w",
+				ref,
+				r.ID,
+				errdefs.ErrFailedPrecondition,
+			)
 		}
 	}
 	return nil
@@ -156,7 +161,18 @@ func Present(i images.Image) []v1.Image {
 	}
 	out := make([]v1.Image, 0, len(refs))
 	for _, ref := range refs {
-		out = append(out, v1.Image{Ref: ref, ID: i.ID, SizeBytes: i.SizeBytes, CreatedAt: i.Imported, UsedAt: i.Used, Pinned: i.Pinned, Digests: i.Digests})
+		out = append(
+			out,
+			v1.Image{
+				Ref:       ref,
+				ID:        i.ID,
+				SizeBytes: i.SizeBytes,
+				CreatedAt: i.Imported,
+				UsedAt:    i.Used,
+				Pinned:    i.Pinned,
+				Digests:   i.Digests,
+			},
+		)
 	}
 	return out
 }
@@ -164,7 +180,12 @@ func Present(i images.Image) []v1.Image {
 // Pull pulls an image from its registry. tell, if set, receives the progress on the goroutine
 // of PullImage. Concurrent pulls of the same image share one download. Templates that wait for an
 // image are retried. Only operators may call it.
-func (s *Service) Pull(ctx context.Context, p caller.Principal, r v1.PullRequest, tell func(v1.PullEvent)) ([]v1.Image, error) {
+func (s *Service) Pull(
+	ctx context.Context,
+	p caller.Principal,
+	r v1.PullRequest,
+	tell func(v1.PullEvent),
+) ([]v1.Image, error) {
 	if err := p.Operate("pull images"); err != nil {
 		return nil, err
 	}
@@ -172,7 +193,11 @@ func (s *Service) Pull(ctx context.Context, p caller.Principal, r v1.PullRequest
 		return nil, fmt.Errorf("image pulls are not configured on this service: %w", errdefs.ErrNotImplemented)
 	}
 	if r.Ref == "" {
-		return nil, &usererror.InvalidError{Field: "ref", Message: "is missing: it names the image to pull", Class: errdefs.ErrInvalidArgument}
+		return nil, &usererror.InvalidError{
+			Field:   "ref",
+			Message: "is missing: it names the image to pull",
+			Class:   errdefs.ErrInvalidArgument,
+		}
 	}
 	var watch func(pull.Progress)
 	if tell != nil {

@@ -30,7 +30,13 @@ func checkMountPoints(img runtime.Image, tmpfs map[string]int64) error {
 			at = strings.TrimPrefix(at+"/"+part, "/")
 			info, err := root.Lstat(at)
 			if err != nil || !info.IsDir() { // a symlink could lead to a host path
-				return fmt.Errorf("tmpfs %q: image %s has no directory /%s (a symlink is not allowed): create it in the image, or choose another path: %w", path, img.Ref, at, errdefs.ErrFailedPrecondition)
+				return fmt.Errorf(
+					"tmpfs %q: image %s has no directory /%s (a symlink is not allowed): create it in the image, or choose another path: %w",
+					path,
+					img.Ref,
+					at,
+					errdefs.ErrFailedPrecondition,
+				)
 			}
 		}
 	}

@@ -29,10 +29,21 @@ func (s *Service) prepare(ctx context.Context, t *scheduler.Template) error {
 	t.Spec.Limits = t.Spec.Limits.WithDefaults()
 	// Query only this class: probing all classes takes a driver seconds on a new host.
 	if class := t.Spec.Class.OrDefault(); s.opts.Driver.Capabilities(class) == nil {
-		return fmt.Errorf("class %s: runtime %s does not support it on this host; it supports %v: %w", class, s.opts.Driver.Name(), s.opts.Driver.Classes(), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf(
+			"class %s: runtime %s does not support it on this host; it supports %v: %w",
+			class,
+			s.opts.Driver.Name(),
+			s.opts.Driver.Classes(),
+			errdefs.ErrFailedPrecondition,
+		)
 	}
 	if need := t.Spec.Limits.MemoryBytes; need > s.opts.MaxMemory {
-		return fmt.Errorf("limits.memory is %d bytes and admission.max_memory %d: no sandbox of it can be created: %w", need, s.opts.MaxMemory, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf(
+			"limits.memory is %d bytes and admission.max_memory %d: no sandbox of it can be created: %w",
+			need,
+			s.opts.MaxMemory,
+			errdefs.ErrFailedPrecondition,
+		)
 	}
 	if err := checkMountPoints(img, t.Spec.Tmpfs); err != nil {
 		return err

@@ -171,7 +171,17 @@ func (s *Service) noteTemplate(src Source, err error) {
 	}
 	if !told {
 		s.opts.Events.Publish(v1.ServiceEvent{Type: "template.not_ready", Template: src.Name, Reason: singleLine(err)})
-		s.opts.Log.Error("template not ready", "template", src.Name, "file", src.File, "version_in_use", !t.since.IsZero(), "error", err)
+		s.opts.Log.Error(
+			"template not ready",
+			"template",
+			src.Name,
+			"file",
+			src.File,
+			"version_in_use",
+			!t.since.IsZero(),
+			"error",
+			err,
+		)
 	}
 }
 
@@ -211,7 +221,19 @@ func (s *Service) Reload(ctx context.Context) (Reload, error) {
 	}
 	r.Removed = s.forgetOthers(sources)
 	if len(r.Added)+len(r.Changed)+len(r.Resized)+len(r.Removed) > 0 {
-		s.opts.Log.Info("templates reloaded", "added", r.Added, "changed", r.Changed, "resized", r.Resized, "removed", r.Removed, "failed", len(r.Failed))
+		s.opts.Log.Info(
+			"templates reloaded",
+			"added",
+			r.Added,
+			"changed",
+			r.Changed,
+			"resized",
+			r.Resized,
+			"removed",
+			r.Removed,
+			"failed",
+			len(r.Failed),
+		)
 	}
 	return r, nil
 }
@@ -397,13 +419,21 @@ func (s *Service) Check(p caller.Principal, name string) error {
 	}
 	why := s.NotReady(name)
 	if why == nil {
-		return &usererror.InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", name, known), Class: errdefs.ErrNotFound}
+		return &usererror.InvalidError{
+			Field:   "template",
+			Message: fmt.Sprintf("%q is not known: use one of %v", name, known),
+			Class:   errdefs.ErrNotFound,
+		}
 	}
 	text := "try again later"
 	if p.Operator {
 		text = strings.TrimSpace(singleLine(why))
 	}
-	return &usererror.InvalidError{Field: "template", Message: fmt.Sprintf("%q is not ready: %s; ready are %v", name, text, known), Class: errdefs.ErrUnavailable}
+	return &usererror.InvalidError{
+		Field:   "template",
+		Message: fmt.Sprintf("%q is not ready: %s; ready are %v", name, text, known),
+		Class:   errdefs.ErrUnavailable,
+	}
 }
 
 func singleLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

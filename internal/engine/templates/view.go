@@ -37,7 +37,12 @@ func (s *Service) Get(_ context.Context, p caller.Principal, name string) (v1.Te
 	defer s.mu.Unlock()
 	t := s.known[name]
 	if t == nil {
-		return v1.Template{}, usererror.Errorf(errdefs.ErrNotFound, "template %q not found: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(s.known)), ", "))
+		return v1.Template{}, usererror.Errorf(
+			errdefs.ErrNotFound,
+			"template %q not found: use one of %s",
+			name,
+			strings.Join(slices.Sorted(maps.Keys(s.known)), ", "),
+		)
 	}
 	return s.presentTemplate(p, t), nil
 }
@@ -49,7 +54,9 @@ func (s *Service) ReloadFor(ctx context.Context, p caller.Principal) (v1.Templat
 	}
 	r, err := s.Reload(ctx)
 	out := v1.TemplateReload{
-		Added: nonNil(r.Added), Changed: nonNil(r.Changed), Resized: nonNil(r.Resized), Removed: nonNil(r.Removed), Failed: map[string]string{},
+		Added: nonNil(
+			r.Added,
+		), Changed: nonNil(r.Changed), Resized: nonNil(r.Resized), Removed: nonNil(r.Removed), Failed: map[string]string{},
 	}
 	for name, why := range r.Failed {
 		out.Failed[name] = singleLine(why)
@@ -86,12 +93,30 @@ func describe(t scheduler.Template) v1.Template {
 	l, p := t.Spec.Limits, t.Pool
 	out := v1.Template{
 		Name: t.Name, Image: t.Spec.Image.Ref, ImageID: t.Spec.Image.ID, Class: string(t.Spec.Class.OrDefault()), Entrypoint: t.Spec.Entrypoint,
-		Limits: v1.Limits{MemoryBytes: l.MemoryBytes, CPUs: l.CPUs, Pids: l.Pids, TmpBytes: l.TmpBytes, ScratchBytes: l.ScratchBytes, OpenFiles: l.OpenFiles},
-		Tmpfs:  t.Spec.Tmpfs, Ulimits: t.Spec.Ulimits, Env: slices.Sorted(maps.Keys(t.Env)), User: t.User,
-		Pool: v1.PoolSettings{Min: p.Min, Max: p.Max, Rate: p.Rate, Parallel: p.Parallel, MaxAgeMS: p.MaxAge.Milliseconds(), SettleMS: p.RefillDelay.Milliseconds(), Adaptive: p.Adaptive},
+		Limits: v1.Limits{
+			MemoryBytes:  l.MemoryBytes,
+			CPUs:         l.CPUs,
+			Pids:         l.Pids,
+			TmpBytes:     l.TmpBytes,
+			ScratchBytes: l.ScratchBytes,
+			OpenFiles:    l.OpenFiles,
+		},
+		Tmpfs: t.Spec.Tmpfs, Ulimits: t.Spec.Ulimits, Env: slices.Sorted(maps.Keys(t.Env)), User: t.User,
+		Pool: v1.PoolSettings{
+			Min:      p.Min,
+			Max:      p.Max,
+			Rate:     p.Rate,
+			Parallel: p.Parallel,
+			MaxAgeMS: p.MaxAge.Milliseconds(),
+			SettleMS: p.RefillDelay.Milliseconds(),
+			Adaptive: p.Adaptive,
+		},
 	}
 	for _, h := range t.Warmup {
-		out.Warmup = append(out.Warmup, v1.WarmupHook{Argv: h.Argv, TimeoutMS: h.Timeout.Milliseconds(), Background: h.Background})
+		out.Warmup = append(
+			out.Warmup,
+			v1.WarmupHook{Argv: h.Argv, TimeoutMS: h.Timeout.Milliseconds(), Background: h.Background},
+		)
 	}
 	return out
 }

@@ -36,7 +36,11 @@ func (s *Service) Overlays(_ context.Context, p caller.Principal, name string) (
 // overlayOf returns an overlay of the caller and the caller's name of its workspace. An overlay
 // of another caller is NotFound.
 func (s *Service) overlayOf(ctx context.Context, p caller.Principal, id string) (volumes.Overlay, string, error) {
-	none := usererror.Errorf(errdefs.ErrNotFound, "overlay %q not found: not an overlay lease, no changes, or committed, discarded or expired", id)
+	none := usererror.Errorf(
+		errdefs.ErrNotFound,
+		"overlay %q not found: not an overlay lease, no changes, or committed, discarded or expired",
+		id,
+	)
 	o, err := s.opts.Volumes.FindOverlay(id)
 	if errdefs.IsNotFound(err) {
 		return o, "", none
@@ -68,7 +72,13 @@ func (s *Service) FindOverlay(ctx context.Context, p caller.Principal, id string
 }
 
 // DiffOverlay returns the changes of an overlay. paths limits them; text adds text differences.
-func (s *Service) DiffOverlay(ctx context.Context, p caller.Principal, id string, paths []string, text bool) (v1.Diff, error) {
+func (s *Service) DiffOverlay(
+	ctx context.Context,
+	p caller.Principal,
+	id string,
+	paths []string,
+	text bool,
+) (v1.Diff, error) {
 	o, name, err := s.overlayOf(ctx, p, id)
 	if err != nil {
 		return v1.Diff{}, err
@@ -79,7 +89,12 @@ func (s *Service) DiffOverlay(ctx context.Context, p caller.Principal, id string
 
 // CommitOverlay applies the changes of an overlay to its workspace, completely or not at all. If
 // r.End is set, it ends the lease first.
-func (s *Service) CommitOverlay(ctx context.Context, p caller.Principal, id string, r v1.CommitRequest) (v1.Commit, error) {
+func (s *Service) CommitOverlay(
+	ctx context.Context,
+	p caller.Principal,
+	id string,
+	r v1.CommitRequest,
+) (v1.Commit, error) {
 	o, name, err := s.overlayOf(ctx, p, id)
 	if err != nil {
 		return v1.Commit{}, err
@@ -190,7 +205,13 @@ func withWorkspace[T any](svc *Service, p caller.Principal, name string, do func
 
 // callerSafeClasses lists the error classes of package volumes whose texts contain only the
 // caller's names, ids and paths.
-var callerSafeClasses = []error{errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrResourceExhausted, errdefs.ErrInvalidArgument}
+var callerSafeClasses = []error{
+	errdefs.ErrNotFound,
+	errdefs.ErrAlreadyExists,
+	errdefs.ErrFailedPrecondition,
+	errdefs.ErrResourceExhausted,
+	errdefs.ErrInvalidArgument,
+}
 
 // overlayError converts an error about overlays or snapshots for the caller. It replaces the name
 // on disk by the caller's name.
@@ -200,8 +221,12 @@ func overlayError(err error, disk, name string) error {
 	}
 	words := func(text string) string { return strings.ReplaceAll(text, disk, name) }
 	if live, ok := errors.AsType[*volumes.LiveError](err); ok {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition,
-			"sandbox %s is still running and writes to the overlay: end it first, with `orchestrator sandbox rm %s` or by asking with end", live.ID, live.ID)
+		return usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"sandbox %s is still running and writes to the overlay: end it first, with `orchestrator sandbox rm %s` or by asking with end",
+			live.ID,
+			live.ID,
+		)
 	}
 	if c, ok := errors.AsType[*volumes.ConflictError](err); ok {
 		return usererror.Errorf(errdefs.ErrConflict, "%s", c.Error())
@@ -216,7 +241,13 @@ func overlayError(err error, disk, name string) error {
 		return Error(err, disk, name)
 	}
 	if small, ok := errors.AsType[*disks.NoRoomError](err); ok {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the snapshot's files take %d bytes, and workspace %q holds %d: resize it first", small.Used, name, small.Bytes)
+		return usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"the snapshot's files take %d bytes, and workspace %q holds %d: resize it first",
+			small.Used,
+			name,
+			small.Bytes,
+		)
 	}
 	if errors.Is(err, unix.ENOSPC) {
 		return spaceError(err)

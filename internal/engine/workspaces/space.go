@@ -26,7 +26,12 @@ const guardTime = 100 * time.Millisecond
 
 // Resize changes the size limit of a workspace. A workspace in use can grow where the
 // service supports it; shrinking requires that it is not in use.
-func (s *Service) Resize(ctx context.Context, p caller.Principal, name string, r v1.WorkspaceResize) (v1.Workspace, error) {
+func (s *Service) Resize(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	r v1.WorkspaceResize,
+) (v1.Workspace, error) {
 	w, err := s.Find(p, name)
 	if err != nil {
 		return v1.Workspace{}, err
@@ -61,7 +66,12 @@ func SpaceKey(p caller.Principal) caller.Principal {
 }
 
 // createWithinQuota creates a workspace if the caller's disk quota allows it.
-func (s *Service) createWithinQuota(ctx context.Context, p caller.Principal, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
+func (s *Service) createWithinQuota(
+	ctx context.Context,
+	p caller.Principal,
+	disk string,
+	opt volumes.CreateOptions,
+) (volumes.Workspace, error) {
 	if err := s.checkQuota(opt.QuotaBytes); err != nil {
 		return volumes.Workspace{}, err
 	}
@@ -93,7 +103,13 @@ func (s *Service) checkQuota(bytes int64) error {
 		most = quotadir.MaxBytes
 	}
 	if bytes < quotadir.MinBytes || bytes > most {
-		return usererror.Invalid("quota_bytes", "is %d: must be from %d to %d bytes (workspaces.max_quota)", bytes, int64(quotadir.MinBytes), most)
+		return usererror.Invalid(
+			"quota_bytes",
+			"is %d: must be from %d to %d bytes (workspaces.max_quota)",
+			bytes,
+			int64(quotadir.MinBytes),
+			most,
+		)
 	}
 	if m, why := s.opts.Volumes.Mechanism(); m == quotadir.None {
 		return &usererror.InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
@@ -127,7 +143,12 @@ func (s *Service) checkSpace(ctx context.Context, p caller.Principal, more int64
 		}
 	}
 	if used+more > limit {
-		return &caller.QuotaError{Quota: "disk_bytes", Limit: limit, Used: used, Unit: fmt.Sprintf("bytes of workspaces and snapshots, and %d more are requested", more)}
+		return &caller.QuotaError{
+			Quota: "disk_bytes",
+			Limit: limit,
+			Used:  used,
+			Unit:  fmt.Sprintf("bytes of workspaces and snapshots, and %d more are requested", more),
+		}
 	}
 	return nil
 }

@@ -84,7 +84,11 @@ func busyText(b *volumes.BusyError, name string) string {
 	case b.Lease == "":
 		return fmt.Sprintf("%q is being written to from the host: try again", name)
 	case b.Overlay:
-		return fmt.Sprintf("%q has an overlay of sandbox %s and cannot be written to: wait for its end, remove it, or ask with read_only or mode overlay", name, b.Lease)
+		return fmt.Sprintf(
+			"%q has an overlay of sandbox %s and cannot be written to: wait for its end, remove it, or ask with read_only or mode overlay",
+			name,
+			b.Lease,
+		)
 	}
 	return fmt.Sprintf("%q is written to by sandbox %s: wait for its end, remove it, or ask with read_only", name, b.Lease)
 }
@@ -144,7 +148,12 @@ func (s *Service) Create(ctx context.Context, p caller.Principal, r v1.Workspace
 		case errors.As(err, new(*usererror.InvalidError)):
 			return v1.Workspace{}, err
 		case errdefs.IsInvalidArgument(err):
-			return v1.Workspace{}, usererror.Invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, OwnedPrefix)
+			return v1.Workspace{}, usererror.Invalid(
+				"name",
+				"is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>",
+				r.Name,
+				OwnedPrefix,
+			)
 		case errdefs.IsAlreadyExists(err):
 			return v1.Workspace{}, usererror.Errorf(errdefs.ErrAlreadyExists, "workspace %q already exists", r.Name)
 		}
@@ -218,7 +227,11 @@ func (s *Service) Delete(ctx context.Context, p caller.Principal, name string) e
 		err = errors.Join(err, s.recordOwner(again, p, disk, name))
 	}
 	if errdefs.IsFailedPrecondition(err) {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "workspace %q is in use: remove the sandboxes that have it first", name)
+		return usererror.Errorf(
+			errdefs.ErrFailedPrecondition,
+			"workspace %q is in use: remove the sandboxes that have it first",
+			name,
+		)
 	}
 	return Error(err, disk, name)
 }
@@ -236,7 +249,12 @@ func PresentWorkspace(w volumes.Workspace) v1.Workspace {
 }
 
 // workspaceFiles opens the files of the caller's workspace, for writing if write is set.
-func (s *Service) workspaceFiles(ctx context.Context, p caller.Principal, name string, write bool) (*volumes.Files, error) {
+func (s *Service) workspaceFiles(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	write bool,
+) (*volumes.Files, error) {
 	if _, err := s.Find(p, name); err != nil {
 		return nil, err
 	}
@@ -250,7 +268,12 @@ func (s *Service) workspaceFiles(ctx context.Context, p caller.Principal, name s
 }
 
 // ReadFile opens a file of a workspace on the host. The caller must close it.
-func (s *Service) ReadFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+func (s *Service) ReadFile(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	r wire.FileRequest,
+) (io.ReadCloser, v1.File, error) {
 	files, err := s.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return nil, v1.File{}, err
@@ -272,7 +295,12 @@ type fileAndWorkspace struct {
 func (c *fileAndWorkspace) Close() error { return errors.Join(c.first.Close(), c.then.Close()) }
 
 // MakeDir creates a directory and its parents in a workspace that is not in use.
-func (s *Service) MakeDir(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (f v1.File, err error) {
+func (s *Service) MakeDir(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	r wire.FileRequest,
+) (f v1.File, err error) {
 	files, err := s.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return v1.File{}, err
@@ -283,7 +311,13 @@ func (s *Service) MakeDir(ctx context.Context, p caller.Principal, name string, 
 }
 
 // WriteFile writes a file of a workspace on the host, atomically.
-func (s *Service) WriteFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
+func (s *Service) WriteFile(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	r wire.FileRequest,
+	body io.Reader,
+) (f v1.File, err error) {
 	s.guardSpace()
 	files, err := s.workspaceFiles(ctx, p, name, true)
 	if err != nil {
@@ -303,7 +337,12 @@ func (s *Service) WriteFile(ctx context.Context, p caller.Principal, name string
 }
 
 // ListFiles lists a directory of a workspace and reports whether the list was truncated.
-func (s *Service) ListFiles(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
+func (s *Service) ListFiles(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	r wire.FileRequest,
+) (list []v1.File, truncated bool, err error) {
 	files, err := s.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return nil, false, err
@@ -318,7 +357,12 @@ func (s *Service) ListFiles(ctx context.Context, p caller.Principal, name string
 }
 
 // StatFile describes a file of a workspace.
-func (s *Service) StatFile(ctx context.Context, p caller.Principal, name string, r wire.FileRequest) (f v1.File, err error) {
+func (s *Service) StatFile(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	r wire.FileRequest,
+) (f v1.File, err error) {
 	files, err := s.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return v1.File{}, err
