@@ -329,7 +329,7 @@ func testBadTokens(t *testing.T, s *harness.Server) {
 	}
 	for _, secret := range []string{
 		expired.Secret, revoked.Secret, revoked.Secret[:len(revoked.Secret)-1] + "A",
-		"orc_", "orc_x_y", "orc_" + strings.Repeat("0", 100_000), "orc_" + unknownID,
+		"orc_", "orc_x_y", "orc_" + strings.Repeat("0", 50_000), "orc_" + unknownID,
 	} {
 		for _, path := range []string{
 			"/v1/tools/system.bash/call", "/v1/sandboxes", "/v1/policy/check", "/v1/approvals/" + unknownID + "/answer", "/mcp",
@@ -340,6 +340,11 @@ func testBadTokens(t *testing.T, s *harness.Server) {
 				t.Errorf("POST %s with a bad token: detail %q, want one for all", path, p.Detail)
 			}
 		}
+	}
+	// A header that is too long for any request is refused before the token is read.
+	tooLong := s.Ask(t, "GET", "/v1/sandboxes", "", "Authorization", "Bearer orc_"+strings.Repeat("0", 100_000))
+	if want := http.StatusRequestHeaderFieldsTooLarge; tooLong.Status != want {
+		t.Errorf("GET with a header of 100,000 bytes: status %d, want %d", tooLong.Status, want)
 	}
 	for body, field := range map[string]string{
 		`{"caller":""}`:                          "caller",
