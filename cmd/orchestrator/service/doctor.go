@@ -298,18 +298,25 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 	if c.Runtime == standalone.RuntimeKubernetes {
 		checks = append(checks, try(standalone.RuntimeKubernetes))
 	}
-	// The configured one must work, or one that auto chooses.
-	switch fit := func(k check) bool { return k.Status == checkOK }; {
-	case c.Runtime != standalone.RuntimeAuto:
-		for i, k := range checks {
-			if k.Name == "runtime "+c.Runtime && !fit(k) {
-				checks[i].Status = checkFail
-			}
-		}
-	case !fit(forOCI) && !fit(forDocker):
-		checks[0].Status = checkFail
-	}
+	failNeeded(c.Runtime, checks)
 	return checks
+}
+
+// failNeeded makes the check of the configured runtime a failure if it has not passed. For auto, the
+// embedded runtime or Docker must work; they are the first two checks.
+func failNeeded(configured string, checks []check) {
+	fit := func(k check) bool { return k.Status == checkOK }
+	if configured == standalone.RuntimeAuto {
+		if !fit(checks[0]) && !fit(checks[1]) {
+			checks[0].Status = checkFail
+		}
+		return
+	}
+	for i, k := range checks {
+		if k.Name == "runtime "+configured && !fit(k) {
+			checks[i].Status = checkFail
+		}
+	}
 }
 
 // classesOf lists the isolation classes of a driver on this host, and why gvisor is missing if it
