@@ -153,8 +153,8 @@ func (a *attack) end() {
 	a.http.CloseIdleConnections()
 }
 
-// repeat has so many clients attack again and again, and counts the answers. After 429 or an error a
-// client waits, except for calls that are refused as fast as the service answers.
+// repeat has so many clients attack again and again, and counts the answers. After 429 or an error
+// a client waits, except for calls that are refused as fast as the service answers.
 func (a *attack) repeat(kind string, clients int, once func() (status int, err error)) {
 	for range clients {
 		a.all.Go(func() {

@@ -30,10 +30,10 @@ const (
 	retryPause = time.Second
 )
 
-// One caller does at once everything that could harm others: it poisons the redactor, sends requests
-// with too many variables, holds bodies, opens streams, makes calls that are refused, sends wrong
-// credentials and batches. The calls of another caller go on, and their records are what they were.
-// An operator revokes the token, and nothing of the hostile caller is left.
+// One caller does at once everything that could harm others: it poisons the redactor, sends
+// requests with too many variables, holds bodies, opens streams, makes calls that are refused,
+// sends wrong credentials and batches. The calls of another caller go on, and their records are
+// what they were. An operator revokes the token, and nothing of the hostile caller is left.
 func TestHostileCaller(t *testing.T) { //nolint:tparallel // it measures latencies
 	if socket := os.Getenv(attackSocket); socket != "" {
 		attackUntilStopped(t, socket, os.Getenv(attackSecret))
@@ -156,8 +156,8 @@ func (c *steadyCaller) hasRecords(t *testing.T, s *harness.Server) {
 	}
 }
 
-// report logs both distributions and their ratios. The median is about what it was before. It may be
-// maxMedianRatio times that: other programs of the machine may take its processors meanwhile.
+// report logs both distributions and their ratios. The median is about what it was before. It may
+// be maxMedianRatio times that: other programs of the machine may take its processors meanwhile.
 func report(t *testing.T, before, under []time.Duration) {
 	t.Helper()
 	at := func(d []time.Duration, percent int) time.Duration { return d[(len(d)-1)*percent/100] }

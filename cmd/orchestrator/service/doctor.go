@@ -302,8 +302,8 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 	return checks
 }
 
-// failNeeded makes the check of the configured runtime a failure if it has not passed. For auto, the
-// embedded runtime or Docker must work; they are the first two checks.
+// failNeeded makes the check of the configured runtime a failure if it has not passed. For auto,
+// the embedded runtime or Docker must work; they are the first two checks.
 func failNeeded(configured string, checks []check) {
 	fit := func(k check) bool { return k.Status == checkOK }
 	if configured == standalone.RuntimeAuto {
