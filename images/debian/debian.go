@@ -2,7 +2,7 @@
 // engine that can build.
 //
 // It runs debootstrap on this host as root, in separate mount, process, IPC and UTS namespaces, so
-// that no mount and no process remains. Maintainer scripts run there as root in a chroot. As with
+// that no mount and no process remains, and without copies of other mounts of the host. Maintainer scripts run there as root in a chroot. As with
 // debootstrap itself, the signed archive of the distribution is trusted. Error classes are
 // InvalidArgument (the list), FailedPrecondition (this host) and Unavailable (the archive).
 package debian
@@ -120,6 +120,32 @@ func checkHost() error {
 	return nil
 }
 
+// isolate is a shell script that runs the command in its arguments without the host's other mounts.
+// A new mount namespace has a copy of every mount of the host. Until the namespace ends, which can
+// take minutes, such a copy keeps the disk of a workspace attached that the service has unmounted.
+// The script keeps the mounts of the system and those that contain its first argument, and unmounts
+// all others in its own namespace only.
+const isolate = `
+root=$1
+shift
+points=$(cut -d ' ' -f 5 /proc/self/mountinfo)
+IFS='
+'
+set -f
+for point in $points; do
+	point=$(printf %b "$point")
+	case $point in
+	/ | /tmp | /run | /var | /var/lib | /var/cache | /var/tmp) continue ;;
+	/proc | /proc/* | /sys | /sys/* | /dev | /dev/* | /usr | /usr/* | /etc | /etc/*) continue ;;
+	esac
+	case $root/ in
+	"$point"/*) continue ;;
+	esac
+	umount -l "$point" 2>/dev/null # fails if it was below another mount
+done
+exec "$@"
+`
+
 func (l List) bootstrap(ctx context.Context, root string, log io.Writer) error {
 	args := []string{"--variant=minbase", "--force-check-gpg", "--keyring=" + keyring}
 	if len(l.Packages) > 0 {
@@ -133,7 +159,8 @@ func (l List) bootstrap(ctx context.Context, root string, log io.Writer) error {
 	if l.Mirror != "" {
 		args = append(args, l.Mirror)
 	}
-	cmd := exec.CommandContext(ctx, "debootstrap", args...) //nolint:gosec // arguments are validated
+	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", isolate, "isolate", root, "debootstrap"},
+		args...)...) //nolint:gosec // arguments are validated
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
 	for _, name := range []string{"http_proxy", "https_proxy", "no_proxy"} {

@@ -2,6 +2,7 @@ package debian
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -51,6 +52,40 @@ func TestFilesStayInListDirectory(t *testing.T) {
 		if good != (err == nil) || good && string(got) != "hello" || strings.Contains(string(got), "secret") ||
 			!good && !errdefs.IsInvalidArgument(err) {
 			t.Errorf("finish with file %s: %q, %v; want success %v", from, got, err, good)
+		}
+	}
+}
+
+// TestBuildLeavesForeignMounts checks that a build has no copy of a mount that it does not use. A
+// copy would keep the file system in use after its owner has unmounted it.
+func TestBuildLeavesForeignMounts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting requires root")
+	}
+	foreign, disk := filepath.Join(t.TempDir(), "with space"), t.TempDir()
+	for _, dir := range []string{foreign, disk} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := syscall.Unmount(dir, 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	root := filepath.Join(disk, "root")
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", isolate, "isolate", root, "cat", "/proc/self/mountinfo")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for dir, want := range map[string]bool{filepath.Dir(foreign): false, disk: true, "/proc": true} {
+		if got := strings.Contains(string(out), " "+dir); got != want {
+			t.Errorf("mount of %s in the build: got %t, want %t:\n%s", dir, got, want, out)
 		}
 	}
 }
