@@ -1,6 +1,7 @@
 package quotadir
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -244,8 +245,32 @@ func waitDetached(ctx context.Context, dir string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("a clone of the mount is still in use: %w", ErrBusy)
+			return fmt.Errorf("a clone of the mount is still in use%s: %w", cloneHolder(image), ErrBusy)
 		case <-time.After(wait):
 		}
 	}
+}
+
+// cloneHolder describes a process whose mount namespace has the image mounted, as " by process 7
+// (name)". It returns "" if it finds none: a mount can also live in a file descriptor.
+func cloneHolder(image *os.File) string {
+	device, err := findAttached(image)
+	if device == nil || err != nil {
+		return ""
+	}
+	defer device.Close()
+	var s unix.Stat_t
+	if err := unix.Fstat(int(device.Fd()), &s); err != nil {
+		return ""
+	}
+	want := fmt.Appendf(nil, " %d:%d ", unix.Major(s.Rdev), unix.Minor(s.Rdev))
+	files, _ := filepath.Glob("/proc/[0-9]*/mountinfo")
+	for _, file := range files {
+		if mounts, err := os.ReadFile(file); err != nil || !bytes.Contains(mounts, want) {
+			continue
+		}
+		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "comm"))
+		return fmt.Sprintf(" by process %s (%s)", filepath.Base(filepath.Dir(file)), bytes.TrimSpace(name))
+	}
+	return ""
 }

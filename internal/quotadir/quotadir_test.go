@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -183,6 +184,8 @@ func TestUnmountCloneIsBusy(t *testing.T) {
 	target := cloned(t, root)
 	if err := Unmount(brief(t), dir); !errors.Is(err, ErrBusy) {
 		t.Fatalf("unmount beside a clone: %v", err)
+	} else if !strings.Contains(err.Error(), "in use by process ") {
+		t.Errorf("unmount beside a clone: got %q, want the process that has it", err)
 	}
 	if err := os.WriteFile(filepath.Join(target, "late"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
