@@ -31,9 +31,9 @@ const (
 	maxRememberTool = 512 << 10
 )
 
-// CallTool runs one tool call: identify, validate, policy, approval, lease, bind, exec, audit,
-// release. A refusal is a result. An error means that the request is invalid or could not be
-// carried out.
+// CallTool runs one tool call: identify, open the audit record, validate, policy, approval, lease,
+// run, release, close the record. A refusal is a result. An error means that the request is invalid
+// or could not be carried out.
 func (s *Service) CallTool(
 	ctx context.Context,
 	p caller.Principal,

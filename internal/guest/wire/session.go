@@ -8,38 +8,38 @@ import (
 
 // Operations on sessions. A session is a shell that outlives the commands that run in it.
 const (
-	OpSessionStart Op = "session_start" // SessionStart → Session; an id that is there is answered as it is
+	OpSessionStart Op = "session_start" // SessionStart → Session; an existing id returns that session
 	OpSessions     Op = "sessions"      // → []Session
 	OpSessionExec  Op = "session_exec"  // SessionExec; Stdin/EOF/Signal → Started, Stdout/Stderr …, Reply(SessionResult)
-	OpSessionEnd   Op = "session_end"   // ShellRef → Session: kills what lives of it, and forgets it
+	OpSessionEnd   Op = "session_end"   // ShellRef → Session; kills its processes and removes it
 )
 
 // Limits of sessions.
 const (
-	// MaxSessions is how many a sandbox keeps, ended ones too, until forgotten.
+	// MaxSessions limits the sessions of a sandbox, including ended ones that were not removed.
 	MaxSessions = 16
-	// MaxSessionQueue is how many commands wait for one session.
+	// MaxSessionQueue limits the commands that wait for one session.
 	MaxSessionQueue = 16
-	// MaxSessionLeft is how many commands of one session may have left something
-	// in the background that holds their output open.
+	// MaxSessionLeft limits the ended commands of one session whose background processes still
+	// hold their output open.
 	MaxSessionLeft = 32
 	// MaxSessionWait bounds SessionExec.Wait.
 	MaxSessionWait = 10 * time.Minute
-	// SessionTime is how long a session's shell has to come back once it was
-	// interrupted; then it is killed.
+	// SessionTime is how long an interrupted shell may take to return to its prompt. After that it
+	// is killed.
 	SessionTime = 3 * time.Second
-	// SessionDrain is how long output is still read after a command of a session
-	// has ended, where something that it left in the background holds it open.
+	// SessionDrain is how long the guest reads output after a command has ended, if background
+	// processes of the command hold the output open.
 	SessionDrain = 50 * time.Millisecond
 )
 
 // SessionStart starts a session.
 type SessionStart struct {
-	// ID is chosen by the host, unique in the sandbox.
+	// ID is unique in the sandbox. The host chooses it.
 	ID string `json:"id"`
 	// Shell is "bash" or "sh".
 	Shell string `json:"shell"`
-	// Cwd, Env and User are as those of a Command.
+	// Cwd, Env and User mean the same as in Command.
 	Cwd  string            `json:"cwd,omitempty"`
 	Env  map[string]string `json:"env,omitempty"`
 	User string            `json:"user,omitempty"`
@@ -51,41 +51,40 @@ type Session struct {
 	Shell     string    `json:"shell"`
 	Pid       int       `json:"pid"` // in the sandbox's pid namespace
 	StartedAt time.Time `json:"started_at"`
-	// Commands is how many were run in it, Busy whether one runs now, Waiting
-	// how many wait, Left how many ended ones have left something that holds
-	// their output open.
+	// Commands counts all commands that ran, Waiting those in the queue, and Left the ended ones
+	// whose background processes hold their output open. Busy is true while a command runs.
 	Commands int64 `json:"commands"`
 	Busy     bool  `json:"busy"`
 	Waiting  int   `json:"waiting"`
 	Left     int   `json:"left"`
-	// Result is how the shell ended, once it has.
+	// Result is the shell's ending; nil while it lives.
 	Result *runtime.Result `json:"result,omitempty"`
 }
 
 // SessionExec runs a command in a session.
 type SessionExec struct {
-	// ID of the command, unique among those that run in sessions.
+	// ID of the command, unique among the commands that run in sessions.
 	ID      string `json:"id"`
 	Session string `json:"session"`
-	// Text is what the shell reads: at most MaxArgBytes, without a NUL.
+	// Text is what the shell reads: at most MaxArgBytes, without NUL bytes.
 	Text string `json:"text"`
-	// Timeout, Stdin and OutputLimit are as those of a Command. In time, or over
-	// the limit, what the command started is killed and the shell interrupted.
+	// Timeout, Stdin and OutputLimit mean the same as in Command. At either limit, the guest kills
+	// the processes of the command and interrupts the shell.
 	Timeout     time.Duration `json:"timeout_ns,omitempty"`
 	Stdin       bool          `json:"stdin,omitempty"`
 	OutputLimit int64         `json:"output_limit,omitempty"`
-	// Wait is how long to wait for commands before it; zero refuses at once,
-	// ResourceExhausted, a session that is busy.
+	// Wait is how long to wait for earlier commands. With zero, a busy session is refused with
+	// ResourceExhausted.
 	Wait time.Duration `json:"wait_ns,omitempty"`
-	// Renew starts a session that has ended anew, as it was started first.
+	// Renew restarts a session that has ended, with its first SessionStart.
 	Renew bool `json:"renew,omitempty"`
 }
 
-// SessionResult is how a command in a session ended.
+// SessionResult is the ending of a command in a session.
 type SessionResult struct {
 	runtime.Result
-	// Ended: the session has ended with the command, and all that was in it.
+	// Ended is true if the session ended with the command, and all its processes with it.
 	Ended bool `json:"session_ended,omitempty"`
-	// Renewed: it had ended, and the command ran in a new one.
+	// Renewed is true if the session had ended before, and the command ran in a new one.
 	Renewed bool `json:"session_renewed,omitempty"`
 }

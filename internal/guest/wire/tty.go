@@ -1,7 +1,7 @@
 package wire
 
-// OpResize sets the size of a terminal: Resize → {}. What runs on it is told
-// with SIGWINCH.
+// OpResize sets the size of a terminal: Resize → {}. The kernel sends SIGWINCH to the foreground
+// processes of the terminal.
 const OpResize Op = "resize"
 
 // Bounds and defaults of terminals.
@@ -14,22 +14,21 @@ const (
 	DefaultRows = 24
 )
 
-// TTY asks for a shell whose command runs on a pseudo terminal: it leads a
-// session, of which that is the controlling terminal. Everything it writes is
-// the stream Stdout, as the terminal puts it out; Stderr stays empty. Its input
-// is there without Command.Stdin, has no end, and many streams may write to it,
-// one frame of KindStdin at a time. Each frame that was given to the terminal is
-// answered with a Chunk, whose Offset counts the bytes of that stream so far.
+// TTY starts a shell's command on a pseudo terminal, as the leader of a session whose controlling
+// terminal that is. All its output is the stream Stdout, as the terminal shows it; Stderr stays
+// empty. Input needs no Command.Stdin and has no end. Many streams may write input, one frame of
+// KindStdin at a time. The guest answers each frame that the terminal took with a Chunk, whose
+// Offset counts the bytes of that stream so far.
 type TTY struct {
-	// Term is the variable TERM, unless the command's own environment has one.
-	// Empty: DefaultTerm.
+	// Term is the variable TERM, unless the command's own environment has one. Empty means
+	// DefaultTerm.
 	Term string `json:"term,omitempty"`
-	// Cols and Rows are the size before the command runs. Zero: the defaults.
+	// Cols and Rows are the size when the command starts. Zero means the defaults.
 	Cols int `json:"cols,omitempty"`
 	Rows int `json:"rows,omitempty"`
 }
 
-// Resize is the size that a terminal gets; the last one counts.
+// Resize is the new size of a terminal. The last one wins.
 type Resize struct {
 	ID   string `json:"id"`
 	Cols int    `json:"cols"`
