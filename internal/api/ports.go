@@ -8,24 +8,18 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/portproxy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
-
-// maxPortHeader bounds the header of a server's answer, in bytes.
-const maxPortHeader = 256 << 10
 
 func (s *Server) portRoutes() []route {
 	return []route{
@@ -51,7 +45,7 @@ func portFrom(r *http.Request) (int, error) {
 }
 
 // proxyPort forwards one request to a server in a sandbox. Each request has its own connection, so
-// that a lease without requests counts as idle. portheader.go describes which fields are not
+// that a lease without requests counts as idle. Package portproxy says which fields are not
 // forwarded.
 func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal caller.Principal) error {
 	port, err := portFrom(r)
@@ -68,30 +62,13 @@ func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal cal
 	}
 	prefix := fmt.Sprintf("/v1/sandboxes/%s/ports/%d", url.PathEscape(r.PathValue("id")), port)
 	var failed error
-	p := portProxy(prefix, port, func(ctx context.Context) (net.Conn, error) {
+	p := portproxy.New(prefix, port, func(ctx context.Context) (net.Conn, error) {
 		return s.opts.Engine.Dial(ctx, principal, r.PathValue("id"), port)
 	})
 	p.ErrorHandler = func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err }
 	p.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
 	p.ServeHTTP(w, r)
 	return s.portFailure(failed, port)
-}
-
-// portProxy returns a proxy to the server that dial connects to, for one request.
-func portProxy(prefix string, port int, dial func(context.Context) (net.Conn, error)) *httputil.ReverseProxy {
-	return &httputil.ReverseProxy{
-		Transport: &http.Transport{
-			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-			DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxPortHeader,
-		},
-		FlushInterval: -1, // flush every write, for events
-		Rewrite:       func(pr *httputil.ProxyRequest) { rewriteRequest(pr, prefix, port) },
-		ModifyResponse: func(resp *http.Response) error {
-			rewriteResponse(resp.Header, prefix, port)
-			dropTrailers(resp)
-			return nil
-		},
-	}
 }
 
 // portFailure returns the error for a request that the server in the sandbox did not answer. It
@@ -141,7 +118,7 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p caller.Princ
 		return nil //nolint:nilerr // nobody is there to be told
 	}
 	early, _ := buffered.Reader.Peek(buffered.Reader.Buffered()) // cannot fail: the bytes are buffered
-	join(outside, inside, early, quietTime)
+	portproxy.Join(outside, inside, early)
 	return nil
 }
 
@@ -151,58 +128,4 @@ func (s *Server) enterConnection(r *http.Request) (leave func(), ctx context.Con
 	s.terminals.Add(1)
 	ctx, cancel := s.untilStop(r)
 	return func() { cancel(); s.terminals.Done() }, ctx
-}
-
-// quietTime is how long a server may be silent after the client's end of input, if that end cannot
-// be forwarded.
-const quietTime = 5 * time.Second
-
-// join copies bytes in both directions until both have ended. It sends early to inside first. When
-// one direction ends, the other continues. If inside cannot be half-closed (a mux), its output is
-// copied until it ends or pauses for quiet.
-func join(outside, inside net.Conn, early []byte, quiet time.Duration) {
-	end := func() { outside.Close(); inside.Close() }
-	var told atomic.Bool // the deadline is set
-	var both sync.WaitGroup
-	both.Go(func() {
-		_, err := inside.Write(early)
-		if err == nil {
-			_, err = io.Copy(inside, outside)
-		}
-		if err != nil {
-			end()
-			return
-		}
-		if endWriting(inside) {
-			return
-		}
-		told.Store(true)
-		if inside.SetReadDeadline(time.Now().Add(quiet)) != nil {
-			end()
-		}
-	})
-	both.Go(func() {
-		_, err := io.Copy(outside, readerFunc(func(p []byte) (int, error) {
-			n, err := inside.Read(p)
-			if n > 0 && told.Load() {
-				_ = inside.SetReadDeadline(time.Now().Add(quiet)) // fails only if closed; the next read reports that
-			}
-			return n, err
-		}))
-		if err != nil || told.Load() || !endWriting(outside) {
-			end()
-		}
-	})
-	both.Wait()
-}
-
-// readerFunc is a function that implements io.Reader.
-type readerFunc func(p []byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-// endWriting closes the write direction and reports whether that was possible.
-func endWriting(c net.Conn) bool {
-	half, ok := c.(interface{ CloseWrite() error })
-	return ok && half.CloseWrite() == nil
 }

@@ -1,4 +1,4 @@
-package api
+package portproxy
 
 import (
 	"bytes"
@@ -47,7 +47,7 @@ func TestJoinCopiesOutputAfterClientEnd(t *testing.T) {
 				heard := make(chan string, 1)
 				go func() { all, _ := io.ReadAll(theirs); heard <- string(all) }()
 				began := time.Now()
-				join(client, inside, []byte("early"), quietTime)
+				Join(client, inside, []byte("early"))
 				if got := <-heard; got != "said.said.said.said.said." {
 					t.Errorf("the client heard %q", got)
 				}

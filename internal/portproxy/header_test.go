@@ -1,4 +1,4 @@
-package api
+package portproxy
 
 import (
 	"bufio"
@@ -52,6 +52,9 @@ func TestPortPathsAreForwardedUnchanged(t *testing.T) {
 	}
 }
 
+// patience is how long a test waits for what must happen.
+const patience = 2 * time.Minute
+
 // throughPort sends a raw request through the proxy to a server that answers with raw text. It
 // returns what each side received.
 func throughPort(t *testing.T, request, answer string) (inside, outside string) {
@@ -73,7 +76,7 @@ func throughPort(t *testing.T, request, answer string) (inside, outside string) 
 		}
 		asked <- got.String()
 	}()
-	srv := httptest.NewServer(portProxy("/p", 80, func(context.Context) (net.Conn, error) { return near, nil }))
+	srv := httptest.NewServer(New("/p", 80, func(context.Context) (net.Conn, error) { return near, nil }))
 	defer srv.Close()
 	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
 	if err != nil {
