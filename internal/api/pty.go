@@ -7,11 +7,11 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/coder/websocket"
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ptysocket"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -62,17 +62,13 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, p caller.Principal)
 	case req.offset > end:
 		return &strictjson.FieldError{Field: "offset", Message: "is beyond the end of the output"}
 	}
-	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{
-		Subprotocols: []string{v1.TerminalProtocol}, InsecureSkipVerify: true, // checkUpgrade has checked the origin
+	err = ptysocket.Serve(w, r, at, ptysocket.Options{ // checkUpgrade has checked the origin
+		Shell: req.shell, Offset: req.offset, ReadOnly: req.readOnly, Stall: s.stall, Beat: s.beat, HandOver: s.handOver,
+		Describe: func(err error) *v1.Problem { return redactedProblem(w, err) },
 	})
 	if err != nil {
-		s.log.Debug("failed to accept terminal connection", "error", err) // Accept has answered
-		return nil
+		s.log.Debug("failed to accept terminal connection", "error", err) // Serve has answered
 	}
-	defer conn.CloseNow() //nolint:errcheck // most often closed by now
-	conn.SetReadLimit(v1.TerminalInput)
-	t := newPTYSession(s, conn, at, req, func(err error) *v1.Problem { return redactedProblem(w, err) })
-	t.run()
 	return nil
 }
 

@@ -1,4 +1,4 @@
-package api
+package ptysocket
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,8 +26,8 @@ const (
 	keysTime = time.Second
 	// lastTime bounds the last message, and the closing handshake.
 	lastTime = 3 * time.Second
-	// ptyPiece is the largest output in one message, in bytes.
-	ptyPiece = 32 << 10
+	// maxPiece is the largest output in one message, in bytes.
+	maxPiece = 32 << 10
 	// maxSignals bounds the queue of signals.
 	maxSignals = 16
 )
@@ -35,6 +36,7 @@ const (
 var (
 	errDetached   = errors.New("the client detached")
 	errClientGone = errors.New("the client went away")
+	errRestarts   = errors.New("the service restarts")
 )
 
 // protocolViolation reports an invalid message of the client. It ends the connection with a code.
@@ -55,15 +57,42 @@ type exited struct{ result v1.ExecResult }
 
 func (exited) Error() string { return "the command ended" }
 
-// ptySession is one client that is attached to a terminal. The connection's reader waits only for
+// Options say how a client is attached to a terminal.
+type Options struct {
+	Shell    string // id of the terminal
+	Offset   int64  // the first byte of output to send
+	ReadOnly bool
+	// Stall is how long the client may take to accept a message, and Beat the time between pings.
+	Stall, Beat time.Duration
+	// HandOver ends when the service restarts. The client is then told to attach again.
+	HandOver context.Context
+	// Describe returns what the client may see of an error.
+	Describe func(error) *v1.Problem
+}
+
+// Serve upgrades the request to a WebSocket, and connects its client to a terminal until the
+// command ends, the client leaves or o.HandOver ends. It does not check the origin. If the upgrade
+// fails, Serve has answered the request and returns the error.
+func Serve(w http.ResponseWriter, r *http.Request, at *engine.Attachment, o Options) error {
+	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{
+		Subprotocols: []string{v1.TerminalProtocol}, InsecureSkipVerify: true,
+	})
+	if err != nil {
+		return err
+	}
+	defer conn.CloseNow() //nolint:errcheck // most often closed by now
+	conn.SetReadLimit(v1.TerminalInput)
+	newSession(conn, at, o).run()
+	return nil
+}
+
+// session is one client that is attached to a terminal. The connection's reader waits only for
 // the client, so that pings, resizes and signals are always handled. Output waits for the client;
 // the guest buffers it.
-type ptySession struct {
-	server     *Server
+type session struct {
 	conn       *websocket.Conn
 	attachment *engine.Attachment
-	req        ptyRequest
-	describe   func(error) *v1.Problem
+	opts       Options
 
 	ctx context.Context // ends with a cause when the session must end
 	end context.CancelCauseFunc
@@ -83,11 +112,9 @@ type ptySession struct {
 	work     sync.WaitGroup
 }
 
-func newPTYSession(
-	s *Server, conn *websocket.Conn, at *engine.Attachment, req ptyRequest, tell func(error) *v1.Problem,
-) *ptySession {
-	t := &ptySession{
-		server: s, conn: conn, attachment: at, req: req, describe: tell, keys: newKeys(),
+func newSession(conn *websocket.Conn, at *engine.Attachment, o Options) *session {
+	t := &session{
+		conn: conn, attachment: at, opts: o, keys: newKeys(),
 		acks: make(chan struct{}, 1), sizes: make(chan v1.TerminalMessage, 1), signals: make(chan int, maxSignals),
 		typed: make(chan struct{}),
 	}
@@ -97,12 +124,12 @@ func newPTYSession(
 }
 
 // run serves the client. It returns when the connection is closed.
-func (t *ptySession) run() {
-	stop := context.AfterFunc(t.server.handOver, func() { t.end(context.Cause(t.server.handOver)) })
+func (t *session) run() {
+	stop := context.AfterFunc(t.opts.HandOver, func() { t.end(errRestarts) })
 	defer stop()
 	cols, rows := t.attachment.Size()
 	started := v1.TerminalMessage{
-		Type: "started", Shell: t.req.shell, Offset: t.req.offset, Cols: cols, Rows: rows,
+		Type: "started", Shell: t.opts.Shell, Offset: t.opts.Offset, Cols: cols, Rows: rows,
 	}
 	if t.send(started) != nil {
 		t.attachment.Leave()
@@ -137,7 +164,7 @@ func (t *ptySession) run() {
 
 // settle waits a limited time for typed bytes to reach the terminal, and then ends everything but
 // the connection.
-func (t *ptySession) settle() {
+func (t *session) settle() {
 	t.keys.end()
 	patience := time.NewTimer(keysTime)
 	defer patience.Stop()
@@ -157,7 +184,7 @@ func (t *ptySession) settle() {
 }
 
 // finish tells the client why the connection ends, and closes it.
-func (t *ptySession) finish(cause error) {
+func (t *session) finish(cause error) {
 	code := websocket.StatusNormalClosure
 	var reason string
 	switch e, over := errors.AsType[exited](cause); {
@@ -168,11 +195,11 @@ func (t *ptySession) finish(cause error) {
 		reason = "detached"
 	case errors.Is(cause, errClientGone):
 		return
-	case errors.Is(cause, errStopping):
+	case errors.Is(cause, errRestarts):
 		_ = t.last(v1.TerminalMessage{Type: "taken", Bytes: t.keys.acceptedTotal(), Settled: t.allTyped})
 		code, reason = websocket.StatusServiceRestart, "the service restarts: attach again at the offset"
 	default:
-		p := t.describe(cause)
+		p := t.opts.Describe(cause)
 		_ = t.last(v1.TerminalMessage{Type: "error", Problem: p})
 		code, reason = websocket.StatusPolicyViolation, p.Code
 		if b, ok := errors.AsType[*protocolViolation](cause); ok {
@@ -185,15 +212,15 @@ func (t *ptySession) finish(cause error) {
 }
 
 // send sends a message. It fails if the client accepts nothing for the stall time.
-func (t *ptySession) send(m v1.TerminalMessage) error {
+func (t *session) send(m v1.TerminalMessage) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	return t.write(t.wire, websocket.MessageText, b, t.server.stall)
+	return t.write(t.wire, websocket.MessageText, b, t.opts.Stall)
 }
 
-func (t *ptySession) last(m v1.TerminalMessage) error {
+func (t *session) last(m v1.TerminalMessage) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
@@ -201,7 +228,7 @@ func (t *ptySession) last(m v1.TerminalMessage) error {
 	return t.write(t.wire, websocket.MessageText, b, lastTime)
 }
 
-func (t *ptySession) write(ctx context.Context, kind websocket.MessageType, b []byte, within time.Duration) error {
+func (t *session) write(ctx context.Context, kind websocket.MessageType, b []byte, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	t.writing.Add(1)
@@ -213,8 +240,8 @@ func (t *ptySession) write(ctx context.Context, kind websocket.MessageType, b []
 }
 
 // sendOutput sends the output until the command ends.
-func (t *ptySession) sendOutput() {
-	next := t.req.offset
+func (t *session) sendOutput() {
+	next := t.opts.Offset
 	result, err := t.attachment.Follow(next, func(offset int64, data []byte) error {
 		if offset != next {
 			if err := t.send(v1.TerminalMessage{Type: "gap", From: next, To: offset}); err != nil {
@@ -226,8 +253,8 @@ func (t *ptySession) sendOutput() {
 			if t.ctx.Err() != nil {
 				return context.Cause(t.ctx)
 			}
-			n := min(len(data), ptyPiece)
-			if err := t.write(t.wire, websocket.MessageBinary, data[:n], t.server.stall); err != nil {
+			n := min(len(data), maxPiece)
+			if err := t.write(t.wire, websocket.MessageBinary, data[:n], t.opts.Stall); err != nil {
 				return err
 			}
 			data, next = data[n:], next+int64(n)
@@ -241,7 +268,7 @@ func (t *ptySession) sendOutput() {
 }
 
 // acknowledge reports how many bytes were accepted. It merges reports while the client is slow.
-func (t *ptySession) acknowledge() {
+func (t *session) acknowledge() {
 	for {
 		select {
 		case <-t.acks:
@@ -257,7 +284,7 @@ func (t *ptySession) acknowledge() {
 
 // carryOutControls carries out resizes and signals. It ignores those that arrive after the
 // command's end.
-func (t *ptySession) carryOutControls() {
+func (t *session) carryOutControls() {
 	for {
 		var err error
 		select {
@@ -277,8 +304,8 @@ func (t *ptySession) carryOutControls() {
 
 // ping detects clients that are gone, and keeps proxies from closing a silent connection. It
 // ignores a missing answer while output is being written, whose time is bounded separately.
-func (t *ptySession) ping() {
-	tick := time.NewTicker(t.server.beat)
+func (t *session) ping() {
+	tick := time.NewTicker(t.opts.Beat)
 	defer tick.Stop()
 	for {
 		select {
@@ -297,7 +324,7 @@ func (t *ptySession) ping() {
 }
 
 // read receives messages until the connection ends.
-func (t *ptySession) read() {
+func (t *session) read() {
 	for {
 		kind, r, err := t.conn.Reader(t.wire)
 		if err == nil {
@@ -316,13 +343,13 @@ func (t *ptySession) read() {
 
 // handleMessage handles one message. An error other than protocolViolation is an error of the
 // connection.
-func (t *ptySession) handleMessage(kind websocket.MessageType, r io.Reader) error {
+func (t *session) handleMessage(kind websocket.MessageType, r io.Reader) error {
 	if kind == websocket.MessageBinary {
 		b, err := io.ReadAll(r) // bounded by SetReadLimit
 		switch {
 		case err != nil:
 			return err
-		case t.req.readOnly && len(b) > 0:
+		case t.opts.ReadOnly && len(b) > 0:
 			return protocolError(websocket.StatusPolicyViolation, "read_only", "is set: typing is not allowed")
 		case !t.keys.add(b):
 			return protocolError(websocket.StatusPolicyViolation, "message", "exceeds the window of %d bytes",
@@ -345,8 +372,8 @@ func (t *ptySession) handleMessage(kind websocket.MessageType, r io.Reader) erro
 }
 
 // handleControl carries out a control message.
-func (t *ptySession) handleControl(m v1.TerminalMessage) error {
-	if t.req.readOnly && m.Type != "detach" {
+func (t *session) handleControl(m v1.TerminalMessage) error {
+	if t.opts.ReadOnly && m.Type != "detach" {
 		return protocolError(websocket.StatusPolicyViolation, "read_only", "is set: %q is not allowed", m.Type)
 	}
 	switch m.Type {
