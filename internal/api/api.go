@@ -236,8 +236,8 @@ func (s *Server) wrap(rt route) http.Handler {
 		if full == nil && !out.retry { // refuse before the request changes something
 			full = s.answers.checkRoom(p, 0)
 		}
-		if err == nil && p.Token != "" { // it may have been revoked before begin registered the connection
-			_, err = s.identify(r)
+		if err == nil && p.Token != "" && !s.opts.Engine.Callers.Valid(p.Token) {
+			err = caller.ErrToken // it was revoked before begin registered the connection
 		}
 		if err == nil && full != nil {
 			s.paceConnection(r, rt, p, full)

@@ -118,7 +118,7 @@ func (s *Service) Identify(_ context.Context, token string) (Principal, error) {
 	sum := sha256.Sum256([]byte(secret))
 	now := s.Now()
 	t := g.token
-	if subtle.ConstantTimeCompare(sum[:], t.Hash) != 1 || !t.Expires.IsZero() && !now.Before(t.Expires) {
+	if subtle.ConstantTimeCompare(sum[:], t.Hash) != 1 || expired(t, now) {
 		return Principal{}, ErrToken
 	}
 	g.used.Store(now.UnixNano())
@@ -132,6 +132,16 @@ func (s *Service) Identify(_ context.Context, token string) (Principal, error) {
 		Expires:  t.Expires,
 	}, nil
 }
+
+// Valid reports whether the token with this id is neither revoked nor expired.
+func (s *Service) Valid(id string) bool {
+	s.mu.RLock()
+	g := s.tokens[id]
+	s.mu.RUnlock()
+	return g != nil && !expired(g.token, s.Now())
+}
+
+func expired(t store.Token, now time.Time) bool { return !t.Expires.IsZero() && !now.Before(t.Expires) }
 
 func splitToken(token string) (id, secret string, ok bool) {
 	rest, ok := strings.CutPrefix(token, TokenPrefix)
