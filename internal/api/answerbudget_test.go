@@ -32,12 +32,12 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 		s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/version", nil))
 	}()
 	<-w.began
-	if held, _ := s.answers.spent(); held == 0 {
+	if held, _, _ := s.answers.Held(); held == 0 {
 		t.Error("an answer that is not read is not charged")
 	}
 	close(w.read)
 	<-done
-	if held, _ := s.answers.spent(); held != 0 {
+	if held, _, _ := s.answers.Held(); held != 0 {
 		t.Errorf("%d bytes are charged after the answer was read, want 0", held)
 	}
 }
@@ -49,7 +49,8 @@ func TestUnreadAnswersRefuseRequests(t *testing.T) {
 	srv := serveHTTP(t, s)
 	auth := bearerOf(t, srv, `{"caller":"ann","trust":3}`)
 	ann := caller.Principal{Caller: "ann"}
-	s.answers.force(ann, maxCallerAnswers+1)
+	full := s.answers.Bounds().Caller + 1
+	s.answers.Force(ann, full)
 	for _, request := range []string{"GET /v1/version", "POST /v1/sandboxes"} {
 		method, path, _ := strings.Cut(request, " ")
 		got := ask(t, srv, method, path, "", auth...)
@@ -60,7 +61,7 @@ func TestUnreadAnswersRefuseRequests(t *testing.T) {
 	if got := ask(t, srv, "GET", "/v1/version", ""); got.status != http.StatusOK {
 		t.Errorf("request of another caller = %+v, want status 200", got)
 	}
-	s.answers.release(ann, maxCallerAnswers+1)
+	s.answers.Release(ann, full)
 	if got := ask(t, srv, "GET", "/v1/version", "", auth...); got.status != http.StatusOK {
 		t.Errorf("request within the budget = %+v, want status 200", got)
 	}

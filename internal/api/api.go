@@ -3,12 +3,12 @@
 //
 // A handler writes an answer or returns an error. One wrapper answers errors as
 // application/problem+json (RFC 9457), logs requests and counts them. Serve starts the goroutines
-// of net/http and waits for them. The package bounds the time and size of headers, the size of
-// bodies, the memory of all bodies, and the number of connections.
+// of net/http and waits for them. Package httpguard bounds what clients can take.
 package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/subtle"
 	"errors"
@@ -26,7 +26,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
-	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -37,14 +37,18 @@ const (
 	unansweredCall = "unanswered"
 )
 
+// Limits of bodies that are held in memory, in bytes. A route without a limit has maxBody.
+const (
+	maxBody     = 1 << 20
+	maxToolBody = 24 << 20 // the largest input fits, and an input that is one byte larger gets its own error
+	maxMCPBody  = 17 << 20 // the largest input fits
+	maxExecBody = 32 << 20 // the largest stdin fits in base64
+)
+
 // Limits of requests, in bytes and as durations.
 const (
-	maxDrop       = 4 * maxExecBody // of a refused body, read and dropped after the answer
-	maxUnasked    = 64 << 10        // of a body that the route does not read
-	maxHeader     = 64 << 10        // read before the caller is known
+	maxHeader     = 64 << 10 // read before the caller is known
 	headerTime    = 10 * time.Second
-	bodyTime      = 2 * time.Minute // to receive a body that is held in memory
-	refusedTime   = 5 * time.Second // to receive the body of a refused request, and to send a piece of its answer
 	idleTime      = 2 * time.Minute
 	heartbeatTime = 15 * time.Second
 	takeTime      = 5 * time.Minute // for a client to accept a piece of an answer
@@ -65,14 +69,15 @@ type Options struct {
 		// Refuse records the tool calls of a request that is refused before Serve.
 		Refuse(w http.ResponseWriter, r *http.Request, p caller.Principal, cause error) error
 	}
-	// Bodies bounds the memory of request bodies.
-	Bodies BodyBudget
+	// Bodies and CallerBodies bound the memory of request bodies, in bytes: of all callers together,
+	// and of each. Zero means the defaults of httpguard.
+	Bodies, CallerBodies int64
 	// MaxRequests and MaxStreams bound the concurrent requests of one caller that is not an
 	// operator. Streams are requests that last: events, terminals, tunnels. Zero means a share of
 	// the connections.
 	MaxRequests, MaxStreams int
 	// Refusals delays answers to refused requests. If it is nil, the server makes its own.
-	Refusals *RefusalPacer
+	Refusals *httpguard.RefusalPacer
 	// Down is called once after POST /v1/down, to destroy everything and stop the service.
 	Down func()
 	Log  *slog.Logger
@@ -85,12 +90,12 @@ type Server struct {
 	mux  *http.ServeMux
 	// stall is takeTime and beat is heartbeatTime, except in tests.
 	stall, beat time.Duration
-	conns       *connLimiter
+	conns       *httpguard.ConnLimiter
 	// bodies counts the memory of bodies. pace is the minimum speed at which they must arrive.
-	bodies *budget
-	pace   bodyPace
+	bodies *httpguard.Budget
+	pace   httpguard.Pace
 	// answers counts the memory of answers until they are written.
-	answers *budget
+	answers *httpguard.Budget
 	// description returns the answer of /openapi.json.
 	description func() ([]byte, error)
 	// terminals counts hijacked connections, for which net/http does not wait.
@@ -107,13 +112,14 @@ func New(o Options) *Server {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Refusals == nil {
-		o.Refusals = NewRefusalPacer()
+		o.Refusals = httpguard.NewRefusalPacer()
 	}
 	s := &Server{
 		opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime,
-		bodies: newBudget(o.Bodies), pace: defaultPace(), answers: newAnswerBudget(),
+		bodies: httpguard.NewBodyBudget(o.Bodies, o.CallerBodies), pace: httpguard.DefaultPace(),
+		answers: httpguard.NewAnswerBudget(),
+		conns:   httpguard.NewConnLimiter(httpguard.HostBounds(o.MaxRequests, o.MaxStreams), o.Log),
 	}
-	s.conns = newConnLimiter(boundsOf(openFiles(), o.MaxRequests, o.MaxStreams), o.Log)
 	s.handOver, s.beginHandOver = context.WithCancelCause(context.Background())
 	s.description = sync.OnceValues(s.describe)
 	for _, r := range s.routes() {
@@ -138,12 +144,12 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 	defer cut(nil)
 	h := &http.Server{
 		Handler: s.mux, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
-		BaseContext: func(net.Listener) context.Context { return base }, ConnContext: s.conns.context,
-		ConnState: s.conns.state,
-		ErrorLog:  slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		BaseContext: func(net.Listener) context.Context { return base },
+		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
+	l = s.conns.Limit(h, l)
 	served := make(chan error, 1)
-	go func() { served <- h.Serve(limitedListener{l, s.conns}) }() // received below
+	go func() { served <- h.Serve(l) }() // received below
 	select {
 	case err := <-served:
 		return err
@@ -216,32 +222,54 @@ type route struct {
 	body, answer any
 }
 
+// bodyKind says how a route reads a body.
+type bodyKind int
+
+const (
+	bodyNone   bodyKind = iota // not read
+	bodyHeld                   // held in memory, within the route's limit and the budget
+	bodyUpload                 // streamed; fails if nothing arrives for the stall time
+	bodyStream                 // streamed without a deadline: stdin of commands, requests to servers in sandboxes
+)
+
+func (rt route) kind() bodyKind {
+	switch {
+	case rt.takes != bodyNone:
+		return rt.takes
+	case rt.body != nil:
+		return bodyHeld
+	}
+	return bodyNone
+}
+
 // wrap returns the handler of a route. It identifies the caller, checks the limits, calls the
 // route's handler and answers its error.
 func (s *Server) wrap(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
-		out := newAnswer(w, s.stall)
-		defer out.last()
+		out := &answer{Answer: httpguard.NewAnswer(w, s.stall)}
+		defer out.Last()
 		p, err := s.identify(r)
 		if err != nil { // do not wait long for an unknown client
-			out.stall = min(out.stall, refusedTime)
+			out.Hurry()
 		}
 		if rt.open && errors.Is(err, errUnauthenticated) { // invalid credentials are refused here too
 			p, err = caller.Principal{}, nil
 		}
-		out.budget, out.principal, out.retry = s.answers, p, r.Method == http.MethodGet || r.Method == http.MethodHead
-		end, full := s.conns.begin(r, s.holder(rt, r, p), rt.stream || isStream(r))
+		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+		out.ChargeTo(s.answers, p, reads)
+		end, full := s.conns.Begin(r, s.holder(rt, r, p), rt.stream || isStream(r))
 		defer end()
-		if full == nil && !out.retry { // refuse before the request changes something
-			full = s.answers.checkRoom(p, 0)
+		if full == nil && !reads { // refuse before the request changes something
+			full = s.answers.Check(p, 0)
 		}
 		if err == nil && p.Token != "" && !s.opts.Engine.Callers.Valid(p.Token) {
-			err = caller.ErrToken // it was revoked before begin registered the connection
+			err = caller.ErrToken // it was revoked before Begin registered the connection
 		}
 		if err == nil && full != nil {
 			s.paceConnection(r, rt, p, full)
-			err, out.stall = rt.refuse(w, r, p, full), min(out.stall, refusedTime)
+			out.Hurry()
+			err = rt.refuse(w, r, p, full)
 		}
 		ctx := r.Context()
 		out.redact = func(err error) error {
@@ -257,19 +285,19 @@ func (s *Server) wrap(rt route) http.Handler {
 			err = s.opts.Engine.Governed.Direct(p, "use "+rt.method+" "+rt.path)
 		}
 		if err == nil && rt.kind() == bodyNone && r.ContentLength != 0 {
-			err = dropBody(out, r)
+			err = httpguard.DropBody(out, r)
 		}
 		if err == nil {
 			s.serve(out, r, rt, p)
 		} else {
 			// Bound how long net/http waits for the rest of the body before it answers. Every
 			// connection supports deadlines.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime))
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(httpguard.RefusedTime))
 			w.Header().Set("Connection", "close")
 			s.paceRefusal(p, err, 1)
 			s.fail(out, r, err)
 		}
-		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.status,
+		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.Status(),
 			"took", time.Since(began))
 	})
 }
@@ -277,15 +305,28 @@ func (s *Server) wrap(rt route) http.Handler {
 // serve calls a route's handler, answers its error, and returns the body's memory to the budget.
 func (s *Server) serve(out *answer, r *http.Request, rt route, p caller.Principal) {
 	r, in := s.receive(out, r, rt, p)
-	defer in.boundRest()
-	defer in.release()
+	defer in.BoundRest()
+	defer in.Release()
 	if err := handle(out, r, rt.handle, p); err != nil {
-		in.refuse()
-		in.release()
-		s.paceRefusal(p, err, 1+in.taken/refusalBytes)
+		in.Refuse()
+		in.Release()
+		s.paceRefusal(p, err, in.Weight())
 		s.fail(out, r, err)
-		in.discardRest()
+		in.DiscardRest()
 	}
+}
+
+// receive replaces the body of a request by one that is read as its route says.
+func (s *Server) receive(
+	w http.ResponseWriter, r *http.Request, rt route, p caller.Principal,
+) (*http.Request, *httpguard.Body) {
+	o := httpguard.BodyOptions{
+		Limit: cmp.Or(rt.limit, maxBody), Twice: rt.twice, Budget: s.bodies, Pace: s.pace, Refusals: s.opts.Refusals,
+	}
+	if rt.kind() == bodyUpload {
+		o.Stall = s.stall
+	}
+	return httpguard.Receive(w, r, p, o)
 }
 
 // paceRefusal counts n refusals of the caller and waits until the request may be answered. It does
@@ -293,17 +334,17 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, p caller.Principa
 // answer. If too many requests without a caller wait, it ends this one without an answer: a waiting
 // request keeps its memory even after its connection was evicted.
 func (s *Server) paceRefusal(p caller.Principal, err error, n int) {
-	if _, over := errors.AsType[*connectionError](err); !over && problem(err).Status < http.StatusInternalServerError {
-		if !s.opts.Refusals.waitAmong(p, n, min(s.conns.bounds.anonymous, maxAnonymous)) {
-			panic(http.ErrAbortHandler)
-		}
+	_, over := errors.AsType[*httpguard.ConnectionError](err)
+	if !over && problem(err).Status < http.StatusInternalServerError &&
+		!s.opts.Refusals.WaitAmong(p, n, s.conns.AnonymousShare()) {
+		panic(http.ErrAbortHandler)
 	}
 }
 
 // paceConnection ends the request without an answer if its connection is over the limit and its
 // caller gets too many refusals. A tool call is then only counted.
 func (s *Server) paceConnection(r *http.Request, rt route, p caller.Principal, err error) {
-	if _, over := errors.AsType[*connectionError](err); !over || s.opts.Refusals.allow(p) {
+	if _, over := errors.AsType[*httpguard.ConnectionError](err); !over || s.opts.Refusals.Allow(p) {
 		return
 	}
 	if rt.refused != nil {
@@ -328,19 +369,6 @@ func (rt route) refuse(w http.ResponseWriter, r *http.Request, p caller.Principa
 		return err
 	}
 	return rt.refused(w, r, p, err)
-}
-
-// dropBody reads and drops the body of a request to a route that takes none. Otherwise net/http
-// would read it before the answer, without a deadline.
-func dropBody(w http.ResponseWriter, r *http.Request) error {
-	ctl := http.NewResponseController(w)
-	_ = ctl.SetReadDeadline(time.Now().Add(refusedTime)) // every connection supports it
-	if _, err := io.CopyN(io.Discard, r.Body, maxUnasked); !errors.Is(err, io.EOF) {
-		return &strictjson.FieldError{Field: "body",
-			Message: fmt.Sprintf("of a %s request is not used, and is too long or incomplete: send no body", r.Method)}
-	}
-	_ = ctl.SetReadDeadline(time.Time{}) // a deadline that passes would end the request's context
-	return nil
 }
 
 // handle calls a handler and returns a panic in it as an error, which is logged and answered.
@@ -390,8 +418,8 @@ func (s *Server) identify(r *http.Request) (caller.Principal, error) {
 // serveMCP forwards a request of the Model Context Protocol, which answers errors in its own form.
 // A body that is refused may be a tool call, so it is recorded as one.
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if in, ok := r.Body.(*callBody); ok {
-		raw, err := in.hold()
+	if in, ok := r.Body.(*httpguard.Body); ok {
+		raw, err := in.Hold()
 		if err != nil {
 			p.Via = "mcp"
 			return s.refuseCall(r, p, mcpCall, nil, err)
@@ -399,7 +427,7 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p caller.Princ
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
 	}
 	s.opts.MCP.Serve(w, r, p)
-	if out, ok := w.(*answer); ok && out.status >= http.StatusBadRequest {
+	if out, ok := w.(*answer); ok && out.Status() >= http.StatusBadRequest {
 		s.opts.Refusals.Wait(p, 1) // net/http sends a short answer after the handler
 	}
 	return nil

@@ -19,18 +19,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
-
-// spent returns the bytes that bodies hold, and the number of callers that hold some.
-func (b *budget) spent() (held int64, callers int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.held, len(b.byCaller)
-}
 
 // eventually waits until ok returns true.
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -124,7 +116,7 @@ func TestHeldBodiesAreBounded(t *testing.T) {
 		t.Run(c.who, func(t *testing.T) {
 			e, _ := newEngine(t)
 			s := New(Options{Engine: e, Token: "secret"})
-			s.pace = bodyPace{stall: time.Hour, grace: time.Hour, most: time.Hour, rate: 1 << 20}
+			s.pace = httpguard.Pace{Stall: time.Hour, Grace: time.Hour, Most: time.Hour, Rate: 1 << 20}
 			srv := serveHTTP(t, s)
 			flooder, other := bearer(t, srv, `{"caller":"ann"}`), bearer(t, srv, `{"caller":"ben"}`)
 			operator := []string{"Authorization", "Bearer secret"}
@@ -139,7 +131,7 @@ func TestHeldBodiesAreBounded(t *testing.T) {
 				sending.Go(func() { conns <- send(t, srv, "POST", c.path, c.size, c.size-1, flooder...) })
 			}
 			sending.Wait()
-			held, refused := s.bodies.caller/int64(c.size), make(chan asked, connections)
+			held, refused := s.bodies.Bounds().Caller/int64(c.size), make(chan asked, connections)
 			for range connections {
 				go func() {
 					if res, err := http.ReadResponse(bufio.NewReader(<-conns), nil); err == nil {
@@ -155,7 +147,7 @@ func TestHeldBodiesAreBounded(t *testing.T) {
 					t.Errorf("refused with %v %s", got.header, got.body)
 				}
 			}
-			eventually(t, "the rest is held", func() bool { n, _ := s.bodies.spent(); return n >= held*int64(c.size) })
+			eventually(t, "the rest is held", func() bool { n, _, _ := s.bodies.Held(); return n >= held*int64(c.size) })
 			if got := peak(); got > 160<<20 {
 				t.Errorf("the heap had %d MiB", got>>20)
 			}
@@ -168,7 +160,7 @@ func TestHeldBodiesAreBounded(t *testing.T) {
 			}
 			srv.CloseClientConnections()
 			eventually(t, "the budget is given back",
-				func() bool { n, callers := s.bodies.spent(); return n == 0 && callers == 0 })
+				func() bool { n, _, callers := s.bodies.Held(); return n == 0 && callers == 0 })
 		})
 	}
 }
@@ -193,7 +185,7 @@ func TestHeldBodyIsNotCopied(t *testing.T) {
 			t.Errorf("a body %s cost %.2f times its size, want at most %.2f", c.what, got, c.most)
 		}
 	}
-	if n, callers := s.bodies.spent(); n != 0 || callers != 0 {
+	if n, _, callers := s.bodies.Held(); n != 0 || callers != 0 {
 		t.Errorf("%d bytes of %d callers are left", n, callers)
 	}
 }
@@ -204,7 +196,7 @@ func allocatedByBody(t *testing.T, s *Server, text string, declared int64) uint6
 	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/run", strings.NewReader(text))
 	r.ContentLength = declared
 	r, in := s.receive(httptest.NewRecorder(), r, route{body: v1.Run{}, limit: maxExecBody}, caller.Local(""))
-	defer in.release()
+	defer in.Release()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	var req v1.Run
@@ -263,9 +255,9 @@ func TestSlowBodyIsRefused(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	s := New(Options{Engine: e})
-	s.pace.stall, s.stall = 50*time.Millisecond, 50*time.Millisecond
+	s.pace.Stall, s.stall = 50*time.Millisecond, 50*time.Millisecond
 	srv := serveHTTP(t, s)
-	got := answerOn(t, send(t, srv, "POST", "/v1/run", maxExecBody, lastPiece))
+	got := answerOn(t, send(t, srv, "POST", "/v1/run", maxExecBody, 1<<20))
 	problemIs(t, got, http.StatusRequestTimeout, "invalid_argument", "body")
 	statusIs(t, ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`), http.StatusCreated)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
@@ -278,22 +270,8 @@ func TestSlowBodyIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	problemIs(t, answerOn(t, conn), http.StatusRequestTimeout, "invalid_argument", "body")
-	if n, _ := s.bodies.spent(); n != 0 {
+	if n, _, _ := s.bodies.Held(); n != 0 {
 		t.Errorf("%d bytes are left", n)
-	}
-}
-
-func TestPaceDeadline(t *testing.T) {
-	p := bodyPace{stall: time.Hour, grace: 10 * time.Second, most: time.Minute, rate: 1000}
-	began := time.Now()
-	for got, want := range map[int]time.Duration{0: 10 * time.Second, 5000: 15 * time.Second, 1 << 30: time.Minute} {
-		if at := p.deadline(began, got).Sub(began); at != want {
-			t.Errorf("deadline after %d bytes = %s, want %s", got, at, want)
-		}
-	}
-	p.stall = time.Second
-	if at := p.deadline(began.Add(-5*time.Second), 0); time.Until(at) > time.Second {
-		t.Errorf("deadline of a body that stalls is in %s", time.Until(at))
 	}
 }
 
@@ -321,45 +299,11 @@ func TestBodyIsNotReadBeforeCallerIsIdentified(t *testing.T) {
 	}
 }
 
-func TestBudgetReservesShares(t *testing.T) {
-	b := newBudget(BodyBudget{Total: 1 << 20, Caller: 512 << 10})
-	op := caller.Principal{Caller: "ops", Operator: true}
-	ann, ben, eve := caller.Principal{Caller: "ann"}, caller.Principal{Caller: "ben"}, caller.Principal{Caller: "eve"}
-	for _, c := range []struct {
-		who  caller.Principal
-		n    int64
-		says string
-	}{
-		{ann, 512<<10 + 1, "requests.caller_bodies"},
-		{ann, 512 << 10, ""},
-		{ann, 1, "requests.caller_bodies"},
-		{ben, 128<<10 + 1, "requests.bodies"},
-		{ben, 128 << 10, ""}, // 5/8 of the total: the share of callers' large bodies is full
-		{eve, smallHeld + 1, "requests.bodies"},
-		{eve, smallHeld, ""}, // small bodies still fit
-		{ben, smallHeld, ""},
-		{eve, 1, "requests.bodies"}, // 3/4 of the total: the rest is for operators
-		{op, 128<<10 + 1, "requests.bodies"},
-		{op, 128 << 10, ""},
-		{op, smallHeld, ""},
-	} {
-		err := b.charge(c.who, 0, c.n)
-		if (err == nil) != (c.says == "") ||
-			err != nil && (!strings.Contains(err.Error(), c.says) || !errdefs.IsResourceExhausted(err)) {
-			t.Errorf("take %d for %s = %v, want %q", c.n, c.who.Caller, err, c.says)
-		}
-	}
-	b.release(ann, 512<<10)
-	if err := b.charge(eve, smallHeld, smallHeld); err != nil {
-		t.Errorf("what was given back: %v", err)
-	}
-}
-
 func TestTooManyValuesAreRefused(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
 	for _, path := range []string{"/v1/run", "/v1/policy/check", "/v1/tools/system.run/call"} {
-		got := ask(t, srv, "POST", path, `{"argv":[`+strings.Repeat(`"",`, maxValues)+`""]}`)
+		got := ask(t, srv, "POST", path, `{"argv":[`+strings.Repeat(`"",`, httpguard.MaxValues)+`""]}`)
 		problemIs(t, got, http.StatusBadRequest, "invalid_argument", "body")
 	}
 	problemIs(t, ask(t, srv, "GET", "/v1/audit?"+strings.Repeat("a&", maxParameters), ""), http.StatusBadRequest,
@@ -385,7 +329,7 @@ func TestRefusedCallRecordsBoundedInput(t *testing.T) {
 	}{
 		{`{"inptu":"` + long + `"}`, true},
 		{`{"input":"` + long, false},
-		{`{"input":[` + strings.Repeat("1,", maxValues+1) + `1]}`, false},
+		{`{"input":[` + strings.Repeat("1,", httpguard.MaxValues+1) + `1]}`, false},
 	} {
 		ask(t, srv, "POST", call, c.body)
 		got := records(t, srv, "action=system.run")
@@ -424,7 +368,7 @@ func TestMCPBodiesUseTheBudget(t *testing.T) {
 	s := New(Options{Engine: e})
 	var held, whole atomic.Int64
 	s.opts.MCP = reading{func(n int) {
-		charged, _ := s.bodies.spent()
+		charged, _, _ := s.bodies.Held()
 		held.Store(charged)
 		whole.Store(int64(n))
 	}}
@@ -436,10 +380,10 @@ func TestMCPBodiesUseTheBudget(t *testing.T) {
 	}
 	problemIs(t, ask(t, srv, "POST", "/mcp", strings.Repeat(" ", maxMCPBody+1)), http.StatusRequestEntityTooLarge,
 		"invalid_argument", "body")
-	problemIs(t, ask(t, srv, "POST", "/mcp", "["+strings.Repeat("1,", maxValues)+"1]"), http.StatusBadRequest,
+	problemIs(t, ask(t, srv, "POST", "/mcp", "["+strings.Repeat("1,", httpguard.MaxValues)+"1]"), http.StatusBadRequest,
 		"invalid_argument", "body")
 	eventually(t, "the budget is given back",
-		func() bool { n, callers := s.bodies.spent(); return n == 0 && callers == 0 })
+		func() bool { n, _, callers := s.bodies.Held(); return n == 0 && callers == 0 })
 }
 
 // withMCP returns a server with the options of s, which shares its budget.

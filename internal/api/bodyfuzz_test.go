@@ -18,7 +18,7 @@ import (
 func FuzzAdmission(f *testing.F) {
 	e, _ := newEngine(f)
 	s := New(Options{Engine: e, Token: "secret", ShellCaller: "old",
-		Bodies: BodyBudget{Total: 256 << 10, Caller: 128 << 10}, MCP: reading{func(int) {}}})
+		Bodies: 256 << 10, CallerBodies: 128 << 10, MCP: reading{func(int) {}}})
 	const op = "Authorization: Bearer secret\r\n"
 	for _, seed := range [][3]string{
 		{"POST /v1/run", op + "Content-Length: 21", `{"argv":["echo","a"]}`},
@@ -49,11 +49,12 @@ func FuzzAdmission(f *testing.F) {
 		r.RemoteAddr = "127.0.0.1:1"
 		w := httptest.NewRecorder()
 		serveUncut(s.Handler(), w, r.WithContext(ctx))
-		if n, callers := s.bodies.spent(); n != 0 || callers != 0 {
+		n, peak, callers := s.bodies.Held()
+		if n != 0 || callers != 0 {
 			t.Fatalf("%q: %d bytes of %d callers are left", raw, n, callers)
 		}
-		if s.bodies.peak > s.bodies.total {
-			t.Fatalf("%q: %d bytes were held", raw, s.bodies.peak)
+		if peak > s.bodies.Bounds().Total {
+			t.Fatalf("%q: %d bytes were held", raw, peak)
 		}
 		if p, ok := v1.Decode(w.Body.Bytes()); w.Code >= 400 && (!ok || p.Status != w.Code || p.Code == "" ||
 			w.Code == 500 || w.Header().Get("Content-Type") != "application/problem+json") {

@@ -17,55 +17,41 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
 
 // serveLimited serves with the given bounds.
-func serveLimited(t *testing.T, e *engine.Engine, b connBounds) (address string, s *Server) {
+func serveLimited(t *testing.T, e *engine.Engine, b httpguard.ConnBounds) (address string, s *Server) {
 	t.Helper()
 	s = New(Options{Engine: e})
 	if e == nil { // requests without a token are then not the operator's
 		s.opts.Token = "secret"
 	}
-	s.conns.bounds = b
+	s.conns = httpguard.NewConnLimiter(b, s.log)
 	t.Cleanup(func() { // runs after the server has ended
-		for began := time.Now(); s.conns.size() > 0; time.Sleep(time.Millisecond) {
+		for began := time.Now(); open(s) > 0; time.Sleep(time.Millisecond) {
 			if time.Since(began) > patience {
-				t.Fatalf("size() = %d after the end, want 0", s.conns.size())
+				t.Fatalf("%d open connections after the end, want 0", open(s))
 			}
 		}
-		s.conns.mu.Lock()
-		defer s.conns.mu.Unlock()
-		if len(s.conns.callers) != 0 {
-			t.Errorf("%d callers are counted after the end, want 0", len(s.conns.callers))
+		if _, callers := s.conns.Len(); callers != 0 {
+			t.Errorf("%d callers are counted after the end, want 0", callers)
 		}
 	})
 	return listen(t, s, "tcp", "127.0.0.1:0").String(), s
 }
 
-func (l *connLimiter) size() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.anonymous.conns() + l.operators.conns() + l.ofCallers
-}
-
-// count returns the connections of a caller, its requests and its streams.
-func (l *connLimiter) count(caller string) (conns, requests, streams int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	h := l.callers[caller]
-	if h == nil {
-		return 0, 0, 0
-	}
-	return h.conns(), h.requests, h.streams
+// open returns the number of open connections.
+func open(s *Server) int {
+	conns, _ := s.conns.Len()
+	return conns
 }
 
 // rests waits until no connection of a caller serves a request.
-func (l *connLimiter) rests(t *testing.T, caller string) {
+func rests(t *testing.T, s *Server, caller string) {
 	t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
-		l.mu.Lock()
-		busy := l.callers[caller].busy.Len()
-		l.mu.Unlock()
+		_, busy, _, _ := s.conns.Held(caller)
 		if busy == 0 {
 			return
 		}
@@ -150,7 +136,7 @@ func TestAnonymousConnectionsAreBounded(t *testing.T) {
 	address, _ := serveLimited(
 		t,
 		nil,
-		connBounds{total: 2 * all, anonymous: 1, maxAnonymous: most, requests: 1, streams: 1},
+		httpguard.ConnBounds{Total: 2 * all, Anonymous: 1, MaxAnonymous: most, Requests: 1, Streams: 1},
 	)
 	var closed atomic.Int32
 	for range all {
@@ -173,7 +159,7 @@ func TestAnonymousConnectionsAreBounded(t *testing.T) {
 // A connection with a partial request is evicted like an idle one.
 func TestPartialRequestsAreEvicted(t *testing.T) {
 	t.Parallel()
-	address, _ := serveLimited(t, nil, connBounds{total: 4, anonymous: 4, requests: 1, streams: 1})
+	address, _ := serveLimited(t, nil, httpguard.ConnBounds{Total: 4, Anonymous: 4, Requests: 1, Streams: 1})
 	for range 20 {
 		p := dialed(t, address)
 		if _, err := io.WriteString(p, "G"); err != nil {
@@ -188,7 +174,7 @@ func TestCallerLimitsLeaveOthersServed(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	hog, ann := tokenOf(t, e, v1.TokenRequest{Caller: "hog"}), tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
-	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 6, streams: 4})
+	address, s := serveLimited(t, e, httpguard.ConnBounds{Total: 16, Anonymous: 4, Callers: 8, Requests: 6, Streams: 4})
 	const follow = "/v1/events?follow=true"
 	refused := 0
 	for range 40 {
@@ -219,7 +205,7 @@ func TestCallerLimitsLeaveOthersServed(t *testing.T) {
 	answers(t, address, "/v1/pools", http.StatusOK, ann...)
 	answers(t, address, follow, http.StatusOK, ann...)
 	answers(t, address, "/v1/tokens", http.StatusOK)
-	if conns, _, streams := s.conns.count("hog"); conns > 6 || streams != 4 {
+	if conns, _, _, streams := s.conns.Held("hog"); conns > 6 || streams != 4 {
 		t.Errorf("the caller has %d connections and %d streams, want at most 6, and 4", conns, streams)
 	}
 }
@@ -227,12 +213,12 @@ func TestCallerLimitsLeaveOthersServed(t *testing.T) {
 func TestEventStreamsCountForAnyAccept(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 6, streams: 2})
+	address, s := serveLimited(t, e, httpguard.ConnBounds{Total: 16, Anonymous: 4, Callers: 8, Requests: 6, Streams: 2})
 	ann := append(tokenOf(t, e, v1.TokenRequest{Caller: "ann"}), "Accept", "*/*")
 	for _, path := range []string{"/v1/approvals/events", "/v1/events?follow=true"} {
 		defer answers(t, address, path, http.StatusOK, ann...).Close()
 	}
-	if _, _, streams := s.conns.count("ann"); streams != 2 {
+	if _, _, _, streams := s.conns.Held("ann"); streams != 2 {
 		t.Errorf("%d streams are counted, want 2", streams)
 	}
 	answers(t, address, "/v1/approvals/events", http.StatusTooManyRequests, ann...)
@@ -243,13 +229,13 @@ func TestEndedStreamFreesItsPlace(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
-	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 2, streams: 1})
+	address, s := serveLimited(t, e, httpguard.ConnBounds{Total: 16, Anonymous: 4, Callers: 8, Requests: 2, Streams: 1})
 	for range 5 {
 		p := answers(t, address, "/v1/events?follow=true", http.StatusOK, ann...)
 		answers(t, address, "/v1/events?follow=true", http.StatusTooManyRequests, ann...)
 		p.Close()
 		for began := time.Now(); ; time.Sleep(time.Millisecond) {
-			if _, requests, _ := s.conns.count("ann"); requests == 0 {
+			if _, _, requests, _ := s.conns.Held("ann"); requests == 0 {
 				break
 			}
 			if time.Since(began) > patience {
@@ -264,7 +250,7 @@ func TestEndedStreamFreesItsPlace(t *testing.T) {
 func TestNewCallerEvictsLargestHolder(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 6, streams: 6})
+	address, s := serveLimited(t, e, httpguard.ConnBounds{Total: 16, Anonymous: 4, Callers: 8, Requests: 6, Streams: 6})
 	streams := map[string][]*peer{}
 	header := map[string][]string{}
 	for who, n := range map[string]int{"ann": 2, "hog": 6} {
@@ -279,7 +265,7 @@ func TestNewCallerEvictsLargestHolder(t *testing.T) {
 	streams["hog"][5].closed(t, "hog")
 	answers(t, address, "/v1/events?follow=true", http.StatusOK, bob...)
 	streams["hog"][4].closed(t, "hog")
-	if conns, _, _ := s.conns.count("ann"); conns != 2 {
+	if conns, _, _, _ := s.conns.Held("ann"); conns != 2 {
 		t.Errorf("another caller has %d connections, want 2", conns)
 	}
 	// The caller with the most connections gets no more.
@@ -292,13 +278,13 @@ func TestNewCallerEvictsLargestHolder(t *testing.T) {
 func TestEqualCallersDoNotEvictEachOther(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 8, callers: 2, requests: 2, streams: 2})
+	address, s := serveLimited(t, e, httpguard.ConnBounds{Total: 16, Anonymous: 8, Callers: 2, Requests: 2, Streams: 2})
 	for _, who := range []string{"ann", "bob"} {
 		answers(t, address, "/v1/events?follow=true", http.StatusOK, tokenOf(t, e, v1.TokenRequest{Caller: who})...)
 	}
 	answers(t, address, "/v1/pools", http.StatusTooManyRequests, tokenOf(t, e, v1.TokenRequest{Caller: "cat"})...)
 	for _, who := range []string{"ann", "bob"} {
-		if conns, _, _ := s.conns.count(who); conns != 1 {
+		if conns, _, _, _ := s.conns.Held(who); conns != 1 {
 			t.Errorf("%s has %d connections, want 1", who, conns)
 		}
 	}
@@ -308,7 +294,7 @@ func TestEqualCallersDoNotEvictEachOther(t *testing.T) {
 func TestOperatorsAreNotEvicted(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	address, s := serveLimited(t, e, connBounds{total: 10, anonymous: 2, callers: 6, requests: 3, streams: 3})
+	address, s := serveLimited(t, e, httpguard.ConnBounds{Total: 10, Anonymous: 2, Callers: 6, Requests: 3, Streams: 3})
 	operators, callers := make([]*peer, 0, 8), make([]*peer, 0, 6)
 	op := tokenOf(t, e, v1.TokenRequest{Caller: "boss", Operator: true})
 	for i := range 2 {
@@ -336,7 +322,7 @@ func TestOperatorsAreNotEvicted(t *testing.T) {
 	}
 	answers(t, address, "/v1/tokens", http.StatusTooManyRequests) // operators hold all connections
 	operators[0].Close()
-	for began := time.Now(); s.conns.size() > 7; time.Sleep(time.Millisecond) {
+	for began := time.Now(); open(s) > 7; time.Sleep(time.Millisecond) {
 		if time.Since(began) > patience {
 			t.Fatal("the connection is still counted")
 		}
@@ -350,16 +336,16 @@ func TestIdleConnectionsPerCallerAreBounded(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
-	address, s := serveLimited(t, e, connBounds{total: 100, anonymous: 10, callers: 80, requests: 5, streams: 5})
+	address, s := serveLimited(t, e, httpguard.ConnBounds{Total: 100, Anonymous: 10, Callers: 80, Requests: 5, Streams: 5})
 	all := make([]*peer, 0, 20)
 	for range 20 {
 		all = append(all, answers(t, address, "/v1/pools", http.StatusOK, ann...))
-		s.conns.rests(t, "ann")
+		rests(t, s, "ann")
 	}
 	for _, p := range all[:15] {
 		p.closed(t, "ann")
 	}
-	if conns, requests, _ := s.conns.count("ann"); conns != 5 || requests != 0 {
+	if conns, _, requests, _ := s.conns.Held("ann"); conns != 5 || requests != 0 {
 		t.Errorf("%d connections and %d requests are counted, want 5 and 0", conns, requests)
 	}
 }
@@ -368,7 +354,8 @@ func TestIdleConnectionsPerCallerAreBounded(t *testing.T) {
 func TestHijackedConnectionCounts(t *testing.T) {
 	t.Parallel()
 	s := New(Options{})
-	s.conns.bounds = connBounds{total: 8, anonymous: 2, callers: 4, requests: 4, streams: 2}
+	s.conns = httpguard.NewConnLimiter(
+		httpguard.ConnBounds{Total: 8, Anonymous: 2, Callers: 4, Requests: 4, Streams: 2}, s.log)
 	leave := make(chan struct{})
 	hijack := func(w http.ResponseWriter, _ *http.Request, _ caller.Principal) error {
 		c, _, err := http.NewResponseController(w).Hijack()
@@ -388,12 +375,12 @@ func TestHijackedConnectionCounts(t *testing.T) {
 	if res, err := p.get("/hijack", "Upgrade", "x"); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatal(res, err)
 	}
-	if n := s.conns.size(); n != 1 {
-		t.Errorf("size() = %d while it is open, want 1", n)
+	if n := open(s); n != 1 {
+		t.Errorf("%d open connections while it is open, want 1", n)
 	}
 	close(leave)
 	p.closed(t, "the client")
-	for began := time.Now(); s.conns.size() > 0; time.Sleep(time.Millisecond) {
+	for began := time.Now(); open(s) > 0; time.Sleep(time.Millisecond) {
 		if time.Since(began) > patience {
 			t.Fatal("it is counted after its end")
 		}

@@ -11,6 +11,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
 
 func TestRemoteShellRefusalsAreCounted(t *testing.T) {
@@ -34,8 +35,8 @@ func TestConnectionsOverLimitAreCounted(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
 	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
-	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 1, streams: 1})
-	s.opts.Refusals.rate, s.opts.Refusals.burst = 1e-6, 1
+	address, s := serveLimited(t, e, httpguard.ConnBounds{Total: 16, Anonymous: 4, Callers: 8, Requests: 1, Streams: 1})
+	s.opts.Refusals.Rate, s.opts.Refusals.Burst = 1e-6, 1
 	defer answers(t, address, "/v1/approvals/events", http.StatusOK, ann...).Close()
 	call := func() (string, error) {
 		p := dialed(t, address)

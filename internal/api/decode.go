@@ -3,7 +3,6 @@ package api
 import (
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"io"
 	"mime"
@@ -18,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
@@ -55,7 +55,8 @@ func decodeJSON(b []byte, v any) error {
 	return strictjson.Decode(b, v)
 }
 
-// readJSON reads a JSON body within its limit and the budget. Errors about the body are *bodyError.
+// readJSON reads a JSON body within its limit and the budget. Errors about the body are
+// *httpguard.BodyError.
 func readJSON(r *http.Request) ([]byte, error) {
 	if t := r.Header.Get("Content-Type"); t != "" {
 		if m, _, err := mime.ParseMediaType(t); err != nil || m != formJSON {
@@ -68,8 +69,8 @@ func readJSON(r *http.Request) ([]byte, error) {
 
 // readBody reads the body of a request into memory. A request without a body returns nil.
 func readBody(r *http.Request) ([]byte, error) {
-	if in, ok := r.Body.(*callBody); ok {
-		return in.hold()
+	if in, ok := r.Body.(*httpguard.Body); ok {
+		return in.Hold()
 	}
 	return nil, nil
 }
@@ -212,13 +213,4 @@ func (q *query) file() wire.FileRequest {
 		Path: q.text("path"), To: q.text("to"), Offset: q.number("offset"), Limit: q.number("limit"),
 		Mode: q.mode("mode"), Recursive: q.boolean("recursive"),
 	}
-}
-
-// reply sends v as JSON: see sendCounted.
-func reply(w http.ResponseWriter, status int, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	return sendCounted(w, status, formJSON, b)
 }

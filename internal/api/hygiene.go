@@ -12,6 +12,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -37,7 +38,7 @@ func redactError(principal caller.Principal, log *slog.Logger, err error) error 
 	if err == nil || principal.Operator {
 		return err
 	}
-	if got := cmp.Or(core.As[*bodyError](err), core.ForCallers(err)); got != nil {
+	if got := cmp.Or(core.As[*httpguard.BodyError](err), core.ForCallers(err)); got != nil {
 		return got
 	}
 	p := problem(err)

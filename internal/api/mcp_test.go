@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
 )
 
@@ -44,7 +45,7 @@ func TestRefusedMCPCallIsRecorded(t *testing.T) {
 		{mcpPath, call, "callers.max_requests"}, // the loop below removes the room
 	} {
 		if strings.HasPrefix(c.says, "callers") {
-			s.conns.bounds.requests = 0
+			s.conns = httpguard.NewConnLimiter(httpguard.ConnBounds{Total: 8, Anonymous: 4, Callers: 4}, s.log)
 		}
 		got := post(c.path, c.body)
 		var about []v1.AuditRecord

@@ -16,6 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -90,16 +91,16 @@ func problem(err error) *v1.Problem {
 	if _, ok := errors.AsType[*core.PortError](err); ok {
 		p.Status, p.Title, p.Field = http.StatusBadGateway, http.StatusText(http.StatusBadGateway), "port"
 	}
-	if e, ok := errors.AsType[*bodyError](err); ok {
+	if e, ok := errors.AsType[*httpguard.BodyError](err); ok {
 		p.Field, p.Detail = "body", e.Error()
-		if e.answer {
+		if e.Answer {
 			p.Field = ""
 		}
-		if e.status != 0 {
-			p.Status, p.Title = e.status, http.StatusText(e.status)
+		if e.Status != 0 {
+			p.Status, p.Title = e.Status, http.StatusText(e.Status)
 		}
-		if e.retry > 0 {
-			p.RetryAfterMS = e.retry.Milliseconds()
+		if e.RetryAfter > 0 {
+			p.RetryAfterMS = e.RetryAfter.Milliseconds()
 		}
 	}
 	p.Detail = clip(p.Detail, maxDetail)
@@ -149,7 +150,7 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 		p.Status != http.StatusBadGateway:
 		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 	}
-	if w.status != 0 {
+	if w.Status() != 0 {
 		panic(http.ErrAbortHandler) // net/http then cuts the connection
 	}
 	if p.RetryAfterMS > 0 {

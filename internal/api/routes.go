@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -185,4 +186,17 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request, _ caller.Princip
 	}
 	_, err := fmt.Fprintln(w, "ok")
 	return err
+}
+
+// isStream reports whether a request of a route that is not always a stream lasts: it upgrades the
+// connection, follows output, or is answered in pieces while something runs.
+func isStream(r *http.Request) bool {
+	switch {
+	case r.Header.Get("Upgrade") != "", r.Header.Get(headerExec) != "", r.URL.Query().Get("follow") == "true":
+		return true
+	case r.URL.Path == mcpPath: // its clients always accept both forms
+		return r.Method == http.MethodGet
+	}
+	accept := strings.ToLower(strings.Join(r.Header.Values("Accept"), ","))
+	return strings.Contains(accept, formEvents) || strings.Contains(accept, formFrames)
 }

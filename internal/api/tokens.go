@@ -54,7 +54,7 @@ func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request, p caller.Pr
 	if err != nil {
 		return err
 	}
-	s.conns.closeToken(r, got.ID) // streams and calls in progress end as well
+	s.conns.CloseToken(r, got.ID) // streams and calls in progress end as well
 	return reply(w, http.StatusOK, got)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
 
 func (s *Server) toolRoutes() []route {
@@ -53,17 +54,6 @@ func (s *Server) listTools(w http.ResponseWriter, r *http.Request, p caller.Prin
 	}
 	items, err := s.opts.Engine.Governed.Tools(r.Context(), p, q.text("profile"))
 	return replyList(w, items, err)
-}
-
-// replyList answers with a list.
-func replyList[T any](w http.ResponseWriter, items []T, err error) error {
-	if err != nil {
-		return err
-	}
-	if items == nil {
-		items = []T{}
-	}
-	return reply(w, http.StatusOK, v1.List[T]{Items: items})
 }
 
 // callTool calls a tool. Requests that cannot be decoded are audited too, so that probing leaves a
@@ -123,8 +113,8 @@ func decodeToolCall(raw []byte) (v1.ToolCall, error) {
 // is its body. If the body did not arrive completely, the record has the size and the hash of the
 // received part.
 func (s *Server) refuseCall(r *http.Request, p caller.Principal, name string, raw []byte, cause error) error {
-	if e, ok := errors.AsType[*bodyError](cause); ok {
-		return s.opts.Engine.Governed.RefuseBody(r.Context(), p, name, e.read, e.sum, cause)
+	if e, ok := errors.AsType[*httpguard.BodyError](cause); ok {
+		return s.opts.Engine.Governed.RefuseBody(r.Context(), p, name, e.Read, e.Sum, cause)
 	}
 	return s.opts.Engine.Governed.RefuseCall(r.Context(), p, name, raw, cause)
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -33,8 +34,8 @@ type post struct {
 	cancel context.CancelCauseFunc
 	in     *intake
 
-	// results are the bytes charged to the budget of results. That budget's lock guards both fields.
-	results int64
+	mu      sync.Mutex
+	results int64 // bytes charged to the budget of results
 	ended   bool
 }
 
@@ -113,7 +114,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 		}
 		a.post = newPost(r.Context())
 		a.post.in = in
-		defer s.results.end(p, a.post)
+		defer a.post.end(s.results, p)
 		defer s.leave(r, x, a.post)
 	case http.MethodGet:
 		// Requests that only wait end at once when a hand-over begins.

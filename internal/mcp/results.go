@@ -3,11 +3,11 @@ package mcp
 import (
 	"encoding/json"
 	"fmt"
-	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
 
 // Bounds of the results that the library holds until clients have read them, in bytes of JSON.
@@ -16,51 +16,36 @@ const (
 	maxCallerResults = 16 << 20  // of one caller; one result alone may be larger
 )
 
-// resultBudget counts the results of POST requests until these end. Operators are not counted. The
-// zero value is ready to use.
-type resultBudget struct {
-	mu       sync.Mutex
-	total    int64
-	byCaller map[string]int64
+// newResultBudget returns a budget for the results of POST requests. Operators are not charged.
+func newResultBudget() *httpguard.Budget {
+	return httpguard.NewBudget(httpguard.Bounds{Total: maxResults, Caller: maxCallerResults, First: true},
+		func(_ bool, held, _ int64) error {
+			return &caller.QuotaError{Quota: "mcp_results", Limit: maxCallerResults, Used: held,
+				Unit: "bytes of results that you have not read", RetryAfter: retryTime}
+		})
 }
 
-// charge adds n bytes to a request of the caller, or returns a *caller.QuotaError. It counts
-// nothing for a request that has ended: what is kept for clients that resume has another bound.
-func (b *resultBudget) charge(p caller.Principal, of *post, n int64) error {
-	if p.Operator || of == nil {
+// charge charges n bytes to the request, or returns a *caller.QuotaError. It charges nothing to a
+// request that has ended: another bound applies to results that are kept for clients that resume.
+func (p *post) charge(b *httpguard.Budget, of caller.Principal, n int64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
 		return nil
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	held := b.byCaller[p.Caller]
-	switch {
-	case of.ended:
-		return nil
-	case held > 0 && (held+n > maxCallerResults || b.total+n > maxResults):
-		return &caller.QuotaError{Quota: "mcp_results", Limit: maxCallerResults, Used: held,
-			Unit: "bytes of results that you have not read", RetryAfter: retryTime}
+	if err := b.Charge(of, 0, n); err != nil {
+		return err
 	}
-	if b.byCaller == nil {
-		b.byCaller = map[string]int64{}
-	}
-	b.total += n
-	b.byCaller[p.Caller] += n
-	of.results += n
+	p.results += n
 	return nil
 }
 
-// end subtracts the results of a request that has ended.
-func (b *resultBudget) end(p caller.Principal, of *post) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	of.ended = true
-	if of.results == 0 {
-		return
-	}
-	b.total -= of.results
-	if b.byCaller[p.Caller] -= of.results; b.byCaller[p.Caller] <= 0 {
-		delete(b.byCaller, p.Caller)
-	}
+// end releases the results of the request.
+func (p *post) end(b *httpguard.Budget, of caller.Principal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	b.Release(of, p.results)
 }
 
 // chargeResult charges a result to its request. Over the budget it returns a short result for a
@@ -73,7 +58,7 @@ func (s *Server) chargeResult(a Access, r mcp.Result) (mcp.Result, error) {
 	if err != nil {
 		return nil, s.protocolError(a, fmt.Errorf("encode a result: %w", err), "request refused")
 	}
-	err = s.results.charge(a.Principal, a.post, int64(len(text)))
+	err = a.post.charge(s.results, a.Principal, int64(len(text)))
 	call, ok := r.(*mcp.CallToolResult)
 	switch {
 	case err == nil:

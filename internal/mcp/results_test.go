@@ -42,9 +42,8 @@ func TestUnreadResultsAreBounded(t *testing.T) {
 		t.Error("no message of the batch is refused")
 	}
 	eventually(t, "the end of the charge", func() bool {
-		s.results.mu.Lock()
-		defer s.results.mu.Unlock()
-		return s.results.total == 0 && len(s.results.byCaller) == 0
+		held, _, callers := s.results.Held()
+		return held == 0 && callers == 0
 	})
 	if _, body := request(t, http.MethodPost, at, "ben", id, batch[0]); len(body) < maxResource {
 		t.Errorf("after the batch, a request is answered with %d bytes", len(body))
@@ -56,12 +55,12 @@ func TestToolResultOverBudgetIsReplaced(t *testing.T) {
 	id := introduce(t, at, "ben")
 	other := newPost(t.Context())
 	ben := caller.Principal{Caller: "ben"}
-	if err := s.results.charge(ben, other, maxCallerResults); err != nil {
+	if err := other.charge(s.results, ben, maxCallerResults); err != nil {
 		t.Fatal(err)
 	}
 	_, body := request(t, http.MethodPost, at, "ben", id, quick)
 	if !strings.Contains(body, "its result was dropped") || !strings.Contains(body, outputScheme) {
 		t.Errorf("a call over the budget is answered %s", body)
 	}
-	s.results.end(ben, other)
+	other.end(s.results, ben)
 }

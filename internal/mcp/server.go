@@ -20,6 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
 
 // Engine is the part of the service that a Server uses. *governed.Service implements it, and so
@@ -110,7 +111,7 @@ type Server struct {
 	stop     context.CancelCauseFunc
 
 	requests requestLimiter
-	results  resultBudget
+	results  *httpguard.Budget
 
 	mu       sync.Mutex
 	sessions map[*mcp.ServerSession]*session
@@ -146,7 +147,8 @@ func New(o Options) *Server {
 	if o.Refused == nil {
 		o.Refused = func(caller.Principal, int) {}
 	}
-	s := &Server{opts: o, log: o.Log, engine: o.Engine, sessions: map[*mcp.ServerSession]*session{}}
+	s := &Server{opts: o, log: o.Log, engine: o.Engine, results: newResultBudget(),
+		sessions: map[*mcp.ServerSession]*session{}}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
 	s.sdk = mcp.NewServer(&mcp.Implementation{Name: "orchestrator", Title: "Orchestrator", Version: o.Version},
 		&mcp.ServerOptions{

@@ -25,6 +25,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
 	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -410,13 +411,13 @@ func ignoreClosed(err error) error {
 // interfaces returns the servers of MCP and HTTP. down is called when a request takes the service
 // down.
 func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
-	refusals, callers, requests := api.NewRefusalPacer(), s.config.Callers, s.config.Requests
+	refusals, callers, requests := httpguard.NewRefusalPacer(), s.config.Callers, s.config.Requests
 	talk := mcp.New(mcp.Options{
 		Engine: s.engine.Governed, Refused: refusals.Wait, Version: s.app.Version, Requests: callers.MaxRequests, Log: s.log,
 	})
 	return talk, api.New(api.Options{
 		Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
-		Bodies:      api.BodyBudget{Total: int64(requests.Bodies), Caller: int64(requests.CallerBodies)},
+		Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
 		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
 	})
 }

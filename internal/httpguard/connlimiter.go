@@ -1,4 +1,4 @@
-package api
+package httpguard
 
 import (
 	chain "container/list"
@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -23,7 +22,7 @@ const (
 	// reservedShare is the fraction (1/n) of the connections that is reserved for anonymous ones.
 	// As many are reserved for operators.
 	reservedShare = 8
-	// maxAnonymous bounds the anonymous connections, because each can hold maxHeader bytes.
+	// maxAnonymous bounds the anonymous connections, because each can hold a whole header.
 	maxAnonymous = 1024
 	// requestShare and streamShare are the fractions (1/n) of the other connections that bound the
 	// requests and streams of one caller.
@@ -33,24 +32,28 @@ const (
 	warnTime = time.Minute
 )
 
-// connBounds are the bounds of a connLimiter.
-type connBounds struct {
-	total     int // all connections
-	anonymous int // reserved connections without a caller
-	// maxAnonymous is the most of these, also while other shares are free; 0 means no bound.
-	maxAnonymous int
-	callers      int // connections of callers that are not operators
-	requests     int // concurrent requests of one such caller
-	streams      int // of these: events, followed output, terminals, tunnels
+// ConnBounds are the bounds of a ConnLimiter.
+type ConnBounds struct {
+	Total     int // all connections
+	Anonymous int // reserved connections without a caller
+	// MaxAnonymous is the most of these, also while other shares are free; 0 means no bound.
+	MaxAnonymous int
+	Callers      int // connections of callers that are not operators
+	Requests     int // concurrent requests of one such caller
+	Streams      int // of these: events, followed output, terminals, tunnels
 }
+
+// HostBounds divides the connections that the open files of this process allow. requests and
+// streams are configured limits of one caller; zero means a caller's share.
+func HostBounds(requests, streams int) ConnBounds { return boundsOf(openFiles(), requests, streams) }
 
 // boundsOf divides the connections that a number of descriptors allows. requests and streams are
 // configured limits; zero means a caller's share.
-func boundsOf(files, requests, streams int) connBounds {
+func boundsOf(files, requests, streams int) ConnBounds {
 	total := max(files/filesPerConn, reservedShare)
 	reserved := total / reservedShare
-	b := connBounds{
-		total: total, anonymous: reserved, maxAnonymous: min(total, maxAnonymous), callers: total - 2*reserved,
+	b := ConnBounds{
+		Total: total, Anonymous: reserved, MaxAnonymous: min(total, maxAnonymous), Callers: total - 2*reserved,
 	}
 	least := func(configured, share int) int {
 		if configured > 0 {
@@ -58,12 +61,12 @@ func boundsOf(files, requests, streams int) connBounds {
 		}
 		return max(share, 1)
 	}
-	b.requests = least(requests, b.callers/requestShare)
-	b.streams = least(streams, b.callers/streamShare)
+	b.Requests = least(requests, b.Callers/requestShare)
+	b.Streams = least(streams, b.Callers/streamShare)
 	return b
 }
 
-// connLimiter shares the service's connections among their holders.
+// ConnLimiter shares the service's connections among their holders.
 //
 // A connection is anonymous until a request on it identifies a caller; then it belongs to that
 // caller. Callers and operators cannot use the share of anonymous connections, and callers cannot
@@ -71,9 +74,9 @@ func boundsOf(files, requests, streams int) connBounds {
 // anonymous connection evicts the anonymous one that waits longest. A caller's connection evicts
 // one of the caller with the most connections: idle ones first, then the newest. Operators evict
 // callers, and lose only idle connections to other operators. A caller with too many requests or
-// streams gets a *caller.QuotaError.
-type connLimiter struct {
-	bounds connBounds
+// streams gets a *caller.QuotaError. The methods may be called concurrently.
+type ConnLimiter struct {
+	bounds ConnBounds
 	log    *slog.Logger
 
 	mu        sync.Mutex
@@ -94,11 +97,11 @@ type connHolder struct {
 
 func (h *connHolder) conns() int { return h.idle.Len() + h.busy.Len() }
 
-// limitedConn is a connection that a connLimiter counts until Close. net/http and the code that
+// limitedConn is a connection that a ConnLimiter counts until Close. net/http and the code that
 // hijacks it use it as the connection.
 type limitedConn struct {
 	net.Conn
-	l *connLimiter
+	l *ConnLimiter
 
 	// The fields below are guarded by l.mu.
 	holder *connHolder // nil: closed
@@ -110,8 +113,12 @@ type limitedConn struct {
 
 type connKey struct{}
 
-func newConnLimiter(b connBounds, log *slog.Logger) *connLimiter {
-	return &connLimiter{bounds: b, log: log, anonymous: &connHolder{}, operators: &connHolder{},
+// retryTime is the suggested retry delay, because it is unknown when others end.
+const retryTime = time.Second
+
+// NewConnLimiter returns a ConnLimiter without connections.
+func NewConnLimiter(b ConnBounds, log *slog.Logger) *ConnLimiter {
+	return &ConnLimiter{bounds: b, log: log, anonymous: &connHolder{}, operators: &connHolder{},
 		callers: map[string]*connHolder{}}
 }
 
@@ -124,10 +131,39 @@ func openFiles() int {
 	return int(min(limit.Cur, 1<<20))
 }
 
+// Limit makes h report the state of its connections to l. It returns the listener that h must
+// serve in place of inner.
+func (l *ConnLimiter) Limit(h *http.Server, inner net.Listener) net.Listener {
+	h.ConnContext, h.ConnState = l.context, l.state
+	return limitedListener{inner, l}
+}
+
+// AnonymousShare returns how many connections without a caller may always be open.
+func (l *ConnLimiter) AnonymousShare() int { return min(l.bounds.Anonymous, maxAnonymous) }
+
+// Len returns the number of open connections, and of callers that hold connections or requests.
+func (l *ConnLimiter) Len() (conns, callers int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.anonymous.conns() + l.operators.conns() + l.ofCallers, len(l.callers)
+}
+
+// Held returns what a caller that is not an operator holds: its connections, those that serve a
+// request, its running requests, and the streams among these.
+func (l *ConnLimiter) Held(caller string) (conns, busy, requests, streams int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.callers[caller]
+	if h == nil {
+		return 0, 0, 0, 0
+	}
+	return h.conns(), h.busy.Len(), h.requests, h.streams
+}
+
 // limitedListener counts the connections that it accepts.
 type limitedListener struct {
 	net.Listener
-	l *connLimiter
+	l *ConnLimiter
 }
 
 // Accept implements net.Listener. If the process has no descriptor left, Accept closes a
@@ -146,8 +182,8 @@ func (a limitedListener) Accept() (net.Conn, error) {
 	a.l.attach(c, a.l.anonymous)
 	// The other shares are fixed, so the connections over the total are anonymous.
 	anonymous := a.l.anonymous.conns()
-	most := a.l.bounds.maxAnonymous
-	if most > 0 && anonymous > most || anonymous+a.l.operators.conns()+a.l.ofCallers > a.l.bounds.total {
+	most := a.l.bounds.MaxAnonymous
+	if most > 0 && anonymous > most || anonymous+a.l.operators.conns()+a.l.ofCallers > a.l.bounds.Total {
 		a.l.evict(a.l.anonymous, c)
 	}
 	return c, nil
@@ -171,7 +207,7 @@ func (c *limitedConn) CloseWrite() error {
 }
 
 // state implements http.Server.ConnState. Close removes closed connections.
-func (l *connLimiter) state(conn net.Conn, now http.ConnState) {
+func (l *ConnLimiter) state(conn net.Conn, now http.ConnState) {
 	c, ok := conn.(*limitedConn)
 	if !ok || now != http.StateActive && now != http.StateIdle {
 		return
@@ -188,12 +224,12 @@ func (l *connLimiter) state(conn net.Conn, now http.ConnState) {
 }
 
 // context implements http.Server.ConnContext.
-func (l *connLimiter) context(ctx context.Context, conn net.Conn) context.Context {
+func (l *ConnLimiter) context(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
 // attach makes c the newest connection of h. The caller holds the lock.
-func (l *connLimiter) attach(c *limitedConn, h *connHolder) {
+func (l *ConnLimiter) attach(c *limitedConn, h *connHolder) {
 	l.detach(c)
 	c.holder = h
 	if c.active && h != l.anonymous {
@@ -208,7 +244,7 @@ func (l *connLimiter) attach(c *limitedConn, h *connHolder) {
 }
 
 // detach removes a connection from its holder. The caller holds the lock.
-func (l *connLimiter) detach(c *limitedConn) {
+func (l *ConnLimiter) detach(c *limitedConn) {
 	h := c.holder
 	if h == nil {
 		return
@@ -222,17 +258,17 @@ func (l *connLimiter) detach(c *limitedConn) {
 	}
 }
 
-func (l *connLimiter) ofCaller(h *connHolder) bool { return h != l.anonymous && h != l.operators }
+func (l *ConnLimiter) ofCaller(h *connHolder) bool { return h != l.anonymous && h != l.operators }
 
 // forget drops a caller that holds nothing. The caller holds the lock.
-func (l *connLimiter) forget(h *connHolder) {
+func (l *ConnLimiter) forget(h *connHolder) {
 	if h.conns() == 0 && h.requests == 0 && l.callers[h.name] == h {
 		delete(l.callers, h.name)
 	}
 }
 
 // holder returns the holder for the connections of a call. The caller holds the lock.
-func (l *connLimiter) holder(p caller.Principal) *connHolder {
+func (l *ConnLimiter) holder(p caller.Principal) *connHolder {
 	switch {
 	case p.Operator:
 		return l.operators
@@ -247,10 +283,11 @@ func (l *connLimiter) holder(p caller.Principal) *connHolder {
 	return h
 }
 
-// begin counts a request of the call's caller until end is called, and assigns its connection to
-// that caller. stream requests also count as streams. Operators and anonymous requests are bounded
-// only by their connections.
-func (l *connLimiter) begin(r *http.Request, p caller.Principal, stream bool) (end func(), err error) {
+// Begin counts a request of a caller until end is called, and assigns its connection to that
+// caller. stream requests also count as streams. Operators and anonymous requests are bounded only
+// by their connections. The error is a *caller.QuotaError, within a *ConnectionError if the
+// connection is over a bound.
+func (l *ConnLimiter) Begin(r *http.Request, p caller.Principal, stream bool) (end func(), err error) {
 	none := func() {}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -259,19 +296,19 @@ func (l *connLimiter) begin(r *http.Request, p caller.Principal, stream bool) (e
 		c.token = p.Token
 		l.closeAt(c, p.Expires)
 		if err := l.assign(c, h); err != nil {
-			return none, &connectionError{err}
+			return none, &ConnectionError{err}
 		}
 	}
 	if !l.ofCaller(h) {
 		return none, nil
 	}
 	switch {
-	case h.requests >= l.bounds.requests:
+	case h.requests >= l.bounds.Requests:
 		defer l.forget(h)
-		return none, tooMany("max_requests", h.requests, l.bounds.requests, "requests at once (callers.max_requests)")
-	case stream && h.streams >= l.bounds.streams:
+		return none, tooMany("max_requests", h.requests, l.bounds.Requests, "requests at once (callers.max_requests)")
+	case stream && h.streams >= l.bounds.Streams:
 		defer l.forget(h)
-		return none, tooMany("max_streams", h.streams, l.bounds.streams, "streams at once (callers.max_streams)")
+		return none, tooMany("max_streams", h.streams, l.bounds.Streams, "streams at once (callers.max_streams)")
 	}
 	count := func(n int) {
 		h.requests += n
@@ -290,7 +327,7 @@ func (l *connLimiter) begin(r *http.Request, p caller.Principal, stream bool) (e
 
 // closeAt closes the connection at a time, with its running request, unless a later call replaces
 // the time. Zero means never. The caller holds the lock.
-func (l *connLimiter) closeAt(c *limitedConn, at time.Time) {
+func (l *ConnLimiter) closeAt(c *limitedConn, at time.Time) {
 	if c.expiry != nil {
 		c.expiry.Stop()
 		c.expiry = nil
@@ -310,11 +347,11 @@ func (l *connLimiter) closeAt(c *limitedConn, at time.Time) {
 	c.expiry = own
 }
 
-// connectionError is the refusal of a connection over its holder's limit, not of a request.
-type connectionError struct{ error }
+// ConnectionError is the refusal of a connection over its holder's limit, not of a request.
+type ConnectionError struct{ error }
 
 // Unwrap returns the *caller.QuotaError.
-func (e *connectionError) Unwrap() error { return e.error }
+func (e *ConnectionError) Unwrap() error { return e.error }
 
 func tooMany(quota string, used, limit int, unit string) error {
 	return &caller.QuotaError{Quota: quota, Limit: int64(limit), Used: int64(used), Unit: unit, RetryAfter: retryTime}
@@ -322,21 +359,21 @@ func tooMany(quota string, used, limit int, unit string) error {
 
 // assign gives a connection that serves a request to h, and evicts another one if needed. The
 // caller holds the lock.
-func (l *connLimiter) assign(c *limitedConn, h *connHolder) error {
+func (l *ConnLimiter) assign(c *limitedConn, h *connHolder) error {
 	c.active = true
 	l.attach(c, h)
 	switch {
 	case h == l.anonymous:
 		return nil
-	case l.ofCaller(h) && h.conns() > l.bounds.requests:
+	case l.ofCaller(h) && h.conns() > l.bounds.Requests:
 		if h.idle.Len() == 0 {
-			return tooMany("max_requests", h.conns()-1, l.bounds.requests, "requests at once (callers.max_requests)")
+			return tooMany("max_requests", h.conns()-1, l.bounds.Requests, "requests at once (callers.max_requests)")
 		}
 		l.evict(h, c)
 	}
-	most := l.bounds.total - l.bounds.anonymous
+	most := l.bounds.Total - l.bounds.Anonymous
 	full := l.ofCallers+l.operators.conns() > most
-	if !full && l.ofCallers <= l.bounds.callers {
+	if !full && l.ofCallers <= l.bounds.Callers {
 		return nil
 	}
 	victim := l.largest()
@@ -355,7 +392,7 @@ func (l *connLimiter) assign(c *limitedConn, h *connHolder) error {
 
 // largest returns the caller with the most connections, or nil if no caller has any. The caller
 // holds the lock.
-func (l *connLimiter) largest() (most *connHolder) {
+func (l *ConnLimiter) largest() (most *connHolder) {
 	for _, h := range l.callers {
 		if h.conns() > 0 && (most == nil || h.conns() > most.conns()) {
 			most = h
@@ -366,7 +403,7 @@ func (l *connLimiter) largest() (most *connHolder) {
 
 // evict closes a connection of h other than c: the one that is idle longest, or else the newest.
 // The caller holds the lock.
-func (l *connLimiter) evict(h *connHolder, c *limitedConn) {
+func (l *ConnLimiter) evict(h *connHolder, c *limitedConn) {
 	at := h.idle.Front()
 	if at == nil {
 		at = h.busy.Back()
@@ -383,13 +420,13 @@ func (l *connLimiter) evict(h *connHolder, c *limitedConn) {
 	if time.Since(l.warned) > warnTime {
 		l.warned = time.Now()
 		l.log.Warn("too many connections: evicting", "caller", h.name, "operator", h == l.operators,
-			"anonymous", h == l.anonymous, "max", l.bounds.total)
+			"anonymous", h == l.anonymous, "max", l.bounds.Total)
 	}
 }
 
-// closeToken closes the connections whose last request had the token, except the one of r. Their
+// CloseToken closes the connections whose last request had the token, except the one of r. Their
 // running requests are canceled.
-func (l *connLimiter) closeToken(r *http.Request, token string) {
+func (l *ConnLimiter) CloseToken(r *http.Request, token string) {
 	own, _ := r.Context().Value(connKey{}).(*limitedConn)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -399,8 +436,8 @@ func (l *connLimiter) closeToken(r *http.Request, token string) {
 	l.closeTokenOf(l.operators, own, token)
 }
 
-// closeTokenOf is closeToken for one holder. The caller holds the lock.
-func (l *connLimiter) closeTokenOf(h *connHolder, own *limitedConn, token string) {
+// closeTokenOf is CloseToken for one holder. The caller holds the lock.
+func (l *ConnLimiter) closeTokenOf(h *connHolder, own *limitedConn, token string) {
 	for _, list := range []*chain.List{&h.idle, &h.busy} {
 		for at := list.Front(); at != nil; {
 			c := at.Value.(*limitedConn) //nolint:errcheck,forcetypeassert // the lists hold nothing else
@@ -414,7 +451,7 @@ func (l *connLimiter) closeTokenOf(h *connHolder, own *limitedConn, token string
 }
 
 // closeOne closes one connection: of the caller with the most, or else an anonymous one.
-func (l *connLimiter) closeOne() {
+func (l *ConnLimiter) closeOne() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h := l.largest(); h != nil {
@@ -422,17 +459,4 @@ func (l *connLimiter) closeOne() {
 		return
 	}
 	l.evict(l.anonymous, nil)
-}
-
-// isStream reports whether a request of a route that is not always a stream lasts: it upgrades the
-// connection, follows output, or is answered in pieces while something runs.
-func isStream(r *http.Request) bool {
-	switch {
-	case r.Header.Get("Upgrade") != "", r.Header.Get(headerExec) != "", r.URL.Query().Get("follow") == "true":
-		return true
-	case r.URL.Path == mcpPath: // its clients always accept both forms
-		return r.Method == http.MethodGet
-	}
-	accept := strings.ToLower(strings.Join(r.Header.Values("Accept"), ","))
-	return strings.Contains(accept, formEvents) || strings.Contains(accept, formFrames)
 }

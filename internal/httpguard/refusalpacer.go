@@ -1,4 +1,4 @@
-package api
+package httpguard
 
 import (
 	"math"
@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// refusalRate and refusalBurst are how many refusals per second, and how many at once, a caller
-	// gets without delay. Clients that work as intended stay far below.
+	// refusalRate and refusalBurst are the default rate and burst. Clients that work as intended stay
+	// far below.
 	refusalRate  = 50
 	refusalBurst = 100
-	// refusalBytes of a body, read before or after the refusal, count as one more.
+	// refusalBytes of a body, read before or after the refusal, count as one more refusal.
 	refusalBytes = 256 << 10
 	// maxRefusalDelay is the longest delay of one answer. The client's connection counts against
 	// its caller's share during the delay.
@@ -32,8 +32,10 @@ const (
 // answered would otherwise take that time from other callers. Operators are never delayed. All
 // requests without a caller share one rate. Its methods may be called concurrently.
 type RefusalPacer struct {
-	rate  rate.Limit // refusals per second without delay
-	burst int        // refusals at once without delay
+	// Rate is how many refusals per second, and Burst how many at once, a caller gets without delay.
+	// They must not change after the first use.
+	Rate  rate.Limit
+	Burst int
 
 	mu      sync.Mutex
 	callers map[string]*rate.Limiter
@@ -42,19 +44,19 @@ type RefusalPacer struct {
 
 // NewRefusalPacer returns a RefusalPacer that no caller has used.
 func NewRefusalPacer() *RefusalPacer {
-	return &RefusalPacer{rate: refusalRate, burst: refusalBurst, callers: map[string]*rate.Limiter{}}
+	return &RefusalPacer{Rate: refusalRate, Burst: refusalBurst, callers: map[string]*rate.Limiter{}}
 }
 
 // Wait counts n refusals of the caller and returns when the answer may be sent, at most
 // maxRefusalDelay later. It does not return early if the client leaves; otherwise clients could
 // avoid the delay.
 func (p *RefusalPacer) Wait(principal caller.Principal, n int) {
-	p.waitAmong(principal, n, math.MaxInt)
+	p.WaitAmong(principal, n, math.MaxInt)
 }
 
-// waitAmong is Wait, unless the request has no caller and most other such requests wait. It then
+// WaitAmong is Wait, unless the request has no caller and most other such requests wait. It then
 // returns false at once.
-func (p *RefusalPacer) waitAmong(principal caller.Principal, n, most int) bool {
+func (p *RefusalPacer) WaitAmong(principal caller.Principal, n, most int) bool {
 	if principal.Operator {
 		return true
 	}
@@ -72,9 +74,9 @@ func (p *RefusalPacer) waitAmong(principal caller.Principal, n, most int) bool {
 	return true
 }
 
-// allow charges one refusal to the caller if it is within the rate, and reports whether it is.
+// Allow charges one refusal to the caller if it is within the rate, and reports whether it is.
 // Operators are always within it.
-func (p *RefusalPacer) allow(principal caller.Principal) bool {
+func (p *RefusalPacer) Allow(principal caller.Principal) bool {
 	return principal.Operator || p.limiter(principal.Caller).Allow()
 }
 
@@ -83,8 +85,8 @@ func (p *RefusalPacer) allow(principal caller.Principal) bool {
 // maxRefusalDebt.
 func (p *RefusalPacer) reserve(caller string, n int) (delay time.Duration) {
 	l, now, most := p.limiter(caller), time.Now(), maxRefusalDelay
-	for ; n > 0; n -= p.burst {
-		r := l.ReserveN(now, min(n, p.burst))
+	for ; n > 0; n -= p.Burst {
+		r := l.ReserveN(now, min(n, p.Burst))
 		delay = r.DelayFrom(now)
 		if delay > most {
 			r.CancelAt(now)
@@ -115,12 +117,12 @@ func (p *RefusalPacer) limiter(caller string) *rate.Limiter {
 	}
 	if len(p.callers) >= maxPacedCallers {
 		for name, l := range p.callers {
-			if l.Tokens() >= float64(p.burst) {
+			if l.Tokens() >= float64(p.Burst) {
 				delete(p.callers, name)
 			}
 		}
 	}
-	l := rate.NewLimiter(p.rate, p.burst)
+	l := rate.NewLimiter(p.Rate, p.Burst)
 	p.callers[caller] = l
 	return l
 }
