@@ -271,13 +271,7 @@ func (s *Server) wrap(rt route) http.Handler {
 			out.Hurry()
 			err = rt.refuse(w, r, p, full)
 		}
-		ctx := r.Context()
-		out.redact = func(err error) error {
-			if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-				err = fmt.Errorf("%w: %w", context.Canceled, err) // the client is gone and gets no answer
-			}
-			return redactError(p, s.log, err)
-		}
+		out.redact = func(err error) error { return s.redact(r, p, err) }
 		if err == nil && rt.operator {
 			err = p.Operate("use " + rt.method + " " + rt.path)
 		}
@@ -372,18 +366,23 @@ func (rt route) refuse(w http.ResponseWriter, r *http.Request, p caller.Principa
 }
 
 // handle calls a handler and returns a panic in it as an error, which is logged and answered.
-func handle(w http.ResponseWriter, r *http.Request, h handler, principal caller.Principal) (err error) {
-	return recovered(func() error { return h(w, r, principal) })
+// http.ErrAbortHandler aborts an answer that has begun, and is passed on.
+func handle(w http.ResponseWriter, r *http.Request, h handler, principal caller.Principal) error {
+	err := recovered(func() error { return h(w, r, principal) })
+	if err == http.ErrAbortHandler { //nolint:errorlint // the value that was passed to panic
+		panic(err)
+	}
+	return err
 }
 
-// recovered calls f and returns a panic in it as an error. http.ErrAbortHandler aborts an answer
-// that has begun, and is passed on.
+// recovered calls f and returns a panic in it as an error. Use it on every goroutine, where a panic
+// would end the process.
 func recovered(f func() error) (err error) {
 	defer func() {
 		switch p := recover(); p {
 		case nil:
 		case http.ErrAbortHandler:
-			panic(p)
+			err = http.ErrAbortHandler
 		default:
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
@@ -72,42 +71,11 @@ func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, p caller
 	if _, err := form(r, formEvents); err != nil {
 		return err
 	}
-	ctx, cancel := s.untilStop(r)
-	defer cancel()
-	live := make(chan v1.ApprovalEvent)
-	ended := make(chan error, 1)
-	go func() { // waited for below
-		ended <- recovered(func() error {
-			return s.opts.Engine.Governed.WatchApprovals(ctx, p, func(e v1.ApprovalEvent) error {
-				select {
-				case live <- e:
-					return nil
-				case <-ctx.Done():
-					return context.Cause(ctx)
-				}
-			})
-		})
-	}()
-	out := newSSE(w)
-	beat := time.NewTicker(heartbeatTime)
-	defer beat.Stop()
-	// This event confirms the subscription, even if nothing happens.
-	for err := out.send("listening", v1.ApprovalEvent{Type: "listening"}); ; {
-		if err != nil {
-			cancel()
-			<-ended
-			return err
-		}
-		select {
-		case e := <-live:
-			err = out.send(e.Type, e)
-		case <-beat.C:
-			err = out.beat()
-		case err := <-ended:
-			if ctx.Err() != nil || err == nil {
-				return nil // the client left, or asks the next process
-			}
-			return out.problem(err)
-		}
-	}
+	return follow(s, w, r,
+		func(ctx context.Context, sink func(v1.ApprovalEvent) error) error {
+			return s.opts.Engine.Governed.WatchApprovals(ctx, p, sink)
+		},
+		// This event confirms the subscription, even if nothing happens.
+		func(out *sse) error { return out.send("listening", v1.ApprovalEvent{Type: "listening"}) },
+		func(out *sse, e v1.ApprovalEvent) error { return out.send(e.Type, e) })
 }

@@ -1,10 +1,12 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
 	"slices"
+	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
@@ -49,6 +51,54 @@ func (e *sse) beat() error {
 		return nil // a later error needs its own status
 	}
 	return e.write(": still here\n\n")
+}
+
+// follow sends the events that watch passes to its sink, until watch returns, the client leaves or
+// a hand-over begins. first begins the stream. After the last event it sends "end".
+func follow[T any](
+	s *Server, w http.ResponseWriter, r *http.Request, watch func(ctx context.Context, sink func(T) error) error,
+	first func(*sse) error, send func(*sse, T) error,
+) error {
+	ctx, cancel := s.untilStop(r)
+	defer cancel()
+	live := make(chan T)
+	ended := make(chan error, 1)
+	go func() { // waited for below
+		ended <- recovered(func() error {
+			return watch(ctx, func(e T) error {
+				select {
+				case live <- e:
+					return nil
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+			})
+		})
+	}()
+	out := newSSE(w)
+	beat := time.NewTicker(heartbeatTime)
+	defer beat.Stop()
+	for err := first(&out); ; {
+		if err != nil {
+			cancel()
+			<-ended
+			return err
+		}
+		select {
+		case e := <-live:
+			err = send(&out, e)
+		case <-beat.C:
+			err = out.beat()
+		case err := <-ended:
+			switch {
+			case ctx.Err() != nil:
+				return nil // the client left, or asks the next process
+			case err == nil:
+				return out.send("end", struct{}{})
+			}
+			return out.problem(err)
+		}
+	}
 }
 
 // toolEventStream sends the events of a tool call. If a piece of output ends inside a character,

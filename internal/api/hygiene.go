@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/http"
 
 	"github.com/containerd/errdefs"
 
@@ -56,6 +58,18 @@ func redactError(principal caller.Principal, log *slog.Logger, err error) error 
 		}
 	}
 	return usererror.Errorf(class, "%s; the service's log has the reason under %s", generalMessages[p.Code], ref)
+}
+
+// redact returns the error that the client of a request may see. It logs internal errors, because
+// their answer refers to the log.
+func (s *Server) redact(r *http.Request, p caller.Principal, err error) error {
+	if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+		err = fmt.Errorf("%w: %w", context.Canceled, err) // the client is gone and gets no answer
+	}
+	if problem(err).Status == http.StatusInternalServerError {
+		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+	}
+	return redactError(p, s.log, err)
 }
 
 // redactedProblem returns the problem for an error that occurs after the answer has begun.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"runtime/debug"
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
@@ -20,16 +19,13 @@ func (s *Server) imageEvents(
 	events := make(chan v1.PullEvent)
 	done := make(chan error, 1)
 	go func() { // waited for below
-		defer func() {
-			if p := recover(); p != nil { // as in handle
-				done <- fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-			}
-		}()
-		done <- do(ctx, func(e v1.PullEvent) {
-			select {
-			case events <- e:
-			case <-ctx.Done():
-			}
+		done <- recovered(func() error {
+			return do(ctx, func(e v1.PullEvent) {
+				select {
+				case events <- e:
+				case <-ctx.Done():
+				}
+			})
 		})
 	}()
 	out := newSSE(w)

@@ -145,8 +145,9 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	switch {
 	case gone:
 		s.log.Debug("client went away", "method", r.Method, "path", r.URL.Path, "error", err)
-	// A full disk and a failed port are not errors of the service.
-	case p.Status >= http.StatusInternalServerError && p.Status != http.StatusInsufficientStorage &&
+	// A full disk and a failed port are not errors of the service. Internal errors are logged by
+	// Server.redact.
+	case p.Status > http.StatusInternalServerError && p.Status != http.StatusInsufficientStorage &&
 		p.Status != http.StatusBadGateway:
 		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 	}

@@ -38,48 +38,17 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p caller.
 	if query.Follow = q.boolean("follow"); q.err != nil {
 		return q.err
 	}
-	ctx, cancel := s.untilStop(r)
-	defer cancel()
-	live := make(chan v1.ServiceEvent)
-	ended := make(chan error, 1)
-	go func() { // waited for below
-		ended <- recovered(func() error {
-			return s.opts.Engine.Events.Watch(ctx, p, query, func(e v1.ServiceEvent) error {
-				select {
-				case live <- e:
-					return nil
-				case <-ctx.Done():
-					return context.Cause(ctx)
-				}
-			})
+	return follow(s, w, r,
+		func(ctx context.Context, sink func(v1.ServiceEvent) error) error {
+			return s.opts.Engine.Events.Watch(ctx, p, query, sink)
+		},
+		func(out *sse) error { return out.write(": listening\n\n") },
+		func(out *sse, e v1.ServiceEvent) error {
+			if err := out.write("id: " + strconv.FormatInt(e.ID, 10) + "\n"); err != nil {
+				return err
+			}
+			return out.send(e.Type, e)
 		})
-	}()
-	out := newSSE(w)
-	beat := time.NewTicker(heartbeatTime)
-	defer beat.Stop()
-	for err := out.write(": listening\n\n"); ; {
-		if err != nil {
-			cancel()
-			<-ended
-			return err
-		}
-		select {
-		case e := <-live:
-			if err = out.write("id: " + strconv.FormatInt(e.ID, 10) + "\n"); err == nil {
-				err = out.send(e.Type, e)
-			}
-		case <-beat.C:
-			err = out.beat()
-		case err := <-ended:
-			switch {
-			case ctx.Err() != nil:
-				return nil // the client left, or asks the next process
-			case err == nil:
-				return out.send("end", struct{}{})
-			}
-			return out.problem(err)
-		}
-	}
 }
 
 // eventQuery returns where to begin: after an event (by header or query), or at a time (RFC 3339,

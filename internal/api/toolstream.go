@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -78,12 +77,10 @@ func (s *Server) toolEvents(
 	done := make(chan struct{})
 	go func() { // waited for below: send returns after done is closed
 		defer close(done)
-		defer func() {
-			if p := recover(); p != nil { // as in handle
-				callErr = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-			}
-		}()
-		res, callErr = s.opts.Engine.Governed.CallTool(ctx, principal, name, req, c.watch())
+		callErr = recovered(func() (err error) {
+			res, err = s.opts.Engine.Governed.CallTool(ctx, principal, name, req, c.watch())
+			return err
+		})
 	}()
 	out := newToolEventer(w)
 	if err := c.send(out, done); err != nil { // the client is gone: end the call
