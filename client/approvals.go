@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,12 +12,41 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// List lists approval requests, newest first. Operators see the requests of all callers, other
-// callers only their own. state filters by v1.Approval.State, such as "pending"; "" lists all
-// states.
+// approvalDefault is the server's limit if List and Select set none.
+const approvalDefault = 1000
+
+// ApprovalFilter selects approval requests. The zero value selects all of them.
+type ApprovalFilter struct {
+	// State filters by v1.Approval.State, such as "pending".
+	State string
+	// Before is the id of a request: only older requests are listed. Limit is the maximum number of
+	// requests; 0 means 1000.
+	Before string
+	Limit  int
+}
+
+// List lists the newest 1000 approval requests, newest first. state filters by v1.Approval.State,
+// such as "pending"; "" lists all states. Operators see the requests of all callers, other callers
+// only their own.
 func (s Approvals) List(ctx context.Context, state string) ([]v1.Approval, error) {
-	l, err := callJSON[v1.List[v1.Approval]](ctx, s.c, newCall(http.MethodGet, "approvals").set("state", state))
-	return l.Items, err
+	return s.Select(ctx, ApprovalFilter{State: state})
+}
+
+// Select lists approval requests, newest first. The server answers in pages of at most 1000
+// requests and about 1 MiB. Select reads as many as Limit needs. If f.Before does not exist, the
+// error is of class NotFound.
+func (s Approvals) Select(ctx context.Context, f ApprovalFilter) ([]v1.Approval, error) {
+	all := []v1.Approval{}
+	f.Limit = max(f.Limit, 0)
+	for want := cmp.Or(f.Limit, approvalDefault); ; {
+		k := newCall(http.MethodGet, "approvals").set("state", f.State).set("before", f.Before)
+		l, err := callJSON[v1.List[v1.Approval]](ctx, s.c, k.number("limit", int64(f.Limit)))
+		all = append(all, l.Items...)
+		if err != nil || !l.Truncated || len(l.Items) == 0 || len(all) >= want {
+			return all, err
+		}
+		f.Before, f.Limit = l.Items[len(l.Items)-1].ID, want-len(all)
+	}
 }
 
 // Get returns one approval request. If it does not exist, the error is of class NotFound.

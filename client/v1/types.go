@@ -268,7 +268,8 @@ type Pool struct {
 // List is the answer of every list.
 type List[T any] struct {
 	Items []T `json:"items"`
-	// Truncated reports that the list of audit records was cut at the size of a page.
+	// Truncated reports that the list was cut at the size of a page. Lists of audit records and of
+	// approval requests have pages.
 	Truncated bool `json:"truncated,omitempty"`
 }
 

@@ -6,6 +6,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 )
 
 func (s *Server) approvalRoutes() []route {
@@ -13,7 +14,7 @@ func (s *Server) approvalRoutes() []route {
 		{
 			method: "GET", path: "/v1/approvals", handle: s.listApprovals,
 			summary: "List approval requests, newest first",
-			query:   []string{"state"}, answer: v1.List[v1.Approval]{},
+			query:   []string{"state", "before", "limit"}, answer: v1.List[v1.Approval]{},
 		},
 		{
 			method: "GET", path: "/v1/approvals/events", handle: s.watchApprovals, stream: true,
@@ -33,12 +34,16 @@ func (s *Server) approvalRoutes() []route {
 }
 
 func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	q := queryOf(r, "state")
+	q := queryOf(r, "state", "before", "limit")
+	f := governed.ApprovalFilter{State: q.text("state"), Before: q.text("before"), Limit: q.smallNumber("limit")}
 	if q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Governed.Approvals(r.Context(), p, q.text("state"))
-	return replyList(w, items, err)
+	list, err := s.opts.Engine.Governed.Approvals(r.Context(), p, f)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, list)
 }
 
 func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p caller.Principal) error {

@@ -271,7 +271,8 @@ func (g *Gate) Get(ctx context.Context, id string) (Request, error) {
 type Filter struct {
 	Caller string
 	State  State
-	Limit  int // maximum number; 0 is MaxList
+	Before string // the id of a request: only older requests match
+	Limit  int    // maximum number; 0 is MaxList
 }
 
 // List returns requests, newest first.
@@ -285,7 +286,8 @@ func (g *Gate) List(ctx context.Context, f Filter) ([]Request, error) {
 	if f.Limit <= 0 || f.Limit > MaxList {
 		f.Limit = MaxList
 	}
-	rows, err := g.store.List(ctx, store.ApprovalFilter{Caller: f.Caller, State: string(f.State), Limit: f.Limit})
+	rows, err := g.store.List(ctx, store.ApprovalFilter{Caller: f.Caller, State: string(f.State), Before: f.Before,
+		Limit: f.Limit})
 	if err != nil {
 		return nil, err
 	}

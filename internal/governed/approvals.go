@@ -9,34 +9,61 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Approvals lists approval requests in the given state, newest first, at most 1000. An operator
-// sees all requests, another caller only their own. An empty state selects all states.
-func (s *Service) Approvals(ctx context.Context, p caller.Principal, state string) ([]v1.Approval, error) {
+// approvalBytes is the size of a page of approval requests, in bytes of their inputs.
+const approvalBytes = 1 << 20
+
+// ApprovalFilter selects approval requests. The zero value selects all.
+type ApprovalFilter struct {
+	State string
+	// Before is the id of a request: only older requests are listed.
+	Before string
+	Limit  int // 0 means 1000, which is also the maximum
+}
+
+// Approvals lists approval requests, newest first, at most about 1 MiB of them. An operator sees
+// all requests, another caller only their own.
+func (s *Service) Approvals(
+	ctx context.Context, p caller.Principal, f ApprovalFilter,
+) (out v1.List[v1.Approval], err error) {
 	g := s.opts.Config
 	if g == nil {
-		return nil, ErrUngoverned
+		return out, ErrUngoverned
 	}
-	switch approval.State(state) {
+	switch approval.State(f.State) {
 	case "", approval.Pending, approval.Approved, approval.Denied, approval.Expired, approval.Cancelled:
 	default:
-		return nil, usererror.Invalid("state", "is %q: use pending, approved, denied, expired or cancelled", state)
+		return out, usererror.Invalid("state", "is %q: use pending, approved, denied, expired or cancelled", f.State)
 	}
-	list, err := g.Gate.List(
-		ctx,
-		approval.Filter{Caller: visibleCaller(p), State: approval.State(state), Limit: core.MaxListed},
-	)
+	if f.Before != "" {
+		if _, err := s.Approval(ctx, p, f.Before); err != nil {
+			return out, err
+		}
+	}
+	list, err := g.Gate.List(ctx, approval.Filter{
+		Caller: visibleCaller(p), State: approval.State(f.State), Before: f.Before, Limit: f.Limit,
+	})
 	if err != nil {
-		return nil, err
+		return out, err
 	}
-	out := make([]v1.Approval, 0, len(list))
-	for _, q := range list {
-		out = append(out, presentApproval(q))
+	return approvalPage(list, f.Limit), nil
+}
+
+// approvalPage returns the first page of a list that was read with a limit.
+func approvalPage(list []approval.Request, limit int) v1.List[v1.Approval] {
+	out := v1.List[v1.Approval]{Items: make([]v1.Approval, 0, len(list))}
+	size := 0
+	for i, q := range list {
+		if size += len(q.Input) + len(q.Modified); i > 0 && size > approvalBytes {
+			out.Truncated = true
+			return out
+		}
+		out.Items = append(out.Items, presentApproval(q))
 	}
-	return out, nil
+	out.Truncated = len(list) == approval.MaxList && limit != approval.MaxList
+	return out
 }
 
 // visibleCaller returns the caller whose approval requests and records p may see, or "" for all
@@ -56,8 +83,8 @@ func (s *Service) Approval(ctx context.Context, p caller.Principal, id string) (
 		return v1.Approval{}, ErrUngoverned
 	}
 	q, err := g.Gate.Get(ctx, id)
-	if !p.Operator &&
-		(errdefs.IsNotFound(err) || err == nil && q.Caller != p.Caller) { // Return the same error for a missing request and for another caller's.
+	if !p.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != p.Caller) {
+		// Return the same error for a missing request and for another caller's.
 		err = usererror.Errorf(errdefs.ErrNotFound, "approval %q not found", audit.TruncateName(id))
 	}
 	if err != nil {
@@ -118,8 +145,9 @@ func (s *Service) WatchApprovals(ctx context.Context, p caller.Principal, sink f
 
 func presentApproval(q approval.Request) v1.Approval {
 	out := v1.Approval{
-		ID: q.ID, Kind: string(q.Kind), State: string(q.State), Call: q.Call, Caller: q.Caller, Session: q.Session, Profile: q.Profile, Tool: q.Tool,
-		Trust: q.Trust, Input: q.Input, Rule: q.Rule, Reason: q.Reason, CreatedAt: q.Created, ExpiresAt: q.Expires, By: q.By, Scope: string(q.Scope), Note: q.Note,
+		ID: q.ID, Kind: string(q.Kind), State: string(q.State), Call: q.Call, Caller: q.Caller, Session: q.Session,
+		Profile: q.Profile, Tool: q.Tool, Trust: q.Trust, Input: q.Input, Rule: q.Rule, Reason: q.Reason,
+		CreatedAt: q.Created, ExpiresAt: q.Expires, By: q.By, Scope: string(q.Scope), Note: q.Note,
 		Modified: q.Modified, Escalated: q.Escalated,
 	}
 	if !q.Decided.IsZero() {

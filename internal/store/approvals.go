@@ -91,10 +91,11 @@ type Grant struct {
 	Created            time.Time
 }
 
-// ApprovalFilter selects approvals. "" matches all.
+// ApprovalFilter selects approvals. "" matches all. Before is the id of an approval: only older
+// ones match, or none if it does not exist.
 type ApprovalFilter struct {
-	Caller, State string
-	Limit         int
+	Caller, State, Before string
+	Limit                 int
 }
 
 const approvalColumns = "id, kind, state, call, caller, session, profile, tool, input, rule, reason, questions, key, " +
@@ -151,6 +152,10 @@ func (s *ApprovalStore) List(ctx context.Context, f ApprovalFilter) ([]Approval,
 	}
 	if f.State != "" {
 		where, args = append(where, "state = ?"), append(args, f.State)
+	}
+	if f.Before != "" {
+		where = append(where, "(created, id) < (SELECT created, id FROM approvals WHERE id = ?)")
+		args = append(args, f.Before)
 	}
 	if len(where) > 0 {
 		query += " WHERE " + strings.Join(where, " AND ")

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
@@ -54,7 +55,7 @@ func approvalRow(q v1.Approval) []string {
 }
 
 func newApprovalsList(a *cli.App) *cobra.Command {
-	var state string
+	var f client.ApprovalFilter
 	var all bool
 	c := &cobra.Command{
 		Use:     "ls",
@@ -69,21 +70,26 @@ func newApprovalsList(a *cli.App) *cobra.Command {
 				if cmd.Flags().Changed("state") {
 					return cli.Usage(cmd, "--all and --state are both given: use one of them")
 				}
-				state = ""
+				f.State = ""
+			}
+			if f.Limit < 0 {
+				return cli.Usage(cmd, "--limit must not be negative")
 			}
 			cl, err := a.Client(cmd.Context())
 			if err != nil {
 				return err
 			}
-			got, err := cl.Approvals.List(cmd.Context(), state)
+			got, err := cl.Approvals.Select(cmd.Context(), f)
 			if err != nil {
 				return err
 			}
 			return cli.PrintList(a, got, approvalHead(), approvalRow)
 		},
 	}
-	c.Flags().StringVar(&state, "state", "pending", "`STATE`: pending, approved, denied, expired or cancelled")
+	c.Flags().StringVar(&f.State, "state", "pending", "`STATE`: pending, approved, denied, expired or cancelled")
 	c.Flags().BoolVar(&all, "all", false, "list requests in every state")
+	c.Flags().StringVar(&f.Before, "before", "", "only requests older than the one with this `ID`")
+	c.Flags().IntVar(&f.Limit, "limit", 0, "at most `N` requests (0: 1000)")
 	return c
 }
 
