@@ -5,7 +5,23 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
+
+func TestValidEndsWithExpiry(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := &Service{Now: func() time.Time { return now }, tokens: map[string]*grant{
+		"forever": {}, "brief": {token: store.Token{Expires: now.Add(time.Second)}},
+	}}
+	if !c.Valid("forever") || !c.Valid("brief") || c.Valid("revoked") {
+		t.Error("Valid differs before the expiry; want the two known tokens")
+	}
+	now = now.Add(time.Second)
+	if !c.Valid("forever") || c.Valid("brief") {
+		t.Error("Valid differs at the expiry; want the token without one")
+	}
+}
 
 func BenchmarkIdentify(b *testing.B) {
 	c := &Service{Now: time.Now, tokens: map[string]*grant{}}
