@@ -2,9 +2,10 @@
 // engine that can build.
 //
 // It runs debootstrap on this host as root, in separate mount, process, IPC and UTS namespaces, so
-// that no mount and no process remains, and without copies of other mounts of the host. Maintainer scripts run there as root in a chroot. As with
-// debootstrap itself, the signed archive of the distribution is trusted. Error classes are
-// InvalidArgument (the list), FailedPrecondition (this host) and Unavailable (the archive).
+// that no mount and no process remains, and without copies of other mounts of the host. Maintainer
+// scripts run there as root in a chroot. As with debootstrap itself, the signed archive of the
+// distribution is trusted. Error classes are InvalidArgument (the list), FailedPrecondition (this
+// host) and Unavailable (the archive).
 package debian
 
 import (
