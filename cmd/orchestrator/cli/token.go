@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -16,7 +17,8 @@ const minToken = 32
 // maxToken bounds the size of a token file, in bytes.
 const maxToken = 4096
 
-// ReadToken reads a token from a file, which only its owner may be able to read.
+// ReadToken reads a token from a file that only its owner can read. A file of root may also be
+// readable for a group of this process.
 func ReadToken(path string) (string, error) {
 	bad := func(why string) error {
 		return Refuse(errdefs.ErrInvalidArgument, "token file %s %s", path, why)
@@ -36,7 +38,7 @@ func ReadToken(path string) (string, error) {
 		return "", fmt.Errorf("token file: %w", err)
 	case !info.Mode().IsRegular() || info.Size() > maxToken:
 		return "", bad("is not a regular file of at most 4096 bytes")
-	case info.Mode().Perm()&0o077 != 0:
+	case info.Mode().Perm()&0o077 != 0 && !sharedByRoot(info):
 		return "", bad(fmt.Sprintf("has mode %04o: others can read it; chmod 600 it", info.Mode().Perm()))
 	}
 	text, err := os.ReadFile(path)
@@ -55,4 +57,15 @@ func ReadToken(path string) (string, error) {
 		}
 	}
 	return token, nil
+}
+
+// sharedByRoot reports whether root has given the file to a group of this process, for reading
+// only. The files of a secret that Kubernetes mounts are like that.
+func sharedByRoot(info os.FileInfo) bool {
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || owner.Uid != 0 || owner.Gid == 0 || info.Mode().Perm()&0o037 != 0 {
+		return false
+	}
+	groups, err := os.Getgroups()
+	return err == nil && (int(owner.Gid) == os.Getegid() || slices.Contains(groups, int(owner.Gid)))
 }
