@@ -35,16 +35,26 @@ func given(t *testing.T, name string) string {
 // do runs a program, which must succeed, and returns its trimmed standard output.
 func do(t *testing.T, name string, args ...string) string {
 	t.Helper()
+	out, err := output(name, args...)
+	if err != nil {
+		t.Fatalf("%s %q: %v: %s", filepath.Base(name), args, err, out)
+	}
+	return out
+}
+
+// output runs a program and returns its trimmed standard output; if it fails, with its standard
+// error.
+func output(name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
-	var said strings.Builder
-	cmd.Stderr = &said
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("%s %q: %v: %s%s", filepath.Base(name), args, err, out, said.String())
+		return string(out) + stderr.String(), err
 	}
-	return strings.TrimSpace(string(out))
+	return strings.TrimSpace(string(out)), nil
 }
 
 // cluster is the node with the example's namespace and user.
@@ -97,7 +107,7 @@ templates:
     image: orchestrator/sandbox:latest
     limits: {memory: 192MiB}
     pool: {min: 1, max: 4}
-`, s.socket, filepath.Join(dir, "state"), kubeconfig, given(t, "KUBERNETES_GUEST_IMAGE"))
+`, s.socket, filepath.Join(dir, "state"), kubeconfig, given(t, "KUBERNETES_IMAGE"))
 	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -156,8 +166,7 @@ func TestServiceRunsCommandsAndToolsInPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	do(t, "ctr", "--address", filepath.Join(given(t, "KUBERNETES_DIR"), "containerd.sock"), "--namespace", "k8s.io",
-		"images", "import", given(t, "IMAGE_ARCHIVE"))
+	loadSandboxImage(t)
 	c := newCluster(t, dir)
 	s := newService(t, dir, c.user)
 	s.start(t)

@@ -2,6 +2,7 @@
 # Manages a Kubernetes of one node for the tests, with its own containerd:
 #
 #     kubernetes.sh build          builds its programs unless the cache has them, and prints their directory
+#     kubernetes.sh helm           builds Helm unless the cache has it, and prints its path
 #     kubernetes.sh up [NETWORK]   starts it unless it runs, and prints its kubeconfig; NETWORK is what pods get:
 #                                  none (default; no interface but lo) or bridge (a way to this host)
 #     kubernetes.sh load ARCHIVE   imports a docker-archive into the node
@@ -34,7 +35,9 @@ POD_PIDS=160
 # What the kubelet makes outside of its directory whatever it is told.
 OUTSIDE=(/var/lib/kubelet /var/log/containers /usr/libexec/kubernetes)
 SYSCTLS=(vm.overcommit_memory kernel.panic kernel.panic_on_oops net.ipv4.ip_forward)
-GUEST_IMAGE=localhost/orchestrator-guest:test
+# The image of the service and of the guest, as docker/orchestrator/Dockerfile makes it.
+IMAGE=localhost/orchestrator:test
+HELM_VERSION=$(awk '$1 == "helm.sh/helm/v3" { print $2 }' "$ROOT/integration/helm/go.mod")
 
 key() {
     {
@@ -67,6 +70,27 @@ build() {
         find "$CACHE" -mindepth 1 -maxdepth 1 -type d -name 'kubernetes-*' -mtime "+$KEEP_DAYS" -exec rm -rf {} +
     fi
     touch "$out"
+    exec 8>&-
+    printf '%s\n' "$out"
+}
+
+# helm builds Helm in the cache and prints its path. It assumes the Kubernetes version of the node where it has none.
+helm() {
+    local out=$CACHE/tools/helm-$HELM_VERSION-$(go env GOVERSION)-$(go env GOARCH) flags=helm.sh/helm/v3/pkg/chartutil
+    mkdir -p "$CACHE/tools"
+    exec 8>"$CACHE/kubernetes.lock"
+    flock 8
+    if [[ ! -x $out ]]; then
+        say "building Helm $HELM_VERSION"
+        (
+            cd "$ROOT/integration/helm"
+            export CGO_ENABLED=0 GOFLAGS='-mod=readonly -trimpath -buildvcs=false' GOWORK=off
+            retry 3 go mod download
+            nice -n 19 go build -o "$out.tmp" -ldflags "-s -w -X $flags.k8sVersionMajor=1 -X $flags.k8sVersionMinor=${VERSION:2:2}" \
+                helm.sh/helm/v3/cmd/helm
+        ) || die "cannot build Helm"
+        mv "$out.tmp" "$out"
+    fi
     exec 8>&-
     printf '%s\n' "$out"
 }
@@ -314,11 +338,11 @@ start_controllers() {
 
 load_images() {
     local guest=$ROOT/internal/guestbin/bin
-    [[ -x $guest/guest ]] || die "the guest is missing: run make guest"
+    [[ -x $ROOT/bin/orchestrator ]] || die "the program is missing: run make build"
     image localhost/pause:1 "$DIR/pause.tar" /pause "$programs/pause"
-    image "$GUEST_IMAGE" "$DIR/guest.tar" /guest "$guest/guest" "$guest/guest-web"
+    image "$IMAGE" "$DIR/orchestrator.tar" /orchestrator "$ROOT/bin/orchestrator" "$guest/guest" "$guest/guest-web"
     ctr_ images import "$DIR/pause.tar" >/dev/null
-    ctr_ images import "$DIR/guest.tar" >/dev/null
+    ctr_ images import "$DIR/orchestrator.tar" >/dev/null
 }
 
 up() {
@@ -397,7 +421,7 @@ env_() {
     printf 'export ORCHESTRATOR_TEST_KUBECTL="%s"\n' "$DIR/kubectl"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_DIR="%s"\n' "$DIR"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_NETWORK="%s"\n' "$(<"$DIR/network")"
-    printf 'export ORCHESTRATOR_TEST_KUBERNETES_GUEST_IMAGE="%s"\n' "$GUEST_IMAGE"
+    printf 'export ORCHESTRATOR_TEST_KUBERNETES_IMAGE="%s"\n' "$IMAGE"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_POD_PIDS="%s"\n' "$POD_PIDS"
 }
 
@@ -411,10 +435,11 @@ lock() {
 
 case ${1:-} in
 build) build ;;
+helm) helm ;;
 up) lock; up "${2:-}" ;;
 load) [[ -f ${2:-} ]] || die "archive not found: ${2:-}"; ctr_ images import "$2" >/dev/null ;;
 env) env_ ;;
 status) status ;;
 down) [[ -d $DIR ]] || exit 0; lock; down ;;
-*) say "usage: kubernetes.sh build|up [none|bridge]|load ARCHIVE|env|status|down"; exit 64 ;;
+*) say "usage: kubernetes.sh build|helm|up [none|bridge]|load ARCHIVE|env|status|down"; exit 64 ;;
 esac

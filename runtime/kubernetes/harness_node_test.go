@@ -65,7 +65,7 @@ func options(t testing.TB, namespace string) Options {
 		Kubeconfig: given(
 			t,
 			"KUBECONFIG",
-		), Namespace: namespace, GuestImage: given(t, "KUBERNETES_GUEST_IMAGE"), PullPolicy: "Never",
+		), Namespace: namespace, GuestImage: given(t, "KUBERNETES_IMAGE"), PullPolicy: "Never",
 		Network: NetworkNone, SeccompProfile: seccompFile, PodPids: pids, CPURequest: 0.01,
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
