@@ -48,6 +48,10 @@ lint: ## Run gofmt, go vet, golangci-lint with its import rules, and go mod veri
 unit: ## Run the unit tests with -race
 	@$(SCRIPTS)/test.sh unit
 
+.PHONY: manifests
+manifests: ## Write deploy/kubernetes/orchestrator.yaml from the Helm chart; builds Helm once
+	@$(SCRIPTS)/manifests.sh >deploy/kubernetes/orchestrator.yaml
+
 .PHONY: test-kubernetes
 test-kubernetes: build ## Run the Kubernetes driver's tests on a node of their own; needs root, builds Kubernetes once
 	@$(SCRIPTS)/kubernetes-test.sh

@@ -20,7 +20,8 @@ tests() {
 cd "$ROOT"
 ORCHESTRATOR_TEST_ROOTFS=$(docker/sandbox/build.sh --print-path)
 ORCHESTRATOR_TEST_IMAGE_ARCHIVE=$(docker/sandbox/build.sh --print-archive)
-export ORCHESTRATOR_TEST_ROOTFS ORCHESTRATOR_TEST_IMAGE_ARCHIVE
+ORCHESTRATOR_TEST_HELM=$("$NODE" helm)
+export ORCHESTRATOR_TEST_ROOTFS ORCHESTRATOR_TEST_IMAGE_ARCHIVE ORCHESTRATOR_TEST_HELM
 export ORCHESTRATOR_TEST_BIN=$ROOT/bin/orchestrator CGO_ENABLED=0
 # Keep it short: tests put Unix sockets below it.
 TMPDIR=$(mktemp -d /tmp/k.XXXX)

@@ -1,0 +1,52 @@
+{{- define "orchestrator.name" -}}
+{{- default .Release.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "orchestrator.selector" -}}
+app.kubernetes.io/name: orchestrator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "orchestrator.labels" -}}
+{{ include "orchestrator.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "orchestrator.image" -}}
+{{ required "image.repository is required: the image that docker/orchestrator/Dockerfile builds" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- define "orchestrator.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "orchestrator.name" .) }}
+{{- end -}}
+
+{{- define "orchestrator.sandboxes" -}}
+{{- $namespace := .Values.sandboxes.namespace | default (printf "%s-sandboxes" (include "orchestrator.name" .)) -}}
+{{- if eq $namespace .Release.Namespace -}}
+{{- fail "sandboxes.namespace must not be the release's namespace: it is for sandboxes only" -}}
+{{- end -}}
+{{- $namespace -}}
+{{- end -}}
+
+{{- define "orchestrator.secret" -}}
+{{ .Values.token.existingSecret | default (printf "%s-token" (include "orchestrator.name" .)) }}
+{{- end -}}
+
+{{- define "orchestrator.config" -}}
+{{- $pod := dict -}}
+{{- if .Values.image.pullSecrets -}}
+{{- $_ := set $pod "image_pull_secrets" .Values.image.pullSecrets -}}
+{{- end -}}
+{{- $cluster := dict "namespace" (include "orchestrator.sandboxes" .) "network" .Values.sandboxes.network -}}
+{{- $_ := set $cluster "guest_image" (.Values.guestImage | default (include "orchestrator.image" .)) -}}
+{{- $_ := set $cluster "pull_policy" .Values.image.pullPolicy -}}
+{{- if $pod -}}{{- $_ := set $cluster "pod" $pod -}}{{- end -}}
+{{- $set := dict "listen" (printf "0.0.0.0:%d" (int .Values.port)) "allow_remote" true -}}
+{{- $_ := set $set "token_file" "/etc/orchestrator/token/token" -}}
+{{- $_ := set $set "state_dir" "/var/lib/orchestrator/state" -}}
+{{- $_ := set $set "runtime" "kubernetes" -}}
+{{- $_ := set $set "kubernetes" $cluster -}}
+{{- mergeOverwrite (deepCopy .Values.config) $set | toYaml -}}
+{{- end -}}
