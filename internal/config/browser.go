@@ -1,6 +1,6 @@
 package config
 
-import "github.com/sandbox-orchestrator/orchestrator/internal/tool"
+import "github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 
 // Browser configures browser.open. Its sandboxes reach hosts through the gateway, so Egress must be
 // enabled. It uses the certificate authorities of Web.
@@ -27,7 +27,7 @@ func (b Browser) validate() error {
 	if !names.MatchString(b.Template) {
 		return bad("browser.template", quoted(b.Template), namesText)
 	}
-	if _, err := tool.Reach(b.Open).Compile(); err != nil {
+	if _, err := reach.Hosts(b.Open).Compile(); err != nil {
 		return wrapField("browser.open", err)
 	}
 	return nil

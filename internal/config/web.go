@@ -8,9 +8,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/llmextract"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
@@ -30,7 +30,7 @@ type Web struct {
 	Cache   WebCache   `json:"cache"`
 }
 
-// WebReach corresponds to tool.Reach.
+// WebReach corresponds to reach.Hosts.
 type WebReach struct {
 	// Allow lists hosts to contact over TLS at Ports. HTTP lists hosts to contact over plain HTTP
 	// at HTTPPorts.
@@ -113,7 +113,7 @@ func (w Web) validate(c Config) error {
 			"must be empty: pages are fetched with GET (use web.request.methods)")
 	}
 	for key, r := range map[string]WebReach{"fetch": w.Fetch, "request": w.Request} {
-		if _, err := tool.Reach(r).Compile(); err != nil {
+		if _, err := reach.Hosts(r).Compile(); err != nil {
 			return wrapField("web."+key, err)
 		}
 	}

@@ -34,6 +34,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
@@ -79,9 +80,9 @@ type Options struct {
 	// Egress configures what sandboxes may reach. If it is nil, they reach nothing.
 	Egress *EgressOptions
 	// Web configures the web tools. If it is nil, they reach nothing.
-	Web *governed.WebOptions
+	Web *sandboxed.WebOptions
 	// Browser configures browser.open. If it is nil, there is no browser.
-	Browser *governed.BrowserOptions
+	Browser *sandboxed.BrowserOptions
 	// Version and Build identify the program. Why says why this runtime was chosen, Cgroup is the
 	// cgroup mode.
 	Version, Build, Why, Cgroup string
@@ -180,10 +181,14 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 // governedOptions returns the options of the service of tool calls.
 func (e *Engine) governedOptions() governed.Options {
 	return governed.Options{
-		Config: e.opts.Governance, Web: e.opts.Web, Browser: e.opts.Browser,
+		Config: e.opts.Governance,
+		Web: sandboxed.New(sandboxed.Options{
+			Web: e.opts.Web, Browser: e.opts.Browser, Sandboxes: sandboxes{e}, Scheduler: e.sched, Gateway: sandboxes{e},
+			MaxTimeout: e.opts.MaxTimeout, Log: e.log,
+		}),
 		Store: e.opts.Store, Volumes: e.opts.Volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem, Workspaces: e.Workspaces,
 		Sandboxes: sandboxes{e}, HandingOver: e.handing,
-		Wait: e.opts.Wait, MaxTimeout: e.opts.MaxTimeout, MaxOutput: e.opts.MaxOutput, Log: e.log,
+		Wait: e.opts.Wait, MaxOutput: e.opts.MaxOutput, Log: e.log,
 	}
 }
 
@@ -225,10 +230,7 @@ func (e *Engine) Serve(ctx context.Context) error {
 	g.Go(func() error { return e.Workspaces.Run(ctx) })
 	g.Go(func() error { return e.Templates.Run(ctx) })
 	g.Go(func() error { return e.Images.Run(ctx) })
-	if gov := e.opts.Governance; gov != nil {
-		g.Go(func() error { return gov.Gate.Run(ctx) })
-		g.Go(func() error { return e.Governed.Run(ctx) })
-	}
+	g.Go(func() error { return e.Governed.Run(ctx) })
 	return g.Wait()
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -126,7 +127,7 @@ func failureOf(err error) (class string, ok bool) {
 	if g, ok := errors.AsType[*guest.Error](err); ok && errdefs.IsInternal(g) {
 		return "", false
 	}
-	if w, ok := errors.AsType[*tool.WebError](err); ok && (errdefs.IsUnavailable(w) || errdefs.IsInternal(w)) {
+	if w, ok := errors.AsType[*web.Fault](err); ok && (errdefs.IsUnavailable(w) || errdefs.IsInternal(w)) {
 		return profile.ClassNetwork, true
 	}
 	switch {

@@ -161,3 +161,11 @@ func presentApproval(q approval.Request) v1.Approval {
 func (s *Service) EndSession(ctx context.Context, p caller.Principal, name string) error {
 	return s.opts.Sandboxes.EndSession(ctx, p, name)
 }
+
+// EndGrants ends the approval grants of a session.
+func (s *Service) EndGrants(ctx context.Context, p caller.Principal, session string) error {
+	if s.opts.Config == nil {
+		return nil
+	}
+	return s.opts.Config.Gate.EndSession(ctx, p.Caller, session)
+}

@@ -29,24 +29,22 @@ func (t *transaction) notePlacement(l *scheduler.Lease) {
 	}
 }
 
-// setScope sets the scope of a tool that needs no sandbox.
-func (t *transaction) setScope(ctx context.Context, b *box) error {
-	switch session := t.session(); {
-	case t.r.Sandbox != "":
-		if _, err := t.s.opts.Sandboxes.Sandbox(ctx, t.principal, t.r.Sandbox); err != nil {
-			return err
-		}
-		b.scope = t.r.Sandbox
-	case session != "":
-		l, err := t.s.opts.Sandboxes.FindSession(ctx, t.principal, session)
-		if err != nil {
-			return err
-		}
-		if l != nil {
-			b.scope = l.ID
-		}
+// findScope returns the existing sandbox that a call without its own names, directly or by its
+// session. It returns "" if the call names none.
+func (t *transaction) findScope(ctx context.Context) (sandbox string, err error) {
+	if t.r.Sandbox != "" {
+		_, err := t.s.opts.Sandboxes.Sandbox(ctx, t.principal, t.r.Sandbox)
+		return t.r.Sandbox, err
 	}
-	return nil
+	session := t.session()
+	if session == "" {
+		return "", nil
+	}
+	l, err := t.s.opts.Sandboxes.FindSession(ctx, t.principal, session)
+	if err != nil || l == nil {
+		return "", err
+	}
+	return l.ID, nil
 }
 
 // homeSession and homeWorkspace serve profiles that keep files for each caller. Concurrent calls

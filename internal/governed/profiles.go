@@ -97,6 +97,16 @@ func (s *Service) RequestedProfile(principal caller.Principal, name string) (*pr
 	return p, nil
 }
 
+// CheckProfile returns an *InvalidError if a profile does not exist. If tools are disabled, every
+// name is accepted.
+func (s *Service) CheckProfile(name string) error {
+	if s.opts.Config == nil {
+		return nil
+	}
+	_, err := s.RequestedProfile(caller.Local(""), name)
+	return err
+}
+
 // Tools lists the tools of the caller's profile. Operators may name another profile.
 func (s *Service) Tools(_ context.Context, principal caller.Principal, name string) ([]v1.Tool, error) {
 	p, err := s.RequestedProfile(principal, name)

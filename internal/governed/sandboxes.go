@@ -2,7 +2,6 @@ package governed
 
 import (
 	"context"
-	"io"
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
@@ -10,7 +9,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
-	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // Sandboxes is what a tool call needs from the layer below. The engine implements it.
@@ -18,10 +16,6 @@ type Sandboxes interface {
 	Leases
 	Commands
 	Shells
-	Files
-	// Connections returns a function that lists the latest connections of a sandbox, or nil if the
-	// sandbox has no egress.
-	Connections(sandbox string) func() []netpolicy.Connection
 }
 
 // Leases finds and makes leases. It returns NotFound for another caller's.
@@ -44,10 +38,6 @@ type Commands interface {
 	ExecIn(
 		ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st core.Stream, tune func(*wire.Command),
 	) (v1.ExecResult, error)
-	// RunProgram is ExecIn without the fallback from bash to sh.
-	RunProgram(
-		ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st core.Stream, tune func(*wire.Command),
-	) (v1.ExecResult, error)
 }
 
 // Shells starts, lists, reads and ends background commands.
@@ -58,17 +48,4 @@ type Shells interface {
 	Shells(ctx context.Context, p caller.Principal, sandbox string) ([]v1.Shell, error)
 	Output(ctx context.Context, p caller.Principal, id string, r core.OutputRequest) (v1.Output, error)
 	KillShell(ctx context.Context, p caller.Principal, id string, grace time.Duration, forget bool) (v1.Shell, error)
-}
-
-// Files reads and changes files of sandboxes.
-type Files interface {
-	ReadFile(
-		ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest,
-	) (io.ReadCloser, v1.File, error)
-	WriteFile(
-		ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest, body io.Reader,
-	) (v1.File, error)
-	StatFile(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest) (v1.File, error)
-	ListFiles(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest) ([]v1.File, bool, error)
-	RemoveFile(ctx context.Context, p caller.Principal, sandbox string, r wire.FileRequest) error
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
@@ -19,6 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
@@ -46,10 +48,8 @@ func (g *Config) profile(name string) (*profile.Compiled, error) { return g.Prof
 type Options struct {
 	// Config configures tool calls. If it is nil, tools are disabled.
 	Config *Config
-	// Web configures the web tools. If it is nil, they reach nothing.
-	Web *WebOptions
-	// Browser configures browser.open. If it is nil, browser.open is disabled.
-	Browser *BrowserOptions
+	// Web carries out the calls of web tools.
+	Web *sandboxed.Service
 
 	Store      *store.Store
 	Volumes    *volumes.Manager
@@ -62,11 +62,11 @@ type Options struct {
 	// HandingOver ends when the service begins to stop. Calls that wait for approval then end.
 	HandingOver context.Context
 
-	// Wait bounds the wait for a busy workspace. MaxTimeout bounds a command. MaxOutput is the
-	// default of an answer's output, in bytes.
-	Wait, MaxTimeout time.Duration
-	MaxOutput        int64
-	Log              *slog.Logger
+	// Wait bounds the wait for a busy workspace. MaxOutput is the default of an answer's output, in
+	// bytes.
+	Wait      time.Duration
+	MaxOutput int64
+	Log       *slog.Logger
 }
 
 // Service runs tool calls and serves requests about tools, approvals and the audit log. Its methods
@@ -88,10 +88,13 @@ func New(opts Options) (*Service, error) {
 	return s, err
 }
 
-// Run removes old outputs until ctx ends.
+// Run expires approval requests and removes old outputs until ctx ends.
 func (s *Service) Run(ctx context.Context) error {
-	if s.outputs == nil {
+	if s.opts.Config == nil {
 		return nil
 	}
-	return s.outputs.run(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.opts.Config.Gate.Run(ctx) })
+	g.Go(func() error { return s.outputs.run(ctx) })
+	return g.Wait()
 }

@@ -3,7 +3,6 @@ package governed
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
@@ -213,43 +211,4 @@ type Watch struct {
 	Started func(sandbox string)
 	// Output is called with output as the command writes it. p is valid only during the call.
 	Output func(stream string, p []byte)
-}
-
-// runTool gets a sandbox for the call and runs the tool in it.
-func (t *transaction) runTool(ctx context.Context) (any, tool.Outcome, error) {
-	b := &box{
-		s:             t.s,
-		principal:     t.principal.Keyless(),
-		id:            t.id,
-		caps:          t.tool.Caps(),
-		watch:         t.watch,
-		profile:       t.profile.Profile.Name,
-		notePlacement: t.notePlacement,
-	}
-	if t.ready.NeedsSandbox {
-		l, done, err := t.leaseSandbox(ctx)
-		if err != nil {
-			return nil, tool.Outcome{}, err
-		}
-		defer done()
-		b.lease = l
-		t.notePlacement(l)
-	} else if err := t.setScope(ctx, b); err != nil {
-		return nil, tool.Outcome{}, err
-	}
-	if p := t.tool.Policy(); p != nil && t.ready.Command != nil && len(t.ready.Command.Argv) > 0 {
-		b.check = p.ArgvRules()
-	}
-	if err := t.useApproval(ctx); err != nil {
-		return nil, tool.Outcome{}, err
-	}
-	t.toolStarted = true
-	out, o, err := t.ready.Run(ctx, b)
-	if g, ok := errors.AsType[*guest.Error](err); ok && b.check != nil && g.Field == "argv" &&
-		errdefs.IsPermissionDenied(err) {
-		err = t.refuse(
-			policy.Verdict{Action: policy.Deny, Class: policy.ClassArgument, Rule: "sandbox:argv", Message: g.Message},
-		)
-	}
-	return out, o, err
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool/builtin"
 )
 
 // Call is one call of a tool. It must not be used concurrently.
@@ -47,7 +48,7 @@ func (t *CompiledTool) Prepare(ctx context.Context, raw json.RawMessage, call ma
 		if err != nil {
 			return nil, t.broken("bases", err)
 		}
-		base, ok := tool.Get(name)
+		base, ok := builtin.Get(name)
 		if !ok {
 			return nil, t.broken("bases", fmt.Errorf("gives %q, which is not a built-in tool", shorten(name)))
 		}

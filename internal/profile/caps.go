@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 )
 
 func (k *toolCompiler) caps() error {
@@ -56,7 +57,7 @@ func (k *toolCompiler) caps() error {
 var webTools = []string{"web.fetch", "http.request", "browser.open"}
 
 // web compiles caps.web.
-func (k *toolCompiler) web(w *tool.WebCaps) error {
+func (k *toolCompiler) web(w *reach.Caps) error {
 	if w == nil {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool/builtin"
 )
 
 // Compiled is a profile that is ready for calls.
@@ -222,14 +223,14 @@ func (k *toolCompiler) base() error {
 	if name == "" {
 		name = k.spec.Name
 	}
-	t, ok := tool.Get(name)
+	t, ok := builtin.Get(name)
 	if !ok && k.spec.Disabled && k.spec.Base == "" && k.spec.Input != nil && k.spec.Effects != nil &&
 		k.spec.Trust != nil {
 		return nil // a reserved name whose calls are refused
 	}
 	if !ok {
 		known := make([]string, 0, 16)
-		for _, b := range tool.Builtins() {
+		for _, b := range builtin.All() {
 			known = append(known, b.Name)
 		}
 		field := "base"

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
-	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 )
 
 func example(tb testing.TB) string {
@@ -84,13 +84,13 @@ func checkExampleTools(t *testing.T, c *Compiled) {
 		t.Errorf("caps of filesystem: %+v", f)
 	}
 	h := mustTool(t, c, "http").Caps()
-	web := tool.Reach{
+	web := reach.Hosts{
 		Allow:   []string{"api.github.com", "*.api.github.com", "docs.solana.com", "*.docs.solana.com"},
 		Deny:    []string{"localhost", "*.localhost", "127.0.0.1"},
 		Methods: []string{"GET", "POST", "PUT", "DELETE"},
 	}
 	web.HTTP = web.Allow
-	if d := cmp.Diff(web, h.Web.Reach); d != "" || h.Timeout != 30*time.Second || h.Web.MaxBytes != 1<<20 ||
+	if d := cmp.Diff(web, h.Web.Hosts); d != "" || h.Timeout != 30*time.Second || h.Web.MaxBytes != 1<<20 ||
 		h.Web.Limited == nil {
 		t.Errorf("caps of http: %+v\nreach (-want +got):\n%s", h, d)
 	}
@@ -153,14 +153,14 @@ func TestFromGatewaySettings(t *testing.T) {
 		{
 			Name: "http", Disabled: true, Rate: &approval.Rate{MaxCalls: 1, WindowMS: 2},
 			Caps: Caps{TimeoutMS: 8,
-				Web: &tool.WebCaps{Reach: tool.Reach{Deny: []string{"a.example", "*.a.example", "10.0.0.0/8"},
+				Web: &reach.Caps{Hosts: reach.Hosts{Deny: []string{"a.example", "*.a.example", "10.0.0.0/8"},
 					Methods: []string{"GET"}}, MaxBytes: 9}},
 		},
 		{
 			Name: "browser",
 			Arguments: `{"url": input.url, ?"wait_for": input.?waitForSelector, "screenshot": input.screenshot ? ` +
 				`"viewport" : "", "mode": "real"}`,
-			Caps: Caps{Web: &tool.WebCaps{Reach: tool.Reach{Deny: []string{"a.example", "*.a.example",
+			Caps: Caps{Web: &reach.Caps{Hosts: reach.Hosts{Deny: []string{"a.example", "*.a.example",
 				"10.0.0.0/8"}}, MaxText: 10}},
 		},
 	}

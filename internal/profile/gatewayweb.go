@@ -6,7 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/webtool"
 )
 
 // http converts the settings of the http tool.
@@ -33,7 +34,7 @@ func (g *gatewayReader) http() error {
 	if err != nil {
 		return err
 	}
-	w := tool.WebCaps{Reach: tool.Reach{Allow: allow, HTTP: allow, Deny: deny, Methods: h.AllowedMethods},
+	w := reach.Caps{Hosts: reach.Hosts{Allow: allow, HTTP: allow, Deny: deny, Methods: h.AllowedMethods},
 		MaxBytes: h.MaxResponseSize}
 	if h.AllowedDomains == nil && len(deny)+len(h.AllowedMethods) == 0 && h.MaxResponseSize == 0 && h.TimeoutMS == 0 {
 		return nil
@@ -56,7 +57,7 @@ func (g *gatewayReader) domains(at string, list []string) ([]string, error) {
 		if addr != nil && block != nil && !strings.HasPrefix(domain, "*") {
 			hosts = append(hosts, "*."+domain)
 		}
-		if _, err := (tool.Reach{Allow: hosts}).Compile(); err != nil {
+		if _, err := (reach.Hosts{Allow: hosts}).Compile(); err != nil {
 			_, why, _ := strings.Cut(err.Error(), " ")
 			return nil, g.src.fail(fmt.Sprintf("%s[%d]", at, i), "is not a host: %s", shorten(why))
 		}
@@ -66,7 +67,7 @@ func (g *gatewayReader) domains(at string, list []string) ([]string, error) {
 }
 
 // browserModes maps the modes of the gateway system to those of browser.open.
-var browserModes = map[string]string{"simple": tool.Simple, "playwright": tool.Real}
+var browserModes = map[string]string{"simple": webtool.Simple, "playwright": webtool.Real}
 
 // maxBrowserText is the maximum of caps.web.max_text, in characters.
 const maxBrowserText = 200_000
@@ -106,7 +107,7 @@ func (g *gatewayReader) browser() error {
 	}
 	if len(allow)+len(deny) > 0 || b.MaxContentLength > 0 || b.TimeoutMS > 0 {
 		c := &g.tool("browser").Caps
-		c.TimeoutMS, c.Web = b.TimeoutMS, &tool.WebCaps{Reach: tool.Reach{Allow: allow, HTTP: allow, Deny: deny},
+		c.TimeoutMS, c.Web = b.TimeoutMS, &reach.Caps{Hosts: reach.Hosts{Allow: allow, HTTP: allow, Deny: deny},
 			MaxText: int(b.MaxContentLength)}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 )
 
 // Profile is a set of tools with their rules, as in its file.
@@ -163,5 +164,5 @@ type Caps struct {
 	MemoryBytes int64   `json:"memory_bytes,omitempty"`
 	CPUs        float64 `json:"cpus,omitempty"`
 	// Web bounds web tools, within the limits of the service.
-	Web *tool.WebCaps `json:"web,omitempty"`
+	Web *reach.Caps `json:"web,omitempty"`
 }

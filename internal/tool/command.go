@@ -8,6 +8,15 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
+// Runner runs commands in the call's sandbox.
+type Runner interface {
+	// Exec runs a command and waits for it to end. Both streams are truncated as the caps' Cut
+	// says. rest is the id by which Shells.Output returns the whole, or "" if nothing was omitted.
+	Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string, err error)
+	// Start starts a background command.
+	Start(ctx context.Context, r v1.ShellRequest) (v1.Shell, error)
+}
+
 // commandInput is the common input of tools that run a command.
 type commandInput struct {
 	Cwd             string            `json:"cwd,omitempty" jsonschema:"the folder to run in, absolute or relative to /workspace"`
@@ -53,7 +62,7 @@ type lineInput struct {
 	cmd *Command // the policy check splits it
 }
 
-var systemBash = define(Tool{
+var systemBash = Define(Tool{
 	Name: "system.bash", Title: "Run a shell command", Trust: 3, Destructive: true,
 	Description: "Runs a command line with bash in a disposable sandbox without a network. Everything that it started is dead when it returns; use run_in_background for what shall go on.",
 	Effects:     []Effect{CallsShell, WritesFiles, Spawns},
@@ -62,60 +71,60 @@ var systemBash = define(Tool{
 		return Prepared{}, err
 	}
 	return in.prepare(&Command{Shell: in.Command})
-}, func(ctx context.Context, box Box, in *bashInput) (CommandOutput, Outcome, error) {
-	return runCommand(ctx, box, in.exec(v1.Exec{Command: in.Command}), in.RunInBackground)
+}, func(ctx context.Context, caps Caps, r Runner, in *bashInput) (CommandOutput, Outcome, error) {
+	return runCommand(ctx, caps, r, in.exec(v1.Exec{Command: in.Command}), in.RunInBackground)
 })
 
-var systemRun = define(Tool{
+var systemRun = Define(Tool{
 	Name: "system.run", Title: "Run a program", Trust: 3, Destructive: true,
 	Description: "Runs a program with arguments in a disposable sandbox without a network. No shell looks at them.",
 	Effects:     []Effect{WritesFiles, Spawns},
 }, func(in *runInput) (Prepared, error) {
 	if len(in.Argv) == 0 || in.Argv[0] == "" {
-		return Prepared{}, invalid("argv", "is empty: give the program and its arguments")
+		return Prepared{}, Invalid("argv", "is empty: give the program and its arguments")
 	}
 	for _, a := range in.Argv {
 		if strings.ContainsRune(a, 0) {
-			return Prepared{}, invalid("argv", "holds a NUL byte")
+			return Prepared{}, Invalid("argv", "holds a NUL byte")
 		}
 	}
 	return in.prepare(&Command{Argv: in.Argv})
-}, func(ctx context.Context, box Box, in *runInput) (CommandOutput, Outcome, error) {
-	return runCommand(ctx, box, in.exec(v1.Exec{Argv: in.Argv}), in.RunInBackground)
+}, func(ctx context.Context, caps Caps, r Runner, in *runInput) (CommandOutput, Outcome, error) {
+	return runCommand(ctx, caps, r, in.exec(v1.Exec{Argv: in.Argv}), in.RunInBackground)
 })
 
 // systemLine is for profiles of systems that split a command line themselves.
-var systemLine = define(Tool{
+var systemLine = Define(Tool{
 	Name: "system.line", Title: "Run a program by a line", Trust: 3, Destructive: true,
 	Description: "Runs a program given as one line, split into words by quoting alone, in a disposable sandbox without a network. No shell looks at it.",
 	Effects:     []Effect{WritesFiles, Spawns},
 }, func(in *lineInput) (Prepared, error) {
 	in.cmd = &Command{Line: in.Command}
 	return in.prepare(in.cmd)
-}, func(ctx context.Context, box Box, in *lineInput) (CommandOutput, Outcome, error) {
+}, func(ctx context.Context, caps Caps, r Runner, in *lineInput) (CommandOutput, Outcome, error) {
 	if len(in.cmd.Argv) == 0 {
-		return CommandOutput{}, Outcome{}, invalid("command", "is empty")
+		return CommandOutput{}, Outcome{}, Invalid("command", "is empty")
 	}
-	return runCommand(ctx, box, in.exec(v1.Exec{Argv: in.cmd.Argv}), in.RunInBackground)
+	return runCommand(ctx, caps, r, in.exec(v1.Exec{Argv: in.cmd.Argv}), in.RunInBackground)
 })
 
 func checkCommand(field, command string) error {
 	switch {
 	case strings.TrimSpace(command) == "":
-		return invalid(field, "is empty")
+		return Invalid(field, "is empty")
 	case strings.ContainsRune(command, 0):
-		return invalid(field, "holds a NUL byte")
+		return Invalid(field, "holds a NUL byte")
 	}
 	return nil
 }
 
 func (c *commandInput) prepare(cmd *Command) (Prepared, error) {
 	if c.TimeoutMS < 0 {
-		return Prepared{}, invalid("timeout_ms", "is negative")
+		return Prepared{}, Invalid("timeout_ms", "is negative")
 	}
 	for name, value := range c.Env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return Prepared{}, invalid("env", "has a name that is empty or has '=', or a NUL byte: %q", name)
+			return Prepared{}, Invalid("env", "has a name that is empty or has '=', or a NUL byte: %q", name)
 		}
 	}
 	return Prepared{Command: cmd, NeedsSandbox: true, Background: c.RunInBackground}, nil
@@ -126,8 +135,7 @@ func (c *commandInput) exec(x v1.Exec) v1.Exec {
 	return x
 }
 
-func runCommand(ctx context.Context, box Box, x v1.Exec, background bool) (CommandOutput, Outcome, error) {
-	caps := box.Caps()
+func runCommand(ctx context.Context, caps Caps, run Runner, x v1.Exec, background bool) (CommandOutput, Outcome, error) {
 	cwd, err := caps.folder("cwd", x.Cwd)
 	if err != nil {
 		return CommandOutput{}, Outcome{}, err
@@ -137,9 +145,9 @@ func runCommand(ctx context.Context, box Box, x v1.Exec, background bool) (Comma
 		return CommandOutput{}, Outcome{}, err
 	}
 	if background {
-		return startCommand(ctx, box, x)
+		return startCommand(ctx, run, x)
 	}
-	r, rest, err := box.Exec(ctx, x)
+	r, rest, err := run.Exec(ctx, x)
 	if err != nil {
 		return CommandOutput{}, Outcome{}, err
 	}
@@ -156,8 +164,8 @@ func runCommand(ctx context.Context, box Box, x v1.Exec, background bool) (Comma
 }
 
 // startCommand starts the command as a shell. A requested time-out also applies in the background.
-func startCommand(ctx context.Context, box Box, x v1.Exec) (CommandOutput, Outcome, error) {
-	sh, err := box.StartShell(ctx, v1.ShellRequest{Exec: x})
+func startCommand(ctx context.Context, run Runner, x v1.Exec) (CommandOutput, Outcome, error) {
+	sh, err := run.Start(ctx, v1.ShellRequest{Exec: x})
 	if err != nil {
 		return CommandOutput{}, Outcome{}, err
 	}
@@ -179,7 +187,7 @@ func (c Caps) timeout(x *v1.Exec, background bool) error {
 	}
 	if limit := c.MaxTimeout.Milliseconds(); limit > 0 && x.TimeoutMS > limit {
 		if !c.Clamp {
-			return invalid("timeout_ms", "is %d: at most %d", x.TimeoutMS, limit)
+			return Invalid("timeout_ms", "is %d: at most %d", x.TimeoutMS, limit)
 		}
 		x.TimeoutMS = limit
 	}

@@ -111,7 +111,7 @@ func (k *Keeper) count(p []byte) {
 		k.characters += int64(utf8.RuneCount(k.broken))
 		k.broken = k.broken[:0]
 	}
-	if cut := len(p) - len(whole(p)); cut > 0 {
+	if cut := len(p) - len(TrimPartial(p)); cut > 0 {
 		k.broken = append(k.broken, p[len(p)-cut:]...)
 		p = p[:len(p)-cut]
 	}
@@ -156,9 +156,9 @@ func (k *Keeper) seen() int64 { return k.characters + int64(utf8.RuneCount(k.bro
 
 func (k *Keeper) first(b []byte, n int64) string {
 	if k.cut.Unit == Bytes {
-		return valid(whole(b[:min(int64(len(b)), n)]))
+		return valid(TrimPartial(b[:min(int64(len(b)), n)]))
 	}
-	s := valid(whole(b))
+	s := valid(TrimPartial(b))
 	for i := range s {
 		if n == 0 {
 			return s[:i]
@@ -204,8 +204,8 @@ func (k *Keeper) marker() string {
 
 func valid(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
 
-// whole removes an incomplete character from the end.
-func whole(b []byte) []byte {
+// TrimPartial removes an incomplete character from the end.
+func TrimPartial(b []byte) []byte {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		last := b[len(b)-i]
 		if utf8.RuneStart(last) {

@@ -13,10 +13,23 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
+
+// Files reads and changes files of the call's sandbox. Paths are those of the sandbox.
+type Files interface {
+	// ReadFile opens a file. The caller must close it.
+	ReadFile(ctx context.Context, r wire.FileRequest) (io.ReadCloser, wire.FileInfo, error)
+	// WriteFile writes a file atomically.
+	WriteFile(ctx context.Context, r wire.FileRequest, body io.Reader) (wire.FileInfo, error)
+	EditFile(ctx context.Context, r wire.EditRequest) (wire.EditReply, error)
+	Stat(ctx context.Context, r wire.FileRequest) (wire.FileInfo, error)
+	List(ctx context.Context, r wire.FileRequest) (wire.Listing, error)
+	Remove(ctx context.Context, r wire.FileRequest) error
+	Glob(ctx context.Context, r wire.GlobRequest) (wire.GlobReply, error)
+	Search(ctx context.Context, r wire.SearchRequest) (wire.SearchReply, error)
+}
 
 // MaxFile limits a file that a tool reads or writes as a whole, in bytes, unless the caps set a
 // lower limit.
@@ -39,14 +52,7 @@ type FileState struct {
 	Target  string `json:"target,omitempty" jsonschema:"where a symlink points to"`
 }
 
-func fileState(f v1.File) FileState {
-	return FileState{
-		Path: f.Path, Name: f.Name, Type: f.Type, Size: f.Size, Mode: f.Mode,
-		ModTime: f.ModTime.UTC().Format(time.RFC3339Nano), Target: f.Target,
-	}
-}
-
-func wireState(i wire.FileInfo) FileState {
+func fileState(i wire.FileInfo) FileState {
 	return FileState{
 		Path: i.Path, Name: i.Name, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode),
 		ModTime: i.ModTime.UTC().Format(time.RFC3339Nano), Target: i.Target,
@@ -82,7 +88,7 @@ func (c Caps) maxFile() int64 {
 }
 
 func tooBig(field string, size, most int64) error {
-	return invalid(field, "is a file of %d bytes: at most %d", size, most)
+	return Invalid(field, "is a file of %d bytes: at most %d", size, most)
 }
 
 type readInput struct {
@@ -103,37 +109,36 @@ type ReadOutput struct {
 	Replaced bool `json:"replaced,omitempty"`
 }
 
-var fsRead = define(Tool{
+var fsRead = Define(Tool{
 	Name: "fs.read", Title: "Read a file", Trust: 1, ReadOnly: true, Idempotent: true,
 	Description: "Reads a file of the sandbox's workspace, as text or base64.",
 	Effects:     []Effect{ReadsFiles},
 }, func(in *readInput) (Prepared, error) {
 	switch {
 	case in.Path == "":
-		return Prepared{}, invalid("path", "is empty")
+		return Prepared{}, Invalid("path", "is empty")
 	case in.Offset < 0:
-		return Prepared{}, invalid("offset", "is negative")
+		return Prepared{}, Invalid("offset", "is negative")
 	case in.Limit < 0:
-		return Prepared{}, invalid("limit", "is negative")
+		return Prepared{}, Invalid("limit", "is negative")
 	}
 	if err := checkEncoding(in.Encoding); err != nil {
 		return Prepared{}, err
 	}
 	return Prepared{NeedsSandbox: true}, nil
-}, func(ctx context.Context, box Box, in *readInput) (ReadOutput, Outcome, error) {
-	out, err := readFile(ctx, box, in)
+}, func(ctx context.Context, caps Caps, f Files, in *readInput) (ReadOutput, Outcome, error) {
+	out, err := readFile(ctx, caps, f, in)
 	return out, Outcome{}, err
 })
 
 func checkEncoding(e string) error {
 	if e != "" && e != textEncoding && e != baseEncoding {
-		return invalid("encoding", "is %q: use text or base64", e)
+		return Invalid("encoding", "is %q: use text or base64", e)
 	}
 	return nil
 }
 
-func readFile(ctx context.Context, box Box, in *readInput) (out ReadOutput, err error) {
-	caps := box.Caps()
+func readFile(ctx context.Context, caps Caps, f Files, in *readInput) (out ReadOutput, err error) {
 	r, err := caps.request(in.Path)
 	if err != nil {
 		return out, err
@@ -144,7 +149,7 @@ func readFile(ctx context.Context, box Box, in *readInput) (out ReadOutput, err 
 		limit = min(in.Limit, most)
 	}
 	r.Offset, r.Limit = in.Offset, limit
-	body, info, err := box.ReadFile(ctx, r)
+	body, info, err := f.ReadFile(ctx, r)
 	if err != nil {
 		return out, err
 	}
@@ -180,13 +185,13 @@ type WriteOutput struct {
 	Bytes int64  `json:"bytes"`
 }
 
-var fsWrite = define(Tool{
+var fsWrite = Define(Tool{
 	Name: "fs.write", Title: "Write a file", Trust: 2, Destructive: true, Idempotent: true,
 	Description: "Writes a file of the sandbox's workspace whole, or not at all.",
 	Effects:     []Effect{WritesFiles},
 }, func(in *writeInput) (Prepared, error) {
 	if in.Path == "" {
-		return Prepared{}, invalid("path", "is empty")
+		return Prepared{}, Invalid("path", "is empty")
 	}
 	if err := checkEncoding(in.Encoding); err != nil {
 		return Prepared{}, err
@@ -198,8 +203,7 @@ var fsWrite = define(Tool{
 		return Prepared{}, err
 	}
 	return Prepared{NeedsSandbox: true}, nil
-}, func(ctx context.Context, box Box, in *writeInput) (WriteOutput, Outcome, error) {
-	caps := box.Caps()
+}, func(ctx context.Context, caps Caps, f Files, in *writeInput) (WriteOutput, Outcome, error) {
 	if err := caps.writable(); err != nil {
 		return WriteOutput{}, Outcome{}, err
 	}
@@ -212,13 +216,13 @@ var fsWrite = define(Tool{
 		return WriteOutput{}, Outcome{}, err
 	}
 	if most := caps.maxFile(); int64(len(body)) > most {
-		return WriteOutput{}, Outcome{}, invalid("content", "is %d bytes long: at most %d", len(body), most)
+		return WriteOutput{}, Outcome{}, Invalid("content", "is %d bytes long: at most %d", len(body), most)
 	}
 	if r.Mode, err = permissions(in.Mode); err != nil {
 		return WriteOutput{}, Outcome{}, err
 	}
 	r.Size, r.Recursive = int64(len(body)), true
-	info, err := box.WriteFile(ctx, r, bytes.NewReader(body))
+	info, err := f.WriteFile(ctx, r, bytes.NewReader(body))
 	return WriteOutput{Path: in.Path, Bytes: info.Size}, Outcome{}, err
 })
 
@@ -228,7 +232,7 @@ func content(in *writeInput) ([]byte, error) {
 	}
 	b, err := base64.StdEncoding.DecodeString(in.Content)
 	if err != nil {
-		return nil, invalid("content", "is not base64")
+		return nil, Invalid("content", "is not base64")
 	}
 	return b, nil
 }
@@ -239,13 +243,13 @@ func permissions(mode string) (uint32, error) {
 	}
 	var n uint32
 	if len(mode) > 4 || strings.Trim(mode, "01234567") != "" {
-		return 0, invalid("mode", "is %s: give octal permission bits such as 0644", quote(mode))
+		return 0, Invalid("mode", "is %s: give octal permission bits such as 0644", quote(mode))
 	}
 	for _, c := range mode {
 		n = n<<3 | uint32(c-'0')
 	}
 	if n == 0 || n > 0o777 {
-		return 0, invalid("mode", "is %s: from 0001 to 0777", quote(mode))
+		return 0, Invalid("mode", "is %s: from 0001 to 0777", quote(mode))
 	}
 	return n, nil
 }
@@ -265,22 +269,21 @@ type EditOutput struct {
 	Bytes int64  `json:"bytes" jsonschema:"of the file now"`
 }
 
-var fsEdit = define(Tool{
+var fsEdit = Define(Tool{
 	Name: "fs.edit", Title: "Edit a file", Trust: 2, Destructive: true,
 	Description: "Replaces a piece of text in a file of the sandbox's workspace.",
 	Effects:     []Effect{ReadsFiles, WritesFiles},
 }, func(in *editInput) (Prepared, error) {
 	switch {
 	case in.Path == "":
-		return Prepared{}, invalid("path", "is empty")
+		return Prepared{}, Invalid("path", "is empty")
 	case in.Old == "":
-		return Prepared{}, invalid("old", "is empty")
+		return Prepared{}, Invalid("old", "is empty")
 	case in.Old == in.New:
-		return Prepared{}, invalid("new", "is the same as old")
+		return Prepared{}, Invalid("new", "is the same as old")
 	}
 	return Prepared{NeedsSandbox: true}, nil
-}, func(ctx context.Context, box Box, in *editInput) (EditOutput, Outcome, error) {
-	caps := box.Caps()
+}, func(ctx context.Context, caps Caps, f Files, in *editInput) (EditOutput, Outcome, error) {
 	if err := caps.writable(); err != nil {
 		return EditOutput{}, Outcome{}, err
 	}
@@ -288,7 +291,7 @@ var fsEdit = define(Tool{
 	if err != nil {
 		return EditOutput{}, Outcome{}, err
 	}
-	got, err := box.EditFile(ctx, wire.EditRequest{FileRequest: r, Old: in.Old, New: in.New, All: in.All})
+	got, err := f.EditFile(ctx, wire.EditRequest{FileRequest: r, Old: in.Old, New: in.New, All: in.All})
 	return EditOutput{Path: in.Path, Count: got.Count, Line: got.Line, Bytes: got.Info.Size}, Outcome{}, err
 })
 
@@ -296,22 +299,22 @@ type pathInput struct {
 	Path string `json:"path" jsonschema:"absolute or relative to /workspace"`
 }
 
-var fsStat = define(Tool{
+var fsStat = Define(Tool{
 	Name: "fs.stat", Title: "Describe a file", Trust: 1, ReadOnly: true, Idempotent: true,
 	Description: "Describes a file or folder of the sandbox's workspace.",
 	Effects:     []Effect{ReadsFiles},
 }, func(in *pathInput) (Prepared, error) {
 	if in.Path == "" {
-		return Prepared{}, invalid("path", "is empty")
+		return Prepared{}, Invalid("path", "is empty")
 	}
 	return Prepared{NeedsSandbox: true}, nil
-}, func(ctx context.Context, box Box, in *pathInput) (FileState, Outcome, error) {
-	r, err := box.Caps().request(in.Path)
+}, func(ctx context.Context, caps Caps, f Files, in *pathInput) (FileState, Outcome, error) {
+	r, err := caps.request(in.Path)
 	if err != nil {
 		return FileState{}, Outcome{}, err
 	}
-	f, err := box.StatFile(ctx, r)
-	return fileState(f), Outcome{}, err
+	info, err := f.Stat(ctx, r)
+	return fileState(info), Outcome{}, err
 })
 
 type listInput struct {
@@ -325,24 +328,24 @@ type ListOutput struct {
 	Truncated bool        `json:"truncated"`
 }
 
-var fsList = define(Tool{
+var fsList = Define(Tool{
 	Name: "fs.list", Title: "List a folder", Trust: 1, ReadOnly: true, Idempotent: true,
 	Description: "Lists a folder of the sandbox's workspace.",
 	Effects:     []Effect{ReadsFiles},
 }, func(in *listInput) (Prepared, error) {
 	return Prepared{NeedsSandbox: true}, nil
-}, func(ctx context.Context, box Box, in *listInput) (ListOutput, Outcome, error) {
-	r, err := box.Caps().request(in.Path)
+}, func(ctx context.Context, caps Caps, f Files, in *listInput) (ListOutput, Outcome, error) {
+	r, err := caps.request(in.Path)
 	if err != nil {
 		return ListOutput{}, Outcome{}, err
 	}
-	list, truncated, err := box.ListFiles(ctx, r)
+	list, err := f.List(ctx, r)
 	if err != nil {
 		return ListOutput{}, Outcome{}, err
 	}
-	out := ListOutput{Path: in.Path, Entries: make([]FileState, 0, len(list)), Truncated: truncated}
-	for _, f := range list {
-		out.Entries = append(out.Entries, fileState(f))
+	out := ListOutput{Path: in.Path, Entries: make([]FileState, 0, len(list.Items)), Truncated: list.Truncated}
+	for _, i := range list.Items {
+		out.Entries = append(out.Entries, fileState(i))
 	}
 	return out, Outcome{}, nil
 })
@@ -358,17 +361,16 @@ type DeleteOutput struct {
 	Deleted bool   `json:"deleted"`
 }
 
-var fsDelete = define(Tool{
+var fsDelete = Define(Tool{
 	Name: "fs.delete", Title: "Delete a file", Trust: 2, Destructive: true,
 	Description: "Deletes a file, or with recursive a folder, of the sandbox's workspace.",
 	Effects:     []Effect{WritesFiles},
 }, func(in *deleteInput) (Prepared, error) {
 	if in.Path == "" {
-		return Prepared{}, invalid("path", "is empty")
+		return Prepared{}, Invalid("path", "is empty")
 	}
 	return Prepared{NeedsSandbox: true}, nil
-}, func(ctx context.Context, box Box, in *deleteInput) (DeleteOutput, Outcome, error) {
-	caps := box.Caps()
+}, func(ctx context.Context, caps Caps, f Files, in *deleteInput) (DeleteOutput, Outcome, error) {
 	if err := caps.writable(); err != nil {
 		return DeleteOutput{}, Outcome{}, err
 	}
@@ -377,7 +379,7 @@ var fsDelete = define(Tool{
 		return DeleteOutput{}, Outcome{}, err
 	}
 	r.Recursive = in.Recursive
-	if err := box.RemoveFile(ctx, r); err != nil {
+	if err := f.Remove(ctx, r); err != nil {
 		return DeleteOutput{}, Outcome{}, err
 	}
 	return DeleteOutput{Path: in.Path, Deleted: true}, Outcome{}, nil

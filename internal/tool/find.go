@@ -19,37 +19,37 @@ type GlobOutput struct {
 	Truncated bool        `json:"truncated"`
 }
 
-var fsGlob = define(Tool{
+var fsGlob = Define(Tool{
 	Name: "fs.glob", Title: "Find files by name", Trust: 1, ReadOnly: true, Idempotent: true,
 	Description: "Lists files of the sandbox's workspace whose paths match a pattern.",
 	Effects:     []Effect{ReadsFiles},
 }, func(in *globInput) (Prepared, error) {
 	if in.Pattern == "" {
-		return Prepared{}, invalid("pattern", "is empty")
+		return Prepared{}, Invalid("pattern", "is empty")
 	}
 	if err := checkResults(in.MaxResults); err != nil {
 		return Prepared{}, err
 	}
 	return Prepared{NeedsSandbox: true}, nil
-}, func(ctx context.Context, box Box, in *globInput) (GlobOutput, Outcome, error) {
-	r, err := box.Caps().request(in.Path)
+}, func(ctx context.Context, caps Caps, f Files, in *globInput) (GlobOutput, Outcome, error) {
+	r, err := caps.request(in.Path)
 	if err != nil {
 		return GlobOutput{}, Outcome{}, err
 	}
-	got, err := box.Glob(ctx, wire.GlobRequest{FileRequest: r, Pattern: in.Pattern, Hidden: in.Hidden, Max: in.MaxResults})
+	got, err := f.Glob(ctx, wire.GlobRequest{FileRequest: r, Pattern: in.Pattern, Hidden: in.Hidden, Max: in.MaxResults})
 	if err != nil {
 		return GlobOutput{}, Outcome{}, err
 	}
 	out := GlobOutput{Files: make([]FileState, 0, len(got.Items)), Truncated: got.Truncated}
 	for _, i := range got.Items {
-		out.Files = append(out.Files, wireState(i))
+		out.Files = append(out.Files, fileState(i))
 	}
 	return out, Outcome{}, nil
 })
 
 func checkResults(n int) error {
 	if n < 0 || n > wire.MaxMatches {
-		return invalid("max_results", "is %d: from 0 to %d", n, wire.MaxMatches)
+		return Invalid("max_results", "is %d: from 0 to %d", n, wire.MaxMatches)
 	}
 	return nil
 }
@@ -87,29 +87,29 @@ type SearchMatch struct {
 // maxContext is the maximum number of context lines on each side of a match.
 const maxContext = 10
 
-var fsSearch = define(Tool{
+var fsSearch = Define(Tool{
 	Name: "fs.search", Title: "Search in files", Trust: 1, ReadOnly: true, Idempotent: true,
 	Description: "Looks for a regular expression in the files of the sandbox's workspace.",
 	Effects:     []Effect{ReadsFiles},
 }, func(in *searchInput) (Prepared, error) {
 	switch {
 	case in.Pattern == "":
-		return Prepared{}, invalid("pattern", "is empty")
+		return Prepared{}, Invalid("pattern", "is empty")
 	case in.Before < 0 || in.Before > maxContext:
-		return Prepared{}, invalid("before", "is %d: from 0 to %d", in.Before, maxContext)
+		return Prepared{}, Invalid("before", "is %d: from 0 to %d", in.Before, maxContext)
 	case in.After < 0 || in.After > maxContext:
-		return Prepared{}, invalid("after", "is %d: from 0 to %d", in.After, maxContext)
+		return Prepared{}, Invalid("after", "is %d: from 0 to %d", in.After, maxContext)
 	}
 	if err := checkResults(in.MaxResults); err != nil {
 		return Prepared{}, err
 	}
 	return Prepared{NeedsSandbox: true}, nil
-}, func(ctx context.Context, box Box, in *searchInput) (SearchOutput, Outcome, error) {
-	r, err := box.Caps().request(in.Path)
+}, func(ctx context.Context, caps Caps, f Files, in *searchInput) (SearchOutput, Outcome, error) {
+	r, err := caps.request(in.Path)
 	if err != nil {
 		return SearchOutput{}, Outcome{}, err
 	}
-	got, err := box.Search(ctx, wire.SearchRequest{
+	got, err := f.Search(ctx, wire.SearchRequest{
 		FileRequest: r, Pattern: in.Pattern, Literal: in.Literal, IgnoreCase: in.IgnoreCase, Glob: in.Glob, Hidden: in.Hidden,
 		Before: in.Before, After: in.After, Max: in.MaxResults,
 	})

@@ -14,10 +14,10 @@ import (
 // outside.
 func (c Caps) path(field, p string) (string, error) {
 	if strings.ContainsRune(p, 0) {
-		return "", invalid(field, "holds a NUL byte")
+		return "", Invalid(field, "holds a NUL byte")
 	}
 	if len(p) > wire.MaxPathBytes {
-		return "", invalid(field, "is %d bytes long: at most %d", len(p), wire.MaxPathBytes)
+		return "", Invalid(field, "is %d bytes long: at most %d", len(p), wire.MaxPathBytes)
 	}
 	full := c.unalias(p)
 	if !path.IsAbs(full) {

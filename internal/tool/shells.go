@@ -10,6 +10,18 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
+// Shells lists, reads and ends background commands of the caller.
+type Shells interface {
+	// List lists the background commands of the call's sandbox or session if it names one,
+	// otherwise all.
+	List(ctx context.Context) ([]v1.Shell, error)
+	// Output reads output of a background command, or the rest of an earlier call's output, by its
+	// id.
+	Output(ctx context.Context, id string, stream string, offset, limit int64, wait time.Duration) (v1.Output, error)
+	// Kill ends a background command: TERM, the grace period, KILL.
+	Kill(ctx context.Context, id string, grace time.Duration) (v1.Shell, error)
+}
+
 // Limits of the shell tools.
 const (
 	maxWait  = time.Minute
@@ -56,14 +68,14 @@ type ShellsOutput struct {
 	Shells []ShellState `json:"shells"`
 }
 
-var systemShells = define(Tool{
+var systemShells = Define(Tool{
 	Name: "system.shells", Title: "List background commands", Trust: 0, ReadOnly: true, Idempotent: true,
 	Description: "Lists your background commands with their state.",
 	Effects:     []Effect{CallsShell},
 }, func(*shellsInput) (Prepared, error) {
 	return Prepared{}, nil
-}, func(ctx context.Context, box Box, _ *shellsInput) (ShellsOutput, Outcome, error) {
-	list, err := box.Shells(ctx)
+}, func(ctx context.Context, _ Caps, s Shells, _ *shellsInput) (ShellsOutput, Outcome, error) {
+	list, err := s.List(ctx)
 	if err != nil {
 		return ShellsOutput{}, Outcome{}, err
 	}
@@ -97,25 +109,25 @@ type OutputOutput struct {
 	ExitCode   *int   `json:"exit_code,omitempty"`
 }
 
-var systemOutput = define(Tool{
+var systemOutput = Define(Tool{
 	Name: "system.output", Title: "Read output", Trust: 0, ReadOnly: true, Idempotent: true,
 	Description: "Reads output of a background command, or the rest of a truncated output, from a byte offset.",
 	Effects:     []Effect{CallsShell},
 }, func(in *outputInput) (Prepared, error) {
 	switch {
 	case in.ShellID == "":
-		return Prepared{}, invalid("shell_id", "is empty")
+		return Prepared{}, Invalid("shell_id", "is empty")
 	case in.Stream != "" && in.Stream != "stdout" && in.Stream != "stderr":
-		return Prepared{}, invalid("stream", "is %q: use stdout or stderr", in.Stream)
+		return Prepared{}, Invalid("stream", "is %q: use stdout or stderr", in.Stream)
 	case in.Offset < 0:
-		return Prepared{}, invalid("offset", "is negative")
+		return Prepared{}, Invalid("offset", "is negative")
 	case in.Limit < 0 || in.Limit > 1<<20:
-		return Prepared{}, invalid("limit", "is %d: from 0 to %d", in.Limit, 1<<20)
+		return Prepared{}, Invalid("limit", "is %d: from 0 to %d", in.Limit, 1<<20)
 	case in.WaitMS < 0 || in.WaitMS > maxWait.Milliseconds():
-		return Prepared{}, invalid("wait_ms", "is %d: from 0 to %d", in.WaitMS, maxWait.Milliseconds())
+		return Prepared{}, Invalid("wait_ms", "is %d: from 0 to %d", in.WaitMS, maxWait.Milliseconds())
 	}
 	return Prepared{}, nil
-}, func(ctx context.Context, box Box, in *outputInput) (OutputOutput, Outcome, error) {
+}, func(ctx context.Context, _ Caps, s Shells, in *outputInput) (OutputOutput, Outcome, error) {
 	stream, limit := in.Stream, in.Limit
 	if stream == "" {
 		stream = "stdout"
@@ -123,7 +135,7 @@ var systemOutput = define(Tool{
 	if limit == 0 {
 		limit = outputLimit
 	}
-	o, err := box.Output(ctx, in.ShellID, stream, in.Offset, limit, time.Duration(in.WaitMS)*time.Millisecond)
+	o, err := s.Output(ctx, in.ShellID, stream, in.Offset, limit, time.Duration(in.WaitMS)*time.Millisecond)
 	if err != nil {
 		return OutputOutput{}, Outcome{}, err
 	}
@@ -151,24 +163,24 @@ type KillOutput struct {
 	Ending  string `json:"ending,omitempty"`
 }
 
-var systemKill = define(Tool{
+var systemKill = Define(Tool{
 	Name: "system.kill", Title: "End a background command", Trust: 2, Destructive: true, Idempotent: true,
 	Description: "Ends a background command with everything it started: TERM, a grace time, KILL.",
 	Effects:     []Effect{CallsShell},
 }, func(in *killInput) (Prepared, error) {
 	switch {
 	case in.ShellID == "":
-		return Prepared{}, invalid("shell_id", "is empty")
+		return Prepared{}, Invalid("shell_id", "is empty")
 	case in.GraceMS != nil && (*in.GraceMS < 0 || *in.GraceMS > maxGrace.Milliseconds()):
-		return Prepared{}, invalid("grace_ms", "is %d: from 0 to %d", *in.GraceMS, maxGrace.Milliseconds())
+		return Prepared{}, Invalid("grace_ms", "is %d: from 0 to %d", *in.GraceMS, maxGrace.Milliseconds())
 	}
 	return Prepared{}, nil
-}, func(ctx context.Context, box Box, in *killInput) (KillOutput, Outcome, error) {
+}, func(ctx context.Context, _ Caps, s Shells, in *killInput) (KillOutput, Outcome, error) {
 	grace := KillGrace
 	if in.GraceMS != nil {
 		grace = time.Duration(*in.GraceMS) * time.Millisecond
 	}
-	sh, err := box.KillShell(ctx, in.ShellID, grace)
+	sh, err := s.Kill(ctx, in.ShellID, grace)
 	switch {
 	case errdefs.IsNotFound(err): // Report this as a result, not an error, as the systems that profiles emulate do.
 		return KillOutput{ShellID: in.ShellID, Message: fmt.Sprintf("Shell %s not found", in.ShellID)}, Outcome{}, nil

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -14,6 +13,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 )
 
 // Effect is an effect of a tool: "calls(shell)", "calls(network)", "reads(filesystem)",
@@ -63,7 +63,7 @@ func (t *Tool) Check(raw json.RawMessage) (Prepared, error) {
 		}
 		for _, name := range t.required {
 			if _, ok := fields[name]; !ok {
-				return Prepared{}, invalid(name, "is missing")
+				return Prepared{}, Invalid(name, "is missing")
 			}
 		}
 	}
@@ -74,12 +74,21 @@ func (t *Tool) Check(raw json.RawMessage) (Prepared, error) {
 type Prepared struct {
 	// Command is what a command policy decides on, or nil.
 	Command *Command
-	// NeedsSandbox reports that Run needs a Box with a sandbox. Background reports that the call
-	// starts something that outlives it, so the sandbox must outlive it too.
+	// NeedsSandbox reports that the call needs a sandbox of its own. Background reports that the
+	// call starts something that outlives it, so the sandbox must outlive it too.
 	NeedsSandbox, Background bool
-	// Run runs the call. Its output has the type that the schema describes.
-	Run func(ctx context.Context, box Box) (any, Outcome, error)
+	// Call runs the call.
+	Call Call
 }
+
+// Call is a checked call: a Run of what the tool needs. Whoever runs it switches on its type.
+type Call interface{ isCall() }
+
+// Run runs a checked call within caps. D is what the tool needs, such as Files. The output has the
+// type that the schema describes.
+type Run[D any] func(ctx context.Context, caps Caps, d D) (any, Outcome, error)
+
+func (Run[D]) isCall() {}
 
 // Command is what a tool will run, in one of three forms.
 type Command struct {
@@ -130,36 +139,30 @@ type Caps struct {
 	MemoryBytes int64
 	CPUs        float64
 	// Web limits web tools.
-	Web WebCaps
+	Web reach.Caps
 }
 
-// Builtins returns all built-in tools, sorted by name.
-func Builtins() []*Tool { return slices.Clone(builtins) }
-
-var builtins = []*Tool{
-	browserOpen, fsDelete, fsEdit, fsGlob, fsList, fsRead, fsSearch, fsStat, fsWrite, httpRequest,
-	systemBash, systemKill, systemLine, systemOutput, systemRun, systemShells, webFetch, webSearch,
-}
-
-// Get returns a built-in tool by name.
-func Get(name string) (*Tool, bool) {
-	for _, t := range builtins {
-		if t.Name == name {
-			return t, true
-		}
+// Tools returns the tools for commands, background commands and files.
+func Tools() []*Tool {
+	return []*Tool{
+		fsDelete, fsEdit, fsGlob, fsList, fsRead, fsSearch, fsStat, fsWrite,
+		systemBash, systemKill, systemLine, systemOutput, systemRun, systemShells,
 	}
-	return nil, false
 }
 
-// errNoOutput accompanies an outcome that needs no output.
-var errNoOutput = errors.New("no output")
+// ErrNoOutput accompanies an outcome that needs no output.
+var ErrNoOutput = errors.New("no output")
 
-// define completes a tool with schemas and functions derived from its types.
-func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(ctx context.Context, box Box,
-	in *In) (Out, Outcome, error)) *Tool {
+// Define completes a tool with schemas and functions derived from its types: its input, its output
+// and what it needs to run. It panics if a type has no schema.
+func Define[In, Out, D any](
+	t Tool,
+	check func(in *In) (Prepared, error),
+	run func(ctx context.Context, caps Caps, d D, in *In) (Out, Outcome, error),
+) *Tool {
 	in, err := jsonschema.For[In](nil)
 	if err != nil {
-		panic(fmt.Sprintf("input of %s: %v", t.Name, err)) // only for an invalid type in this package
+		panic(fmt.Sprintf("input of %s: %v", t.Name, err)) // only for an invalid type of a built-in tool
 	}
 	out, err := jsonschema.For[Out](nil)
 	if err != nil {
@@ -176,13 +179,13 @@ func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(
 		if err != nil {
 			return Prepared{}, err
 		}
-		p.Run = func(ctx context.Context, box Box) (any, Outcome, error) {
-			out, o, err := run(ctx, box, v)
-			if err == errNoOutput {
+		p.Call = Run[D](func(ctx context.Context, caps Caps, d D) (any, Outcome, error) {
+			out, o, err := run(ctx, caps, d, v)
+			if err == ErrNoOutput {
 				return nil, o, nil
 			}
 			return out, o, err
-		}
+		})
 		return p, nil
 	}
 	return &t
@@ -204,7 +207,8 @@ func aboutInput(err error) error {
 	return err
 }
 
-func invalid(field, format string, args ...any) error {
+// Invalid returns an error of class InvalidArgument about a field of the input.
+func Invalid(field, format string, args ...any) error {
 	return &strictjson.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
 }
 

@@ -7,30 +7,18 @@ import (
 	"testing"
 )
 
-func TestEveryToolHasSchemasAndAName(t *testing.T) {
-	names := []string{}
-	for _, b := range Builtins() {
-		names = append(names, b.Name)
-		if b.Title == "" || b.Description == "" || len(b.Effects) == 0 {
-			t.Errorf("%s lacks a title, a description or effects", b.Name)
-		}
-		for _, schema := range []json.RawMessage{b.Input, b.Output} {
-			var s struct {
-				Type       string
-				Properties map[string]any
-			}
-			if err := json.Unmarshal(schema, &s); err != nil || s.Type != "object" {
-				t.Errorf("%s: schema %s: %v", b.Name, schema, err)
-			}
-		}
+// get returns a tool of this package by name.
+func get(t *testing.T, name string) *Tool {
+	t.Helper()
+	i := slices.IndexFunc(Tools(), func(tl *Tool) bool { return tl.Name == name })
+	if i < 0 {
+		t.Fatalf("tool %s not found", name)
 	}
-	if !slices.IsSorted(names) {
-		t.Errorf("not sorted: %v", names)
-	}
+	return Tools()[i]
 }
 
 func TestTheSchemaOfACommandHasItsFields(t *testing.T) {
-	b, _ := Get("system.bash")
+	b := get(t, "system.bash")
 	for _, field := range []string{"command", "cwd", "env", "stdin", "timeout_ms", "run_in_background"} {
 		if !strings.Contains(string(b.Input), `"`+field+`"`) {
 			t.Errorf("%s has no %s", b.Input, field)
@@ -69,11 +57,7 @@ func TestInputsAreChecked(t *testing.T) {
 		{"fs.search", `{"pattern": "a", "before": 99}`, "before is 99: from 0 to 10"},
 		{"fs.glob", `{"pattern": "*", "max_results": -4}`, "max_results is -4: from 0 to 1000"},
 	} {
-		b, ok := Get(c.tool)
-		if !ok {
-			t.Fatalf("tool %s not found", c.tool)
-		}
-		if _, err := b.Check(json.RawMessage(c.input)); err == nil || err.Error() != c.want {
+		if _, err := get(t, c.tool).Check(json.RawMessage(c.input)); err == nil || err.Error() != c.want {
 			t.Errorf("%s %s: %v, want %s", c.tool, c.input, err, c.want)
 		}
 	}

@@ -10,18 +10,18 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
-	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
 )
 
 // BrowserOptions returns the configuration of browser.open. The browser has its own certificate
 // authorities, so it gets only the operator's.
-func BrowserOptions(c config.Config) (*governed.BrowserOptions, error) {
-	open, err := tool.Reach(c.Browser.Open).Compile()
+func BrowserOptions(c config.Config) (*sandboxed.BrowserOptions, error) {
+	open, err := reach.Hosts(c.Browser.Open).Compile()
 	if err != nil {
 		return nil, fmt.Errorf("configuration: browser.open.%w", err)
 	}
-	o := &governed.BrowserOptions{Template: c.Browser.Template, Host: tool.BrowserHost{Open: open.Named("browser.open")}}
+	o := &sandboxed.BrowserOptions{Template: c.Browser.Template, Allowed: open.Named("browser.open")}
 	file := cmp.Or(c.Web.CAFile, c.Egress.CAFile)
 	if file == "" {
 		return o, nil

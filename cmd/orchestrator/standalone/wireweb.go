@@ -15,25 +15,26 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
-	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/llmextract"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/webtool"
 )
 
 // WebOptions returns the configuration of the web tools. It passes the keys to redact.
-func WebOptions(c config.Config, redact func(string)) (*governed.WebOptions, error) {
+func WebOptions(c config.Config, redact func(string)) (*sandboxed.WebOptions, error) {
 	w := c.Web
-	o := &governed.WebOptions{
+	o := &sandboxed.WebOptions{
 		Template: w.Template,
-		Host:     tool.WebHost{Cache: cache.New(w.Cache.Entries, int64(w.Cache.Bytes))},
+		Host:     webtool.Host{Cache: cache.New(w.Cache.Entries, int64(w.Cache.Bytes))},
 	}
 	var err error
-	if o.Host.Fetch, err = tool.Reach(w.Fetch).Compile(); err != nil {
+	if o.Host.Fetch, err = reach.Hosts(w.Fetch).Compile(); err != nil {
 		return nil, fmt.Errorf("configuration: web.fetch.%w", err)
 	}
-	if o.Host.Request, err = tool.Reach(w.Request).Compile(); err != nil {
+	if o.Host.Request, err = reach.Hosts(w.Request).Compile(); err != nil {
 		return nil, fmt.Errorf("configuration: web.request.%w", err)
 	}
 	o.Host.Fetch, o.Host.Request = o.Host.Fetch.Named("web.fetch"), o.Host.Request.Named("web.request")

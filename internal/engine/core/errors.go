@@ -8,8 +8,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
-	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
@@ -28,7 +28,7 @@ type (
 // The texts of errors that wrap it may name host paths or quote a driver.
 func ForCallers(err error) error {
 	for _, find := range []func(error) error{
-		As[*usererror.InvalidError], As[*strictjson.FieldError], As[*caller.QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*tool.WebError], As[*search.AnswerError], As[*guest.Error],
+		As[*usererror.InvalidError], As[*strictjson.FieldError], As[*caller.QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*web.Fault], As[*search.AnswerError], As[*guest.Error],
 	} {
 		if got := find(err); got != nil {
 			return got

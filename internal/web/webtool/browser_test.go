@@ -1,4 +1,4 @@
-package tool
+package webtool
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/browser"
 )
@@ -46,17 +47,15 @@ func text(err error) string {
 	return err.Error()
 }
 
-// browseBox opens pages itself.
-type browseBox struct {
-	webBox
+// visits opens pages itself.
+type visits struct {
+	*exchanges
 	sight Sight
 	fault error
 	seen  []Visit
 }
 
-func (b *browseBox) BrowserHost() *BrowserHost { return &BrowserHost{Open: b.host.Fetch} }
-
-func (b *browseBox) Browse(_ context.Context, v Visit) (Sight, error) {
+func (b *visits) Open(_ context.Context, v Visit) (Sight, error) {
 	b.seen = append(b.seen, v)
 	return b.sight, b.fault
 }
@@ -71,12 +70,12 @@ func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
 		browser.FaultBusy: errdefs.IsResourceExhausted,
 		browser.FaultSize: errdefs.IsResourceExhausted, browser.FaultBrowser: errdefs.IsInternal,
 	} {
-		b := &browseBox{webBox: *newWebBox(t, ""), fault: &browser.Fault{Kind: kind, Message: "m"}}
+		b := &visits{exchanges: newExchanges(t, ""), fault: &browser.Fault{Kind: kind, Message: "m"}}
 		if _, _, err := browsed(t, b, `{"url": "https://a.example/"}`); err == nil || !is(err) {
 			t.Errorf("%s: %v", kind, err)
 		}
 	}
-	b := &browseBox{webBox: *newWebBox(t, ""), fault: &browser.Fault{Kind: web.FaultTimeout, Message: "m"}}
+	b := &visits{exchanges: newExchanges(t, ""), fault: &browser.Fault{Kind: web.FaultTimeout, Message: "m"}}
 	if _, o, err := browsed(t, b,
 		`{"url": "https://a.example/", "timeout_ms": 2000}`); err != nil || o.Ending != "timeout" || o.TimeoutMS != 2000 {
 		t.Errorf("%+v %v", o, err)
@@ -85,7 +84,7 @@ func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
 		`{"url": "https://evil.example/"}`); !errdefs.IsPermissionDenied(err) || len(b.seen) != 1 {
 		t.Errorf("a host that is denied: %v, %d visits", err, len(b.seen))
 	}
-	b = &browseBox{webBox: *newWebBox(t, ""), sight: Sight{Result: browser.Result{URL: "https://b.example/", Text: "t",
+	b = &visits{exchanges: newExchanges(t, ""), sight: Sight{Result: browser.Result{URL: "https://b.example/", Text: "t",
 		Picture: []byte{1, 2, 3}, Width: 2, Height: 1}, Isolation: "i"}}
 	got, _, err := browsed(t, b, `{"url": "https://a.example/", "screenshot": "full"}`)
 	out, _ := got.(BrowserOutput)
@@ -96,11 +95,11 @@ func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
 	}
 }
 
-func browsed(t *testing.T, b *browseBox, in string) (any, Outcome, error) {
+func browsed(t *testing.T, b *visits, in string) (any, tool.Outcome, error) {
 	t.Helper()
 	p, err := browserOpen.Check(json.RawMessage(in))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p.Run(t.Context(), b)
+	return p.Call.(tool.Run[Browser])(t.Context(), b.caps, Browser{Allowed: b.web.Fetch, Opener: b, Exchanger: b})
 }

@@ -1,4 +1,4 @@
-package tool
+package webtool
 
 import (
 	"context"
@@ -12,29 +12,27 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
-// webBox answers exchanges itself, and notes them. All else of a Box is nil.
-type webBox struct {
-	Box
-	caps   Caps
-	host   WebHost
+// exchanges answers exchanges itself, and notes them.
+type exchanges struct {
+	caps   tool.Caps
+	web    Web
 	answer func(x Exchange) web.Answer
 	asked  []Exchange
 }
 
-func (b *webBox) Caps() Caps        { return b.caps }
-func (b *webBox) WebHost() *WebHost { return &b.host }
-
-func (b *webBox) Web(_ context.Context, x Exchange) (web.Answer, error) {
+func (b *exchanges) Exchange(_ context.Context, x Exchange) (web.Answer, error) {
 	b.asked = append(b.asked, x)
 	return b.answer(x), nil
 }
 
-func compiled(t *testing.T, r Reach) *Reached {
+func compiled(t *testing.T, r reach.Hosts) *reach.Limit {
 	t.Helper()
 	got, err := r.Compile()
 	if err != nil {
@@ -43,23 +41,25 @@ func compiled(t *testing.T, r Reach) *Reached {
 	return got
 }
 
-// newWebBox allows what a service allows by itself, and answers with a page.
-func newWebBox(t *testing.T, text string) *webBox {
+// newExchanges allows what a service allows by itself, and answers with a page.
+func newExchanges(t *testing.T, text string) *exchanges {
 	t.Helper()
-	return &webBox{
-		host: WebHost{
-			Fetch:   compiled(t, Reach{Allow: []string{"*"}, Deny: []string{"evil.example"}}).Named("web.fetch"),
-			Request: compiled(t, Reach{Allow: []string{"*"}, HTTP: []string{"*"}}),
-			Cache:   cache.New(10, 1<<20), Owner: "me",
-		},
+	b := &exchanges{
+		web: Web{Owner: "me", Host: Host{
+			Fetch:   compiled(t, reach.Hosts{Allow: []string{"*"}, Deny: []string{"evil.example"}}).Named("web.fetch"),
+			Request: compiled(t, reach.Hosts{Allow: []string{"*"}, HTTP: []string{"*"}}),
+			Cache:   cache.New(10, 1<<20),
+		}},
 		answer: func(x Exchange) web.Answer {
 			return web.Answer{URL: x.Request.URL, Status: 200, MediaType: "text/html", Title: "A page", Text: text,
 				Body: []byte(text), Bytes: int64(len(text))}
 		},
 	}
+	b.web.Exchanger = b
+	return b
 }
 
-func try[T any](t *testing.T, tl *Tool, b *webBox, in string) (out T, o Outcome, err error) {
+func try[T any](t *testing.T, tl *tool.Tool, b *exchanges, in string) (out T, o tool.Outcome, err error) {
 	t.Helper()
 	p, err := tl.Check(json.RawMessage(in))
 	if err != nil {
@@ -68,14 +68,14 @@ func try[T any](t *testing.T, tl *Tool, b *webBox, in string) (out T, o Outcome,
 	if p.NeedsSandbox {
 		t.Error("the call's own sandbox is asked for")
 	}
-	got, o, err := p.Run(t.Context(), b)
+	got, o, err := p.Call.(tool.Run[Web])(t.Context(), b.caps, b.web)
 	if got != nil {
 		out = got.(T)
 	}
 	return out, o, err
 }
 
-func fetched(t *testing.T, b *webBox, in string) FetchOutput {
+func fetched(t *testing.T, b *exchanges, in string) FetchOutput {
 	t.Helper()
 	out, _, err := try[FetchOutput](t, webFetch, b, in)
 	if err != nil {
@@ -85,16 +85,16 @@ func fetched(t *testing.T, b *webBox, in string) FetchOutput {
 }
 
 func TestPagesAreCachedForWhoMayHaveThem(t *testing.T) {
-	b := newWebBox(t, "text")
+	b := newExchanges(t, "text")
 	first, second := fetched(t, b, `{"url": "http://a.example/x#part"}`), fetched(t, b,
 		`{"url": "https://A.example/x", "prompt": "text"}`)
 	if first.Cached || first.URL != "https://a.example/x" || !second.Cached || len(b.asked) != 1 {
 		t.Errorf("%+v, then %+v, %d asked", first, second, len(b.asked))
 	}
 	for name, change := range map[string]func(){
-		"another owner":     func() { b.host.Owner = "you" },
-		"other rights":      func() { b.host.Fetch = compiled(t, Reach{Allow: []string{"a.example"}}) },
-		"a profile's rules": func() { b.caps.Web.Limited = compiled(t, Reach{Allow: []string{"a.example"}}) },
+		"another owner":     func() { b.web.Owner = "you" },
+		"other rights":      func() { b.web.Fetch = compiled(t, reach.Hosts{Allow: []string{"a.example"}}) },
+		"a profile's rules": func() { b.caps.Web.Limited = compiled(t, reach.Hosts{Allow: []string{"a.example"}}) },
 		"another bound":     func() { b.caps.Web.MaxBytes = 1000 },
 	} {
 		b.asked = nil
@@ -120,13 +120,13 @@ func TestPagesAreCachedForWhoMayHaveThem(t *testing.T) {
 }
 
 func TestWhatAPageBecomes(t *testing.T) {
-	b := newWebBox(t, strings.Repeat("ä", 10_001))
+	b := newExchanges(t, strings.Repeat("ä", 10_001))
 	out := fetched(t, b, `{"url": "https://a.example/"}`)
 	if !out.Truncated || out.Extraction != Whole || out.Content != strings.Repeat("ä",
 		10_000)+"\n... (content truncated)" {
 		t.Errorf("%d bytes %+v", len(out.Content), out.Truncated)
 	}
-	b = newWebBox(t,
+	b = newExchanges(t,
 		"# Prices\n\nThe lamp costs twelve.\n\n# History\n\n"+strings.Repeat("Nothing of note happened then. ", 100))
 	if out = fetched(t, b,
 		`{"url": "https://a.example/", "prompt": "What does the lamp cost?"}`); out.Extraction != Passages || !strings.Contains(out.Content, "costs twelve") || strings.Contains(out.Content, "Nothing of note") {
@@ -136,12 +136,12 @@ func TestWhatAPageBecomes(t *testing.T) {
 		`{"url": "https://a.example/", "prompt": "zzz"}`); out.Extraction != Whole || out.Note == "" || !strings.Contains(out.Content, "costs twelve") {
 		t.Errorf("%+v", out)
 	}
-	b.host.Extract = model(func(prompt string) (string, error) { return "Twelve. " + prompt, nil })
+	b.web.Extract = model(func(prompt string) (string, error) { return "Twelve. " + prompt, nil })
 	if out = fetched(t, b,
 		`{"url": "https://a.example/", "prompt": "lamp", "max_chars": 6}`); out.Extraction != ByModel || out.Content != "Twelve\n... (content truncated)" || !out.Truncated || !out.Cached {
 		t.Errorf("%+v", out)
 	}
-	b.host.Extract = model(func(string) (string, error) { return "", errors.New("the model is away") })
+	b.web.Extract = model(func(string) (string, error) { return "", errors.New("the model is away") })
 	if out = fetched(t, b,
 		`{"url": "https://a.example/", "prompt": "lamp"}`); out.Extraction != Passages || !strings.HasPrefix(out.Note,
 		"the model is away; ") || !strings.Contains(out.Content, "twelve") {
@@ -158,7 +158,7 @@ func TestWhatAPageBecomes(t *testing.T) {
 
 // A call's limits are those of its profile and its own time limit.
 func TestACallKeepsToItsBounds(t *testing.T) {
-	b := newWebBox(t, "text")
+	b := newExchanges(t, "text")
 	b.caps.Web.MaxText = 100
 	for in, says := range map[string]string{
 		`{"url": "https://a.example/", "max_chars": 101}`:                  "max_chars is 101: at most 100",
@@ -170,12 +170,12 @@ func TestACallKeepsToItsBounds(t *testing.T) {
 			t.Errorf("%s: %v, %d asked", in, err, len(b.asked))
 		}
 	}
-	if _, _, err := browsed(t, &browseBox{webBox: *b},
+	if _, _, err := browsed(t, &visits{exchanges: b},
 		`{"url": "https://a.example/", "max_chars": 101}`); text(err) != "max_chars is 101: at most 100" {
 		t.Errorf("a browser's: %v", err)
 	}
 	left := time.Duration(0)
-	b.host.Extract = timed(func(ctx context.Context) (string, error) {
+	b.web.Extract = timed(func(ctx context.Context) (string, error) {
 		end, _ := ctx.Deadline()
 		left = time.Until(end)
 		return "Twelve\x1b[2J.", nil
@@ -203,7 +203,7 @@ func (m model) Extract(_ context.Context, prompt, _, _ string) (string, error) {
 // A refused request costs no sandbox.
 func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
 	for _, c := range []struct {
-		tool  *Tool
+		tool  *tool.Tool
 		in    string
 		class error
 		says  string
@@ -251,14 +251,14 @@ func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
 		{webSearch, `{"query": "x", "count": 21}`, errdefs.ErrInvalidArgument, "count"},
 		{webSearch, `{"query": "x"}`, errdefs.ErrFailedPrecondition, "web.search.provider"},
 	} {
-		b := newWebBox(t, "")
+		b := newExchanges(t, "")
 		_, _, err := try[any](t, c.tool, b, c.in)
 		if !errors.Is(err, c.class) || !strings.Contains(err.Error(), c.says) || len(b.asked) > 0 {
 			t.Errorf("%s: %v, %d asked; want %v: %q", c.in, err, len(b.asked), c.class, c.says)
 		}
 	}
-	b := newWebBox(t, "")
-	b.caps.Web.Limited = compiled(t, Reach{Allow: []string{"*.a.example"}, Methods: []string{"GET"}})
+	b := newExchanges(t, "")
+	b.caps.Web.Limited = compiled(t, reach.Hosts{Allow: []string{"*.a.example"}, Methods: []string{"GET"}})
 	for _, in := range []string{`{"url": "https://b.example/"}`, `{"url": "http://x.a.example/"}`,
 		`{"url": "https://x.a.example/", "method": "PUT"}`} {
 		if _, _, err := try[RequestOutput](t, httpRequest, b, in); !errdefs.IsPermissionDenied(err) || len(b.asked) > 0 {
@@ -268,8 +268,8 @@ func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
 }
 
 func TestPlainHTTPIsForHostsThatHaveIt(t *testing.T) {
-	b := newWebBox(t, "text")
-	b.host.Fetch = compiled(t, Reach{Allow: []string{"*"}, HTTP: []string{"old.example"}})
+	b := newExchanges(t, "text")
+	b.web.Fetch = compiled(t, reach.Hosts{Allow: []string{"*"}, HTTP: []string{"old.example"}})
 	for in, want := range map[string]string{
 		"http://old.example/a": "http://old.example/a", "http://new.example/a": "https://new.example/a",
 		"http://new.example:80/": "https://new.example/",
@@ -281,7 +281,7 @@ func TestPlainHTTPIsForHostsThatHaveIt(t *testing.T) {
 }
 
 func TestRequestsAndTheirAnswers(t *testing.T) {
-	b := newWebBox(t, "")
+	b := newExchanges(t, "")
 	b.answer = func(x Exchange) web.Answer {
 		return web.Answer{
 			URL: "https://b.example/", Status: 404, Header: [][2]string{{"X-A", "1"}, {"x-a", "2"}, {"Content-Type",
@@ -326,16 +326,16 @@ func TestFaultsAreErrors(t *testing.T) {
 		web.FaultTLS: errdefs.ErrUnavailable, web.FaultProtocol: errdefs.ErrUnavailable,
 		web.FaultRedirect: errdefs.ErrUnavailable, web.FaultContent: errdefs.ErrInvalidArgument,
 	} {
-		b := newWebBox(t, "")
+		b := newExchanges(t, "")
 		b.answer = func(Exchange) web.Answer { return web.Answer{Fault: &web.Fault{Kind: kind, Message: "because"}} }
-		for _, tl := range []*Tool{webFetch, httpRequest} {
+		for _, tl := range []*tool.Tool{webFetch, httpRequest} {
 			if _, _, err := try[any](t, tl, b, `{"url": "https://a.example/"}`); !errors.Is(err,
 				want) || err.Error() != "because" {
 				t.Errorf("%s of %s: %v", kind, tl.Name, err)
 			}
 		}
 	}
-	b := newWebBox(t, "")
+	b := newExchanges(t, "")
 	b.caps.Timeout = 7 * time.Second
 	b.answer = func(Exchange) web.Answer {
 		return web.Answer{Fault: &web.Fault{Kind: web.FaultTimeout, Message: "too late"}}
@@ -351,8 +351,8 @@ func TestASearchGoesToItsProviderAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newWebBox(t, "")
-	b.host.Search = p
+	b := newExchanges(t, "")
+	b.web.Search = p
 	b.answer = func(x Exchange) web.Answer {
 		return web.Answer{URL: x.Request.URL, Status: 200,
 			Body: []byte(
@@ -365,7 +365,7 @@ func TestASearchGoesToItsProviderAlone(t *testing.T) {
 		t.Errorf("%+v %v", out, err)
 	}
 	x := b.asked[0]
-	if len(x.Reach.Rules) != 1 || x.Reach.Rules[0].Host != "api.search.brave.com" || len(x.Secrets) != 1 ||
+	if len(x.Scope.Limit.Rules) != 1 || x.Scope.Limit.Rules[0].Host != "api.search.brave.com" || len(x.Secrets) != 1 ||
 		strings.Contains(fmt.Sprintf("%+v", x), "the-key") {
 		t.Errorf("%+v", x)
 	}

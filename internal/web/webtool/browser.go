@@ -1,4 +1,4 @@
-package tool
+package webtool
 
 import (
 	"cmp"
@@ -12,9 +12,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/browser"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 )
 
 // Modes of browser.open.
@@ -33,17 +35,25 @@ const (
 	answerSimple = "no scripts were run: the page was read as its host sends it"
 )
 
-// BrowserHost holds the service's resources for browser.open.
-type BrowserHost struct {
-	// Open limits the hosts of pages for all callers.
-	Open *Reached
+// Opener opens pages in browsers.
+type Opener interface {
+	// Open opens one page in a separate, fresh sandbox. The error may be a *browser.Fault.
+	Open(ctx context.Context, v Visit) (Sight, error)
+}
+
+// Browser is what a call of browser.open needs.
+type Browser struct {
+	// Allowed limits the hosts of pages for all callers.
+	Allowed *reach.Limit
+	// Opener serves mode real, and Exchanger mode simple.
+	Opener    Opener
+	Exchanger Exchanger
 }
 
 // Visit is a page to open in a browser, with the hosts that it may reach.
 type Visit struct {
 	Request browser.Request
-	Reach   *Reached
-	Ceiling *Reached // nil: none
+	Scope   reach.Scope
 }
 
 // Sight is the result of a visit.
@@ -113,20 +123,20 @@ type BrowserOutput struct {
 	Isolation      string `json:"isolation" jsonschema:"what was around what read the page"`
 }
 
-var browserOpen = define(Tool{
+var browserOpen = tool.Define(tool.Tool{
 	Name: "browser.open", Title: "Open a web page in a browser", Trust: 1, ReadOnly: true, Idempotent: true,
 	Description: "Opens a page in a browser of its own, in a sandbox that is destroyed afterwards: its text as it is seen, its links, a picture, a PDF. Only hosts that the rules allow are reached.",
-	Effects:     []Effect{CallsNetwork},
-}, func(in *browserInput) (p Prepared, err error) {
+	Effects:     []tool.Effect{tool.CallsNetwork},
+}, func(in *browserInput) (p tool.Prepared, err error) {
 	if in.at, err = address(in.URL); err != nil {
 		return p, err
 	}
 	return p, in.check()
-}, func(ctx context.Context, box Box, in *browserInput) (BrowserOutput, Outcome, error) {
+}, func(ctx context.Context, caps tool.Caps, b Browser, in *browserInput) (BrowserOutput, tool.Outcome, error) {
 	if in.Mode == Simple {
-		return readPage(ctx, box, in)
+		return readPage(ctx, caps, b, in)
 	}
-	return openPage(ctx, box, in)
+	return openPage(ctx, caps, b, in)
 })
 
 func (in *browserInput) check() error {
@@ -134,21 +144,21 @@ func (in *browserInput) check() error {
 	in.Width, in.Height = cmp.Or(in.Width, browser.DefaultWidth), cmp.Or(in.Height, browser.DefaultHeight)
 	switch {
 	case in.Mode != Simple && in.Mode != Real:
-		return invalid("mode", "is %q: use real or simple", in.Mode)
+		return tool.Invalid("mode", "is %q: use real or simple", in.Mode)
 	case len(in.WaitFor) > maxSelector || !utf8.ValidString(in.WaitFor):
-		return invalid("wait_for", "is %d bytes long, or no text: at most %d", len(in.WaitFor), maxSelector)
+		return tool.Invalid("wait_for", "is %d bytes long, or no text: at most %d", len(in.WaitFor), maxSelector)
 	case in.WaitMS < 0 || in.WaitMS > maxPageWait.Milliseconds():
-		return invalid("wait_ms", "is %d: from 0 to %d", in.WaitMS, maxPageWait.Milliseconds())
+		return tool.Invalid("wait_ms", "is %d: from 0 to %d", in.WaitMS, maxPageWait.Milliseconds())
 	case in.Screenshot != browser.NoPicture && in.Screenshot != browser.Viewport && in.Screenshot != browser.FullPage:
-		return invalid("screenshot", "is %q: use viewport or full", in.Screenshot)
+		return tool.Invalid("screenshot", "is %q: use viewport or full", in.Screenshot)
 	case in.Width < browser.MinSide || in.Width > browser.MaxWidth:
-		return invalid("width", "is %d: from %d to %d", in.Width, browser.MinSide, browser.MaxWidth)
+		return tool.Invalid("width", "is %d: from %d to %d", in.Width, browser.MinSide, browser.MaxWidth)
 	case in.Height < browser.MinSide || in.Height > browser.MaxPixels/in.Width:
-		return invalid("height", "is %d: from %d to %d at this width", in.Height, browser.MinSide, browser.MaxPixels/in.Width)
+		return tool.Invalid("height", "is %d: from %d to %d at this width", in.Height, browser.MinSide, browser.MaxPixels/in.Width)
 	case in.MaxChars < 0 || in.MaxChars > browser.MaxText:
-		return invalid("max_chars", "is %d: from 1 to %d", in.MaxChars, browser.MaxText)
+		return tool.Invalid("max_chars", "is %d: from 1 to %d", in.MaxChars, browser.MaxText)
 	case in.TimeoutMS < 0:
-		return invalid("timeout_ms", "is negative")
+		return tool.Invalid("timeout_ms", "is negative")
 	}
 	if in.Mode == Real {
 		return nil
@@ -156,82 +166,80 @@ func (in *browserInput) check() error {
 	for field, asked := range map[string]bool{"wait_for": in.WaitFor != "", "wait_ms": in.WaitMS != 0,
 		"screenshot": in.Screenshot != "", "pdf": in.PDF} {
 		if asked {
-			return invalid(field, "needs a browser: set mode to real")
+			return tool.Invalid(field, "needs a browser: set mode to real")
 		}
 	}
 	return nil
 }
 
 // readPage implements the simple mode: the web program reads the page.
-func readPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput, o Outcome, err error) {
-	caps, host := box.Caps(), box.BrowserHost()
-	limit, err := caps.webTimeout(in.TimeoutMS, browser.DefaultTime)
+func readPage(ctx context.Context, caps tool.Caps, b Browser, in *browserInput) (
+	out BrowserOutput, o tool.Outcome, err error,
+) {
+	limit, err := timeout(caps, in.TimeoutMS, browser.DefaultTime)
 	if err != nil {
 		return out, o, err
 	}
-	most, err := caps.text("max_chars", in.MaxChars, BrowseText)
+	most, err := textLimit(caps, "max_chars", in.MaxChars, BrowseText)
 	if err != nil {
 		return out, o, err
 	}
-	x := Exchange{Request: web.Request{
-		URL: in.at.String(), Method: http.MethodGet, TimeoutMS: limit.Milliseconds(), MaxBytes: cmp.Or(caps.Web.MaxBytes,
-			web.MaxBody),
-		MaxText: most, Redirects: web.Follow, MaxRedirects: web.MaxRedirects, Form: web.Text, Header: [][2]string{{"Accept",
-			accepted}},
+	x := Exchange{Scope: reach.Within(b.Allowed, caps.Web), Request: web.Request{
+		URL: in.at.String(), Method: http.MethodGet, TimeoutMS: limit.Milliseconds(),
+		MaxBytes: cmp.Or(caps.Web.MaxBytes, web.MaxBody), MaxText: most, Form: web.Text,
+		Redirects: web.Follow, MaxRedirects: web.MaxRedirects, Header: [][2]string{{"Accept", accepted}},
 	}}
-	x.bind(host.Open, caps)
-	if err := x.allowed(in.at); err != nil {
+	if err := x.Scope.Check(in.at, http.MethodGet); err != nil {
 		return out, o, err
 	}
 	began := time.Now()
-	a, err := ask(ctx, box, x)
+	a, err := ask(ctx, b.Exchanger, x)
 	if l := late(err, limit); l != nil {
-		return out, *l, errNoOutput
+		return out, *l, tool.ErrNoOutput
 	}
 	if err != nil {
 		return out, o, err
 	}
 	return BrowserOutput{
 		URL: in.URL, FinalURL: a.URL, Status: int64(a.Status), MediaType: a.MediaType, Title: a.Title, Content: a.Text,
-		Truncated: a.Truncated,
-		Loaded:    true, Mode: Simple, Isolation: answerSimple,
-	}, Outcome{Duration: time.Since(began), Truncated: a.Truncated}, nil
+		Truncated: a.Truncated, Loaded: true, Mode: Simple, Isolation: answerSimple,
+	}, tool.Outcome{Duration: time.Since(began), Truncated: a.Truncated}, nil
 }
 
 // openPage implements the real mode.
-func openPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput, o Outcome, err error) {
-	caps, host := box.Caps(), box.BrowserHost()
-	limit, err := caps.webTimeout(in.TimeoutMS, browser.DefaultTime)
+func openPage(ctx context.Context, caps tool.Caps, b Browser, in *browserInput) (
+	out BrowserOutput, o tool.Outcome, err error,
+) {
+	limit, err := timeout(caps, in.TimeoutMS, browser.DefaultTime)
 	if err != nil {
 		return out, o, err
 	}
 	if limit < minBrowse || limit > browser.MaxTime {
-		return out, o, invalid("timeout_ms", "is %d: from %d to %d for a browser", limit.Milliseconds(),
+		return out, o, tool.Invalid("timeout_ms", "is %d: from %d to %d for a browser", limit.Milliseconds(),
 			minBrowse.Milliseconds(), browser.MaxTime.Milliseconds())
 	}
-	most, err := caps.text("max_chars", in.MaxChars, BrowseText)
+	most, err := textLimit(caps, "max_chars", in.MaxChars, BrowseText)
 	if err != nil {
 		return out, o, err
 	}
-	x := Exchange{Request: web.Request{Method: http.MethodGet}}
-	x.bind(host.Open, caps)
-	if err := x.allowed(in.at); err != nil { // before starting a sandbox for it
+	scope := reach.Within(b.Allowed, caps.Web)
+	if err := scope.Check(in.at, http.MethodGet); err != nil { // before starting a sandbox for it
 		return out, o, err
 	}
 	began := time.Now()
-	s, err := box.Browse(ctx, Visit{Reach: x.Reach, Ceiling: x.Ceiling, Request: browser.Request{
+	s, err := b.Opener.Open(ctx, Visit{Scope: scope, Request: browser.Request{
 		URL: in.at.String(), Time: limit, WaitFor: in.WaitFor, Wait: time.Duration(in.WaitMS) * time.Millisecond,
 		Picture: in.Screenshot, PDF: in.PDF, Width: in.Width, Height: in.Height, MaxText: most,
 	}})
-	err = x.browserError(err)
+	err = browserError(scope, err)
 	if l := late(err, limit); l != nil {
-		return out, *l, errNoOutput
+		return out, *l, tool.ErrNoOutput
 	}
 	if err != nil {
 		return out, o, err
 	}
 	for i := range s.Blocked {
-		s.Blocked[i].Reason = x.reason(s.Blocked[i].Reason)
+		s.Blocked[i].Reason = scope.Reason(s.Blocked[i].Reason)
 	}
 	out = BrowserOutput{
 		URL: in.URL, FinalURL: s.URL, Status: s.Status, MediaType: s.MediaType, Title: s.Title, Content: s.Text,
@@ -244,22 +252,22 @@ func openPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput
 		out.Screenshot = &Picture{Width: s.Width, Height: s.Height, Cut: s.PictureCut,
 			PNG: base64.StdEncoding.EncodeToString(s.Picture)}
 	}
-	return out, Outcome{Duration: time.Since(began), Truncated: s.Truncated}, nil
+	return out, tool.Outcome{Duration: time.Since(began), Truncated: s.Truncated}, nil
 }
 
 // browserError converts a browser fault to a tool error.
-func (x *Exchange) browserError(err error) error {
+func browserError(scope reach.Scope, err error) error {
 	f, ok := errors.AsType[*browser.Fault](err)
 	if !ok {
 		return err
 	}
 	switch f.Kind {
 	case browser.FaultSelector:
-		return invalid("wait_for", "%s", f.Message)
+		return tool.Invalid("wait_for", "%s", f.Message)
 	case browser.FaultCrashed, browser.FaultBusy, browser.FaultSize:
 		return usererror.Errorf(errdefs.ErrResourceExhausted, "%s", f.Message)
 	case browser.FaultBrowser:
-		return &WebError{Kind: web.FaultProgram, Message: f.Message}
+		return &web.Fault{Kind: web.FaultProgram, Message: f.Message}
 	}
-	return &WebError{Kind: f.Kind, Message: x.reason(f.Message)}
+	return &web.Fault{Kind: f.Kind, Message: scope.Reason(f.Message)}
 }

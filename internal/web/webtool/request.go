@@ -1,4 +1,4 @@
-package tool
+package webtool
 
 import (
 	"cmp"
@@ -13,7 +13,9 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 )
 
 // Limits of http.request.
@@ -67,24 +69,24 @@ type RequestOutput struct {
 	DurationMS  int64             `json:"duration_ms"`
 }
 
-var httpRequest = define(Tool{
+var httpRequest = tool.Define(tool.Tool{
 	Name: "http.request", Title: "Make an HTTP request", Trust: 2, Destructive: true,
 	Description: "Makes an HTTP request and gives the answer, whatever its status. Only public hosts can be asked; each redirect is decided on like the request.",
-	Effects:     []Effect{CallsNetwork},
-}, func(in *requestInput) (p Prepared, err error) {
+	Effects:     []tool.Effect{tool.CallsNetwork},
+}, func(in *requestInput) (p tool.Prepared, err error) {
 	if in.at, err = address(in.URL); err != nil {
 		return p, err
 	}
 	in.Method = cmp.Or(in.Method, http.MethodGet)
 	switch {
 	case !slices.Contains(methods, in.Method):
-		return p, invalid("method", "is %q: use %s", in.Method, strings.Join(methods, ", "))
+		return p, tool.Invalid("method", "is %q: use %s", in.Method, strings.Join(methods, ", "))
 	case in.Redirects != "" && in.Redirects != web.Follow && in.Redirects != web.SameHost && in.Redirects != web.None:
-		return p, invalid("redirects", "is %q: use follow, same_host or none", in.Redirects)
+		return p, tool.Invalid("redirects", "is %q: use follow, same_host or none", in.Redirects)
 	case in.MaxBytes < 0 || in.MaxBytes > web.MaxBody:
-		return p, invalid("max_bytes", "is %d: from 1 to %d", in.MaxBytes, web.MaxBody)
+		return p, tool.Invalid("max_bytes", "is %d: from 1 to %d", in.MaxBytes, web.MaxBody)
 	case in.TimeoutMS < 0:
-		return p, invalid("timeout_ms", "is negative")
+		return p, tool.Invalid("timeout_ms", "is negative")
 	}
 	if in.fields, err = fieldsOf(in.Headers); err != nil {
 		return p, err
@@ -93,35 +95,34 @@ var httpRequest = define(Tool{
 	return p, err
 }, runRequest)
 
-func runRequest(ctx context.Context, box Box, in *requestInput) (out RequestOutput, o Outcome, err error) {
-	caps, host := box.Caps(), box.WebHost()
-	limit, err := caps.webTimeout(in.TimeoutMS, RequestTimeout)
+func runRequest(ctx context.Context, caps tool.Caps, w Web, in *requestInput) (
+	out RequestOutput, o tool.Outcome, err error,
+) {
+	limit, err := timeout(caps, in.TimeoutMS, RequestTimeout)
 	if err != nil {
 		return out, o, err
 	}
 	most := cmp.Or(in.MaxBytes, caps.Web.MaxBytes, RequestBody)
 	if m := caps.Web.MaxBytes; m > 0 && most > m {
-		return out, o, invalid("max_bytes", "is %d: at most %d", most, m)
+		return out, o, tool.Invalid("max_bytes", "is %d: at most %d", most, m)
 	}
-	x := Exchange{Request: web.Request{
+	x := Exchange{Scope: reach.Within(w.Request, caps.Web), Request: web.Request{
 		URL: in.at.String(), Method: in.Method, Header: in.fields, Body: in.body, TimeoutMS: limit.Milliseconds(),
-		MaxBytes:  most,
-		Redirects: cmp.Or(in.Redirects, web.Follow), MaxRedirects: web.MaxRedirects, Form: web.Raw,
+		MaxBytes: most, Redirects: cmp.Or(in.Redirects, web.Follow), MaxRedirects: web.MaxRedirects, Form: web.Raw,
 	}}
-	x.bind(host.Request, caps)
-	if err := x.allowed(in.at); err != nil {
+	if err := x.Scope.Check(in.at, in.Method); err != nil {
 		return out, o, err
 	}
 	began := time.Now()
-	a, err := ask(ctx, box, x)
+	a, err := ask(ctx, w.Exchanger, x)
 	if l := late(err, limit); l != nil {
-		return out, *l, errNoOutput
+		return out, *l, tool.ErrNoOutput
 	}
 	if err != nil {
 		return out, o, err
 	}
 	took := time.Since(began)
-	return answered(a, took), Outcome{Duration: took, Truncated: a.Truncated}, nil
+	return answered(a, took), tool.Outcome{Duration: took, Truncated: a.Truncated}, nil
 }
 
 func answered(a web.Answer, took time.Duration) RequestOutput {
@@ -138,7 +139,7 @@ func answered(a web.Answer, took time.Duration) RequestOutput {
 	}
 	text := a.Body
 	if a.Truncated { // a character split by the cut does not require base64
-		text = whole(text)
+		text = tool.TrimPartial(text)
 	}
 	if utf8.Valid(text) {
 		out.Body = string(text)
@@ -151,7 +152,7 @@ func answered(a web.Answer, took time.Duration) RequestOutput {
 // fieldsOf checks the header fields of a request and returns them sorted.
 func fieldsOf(headers map[string]string) ([][2]string, error) {
 	if len(headers) > maxFields {
-		return nil, invalid("headers", "has %d entries: at most %d", len(headers), maxFields)
+		return nil, tool.Invalid("headers", "has %d entries: at most %d", len(headers), maxFields)
 	}
 	total, out, seen := 0, make([][2]string, 0, len(headers)), map[string]bool{}
 	for name, value := range headers {
@@ -159,21 +160,21 @@ func fieldsOf(headers map[string]string) ([][2]string, error) {
 		total += len(name) + len(value)
 		switch {
 		case !httpguts.ValidHeaderFieldName(name):
-			return nil, invalid("headers", "has the name %q: use letters, digits and hyphens", name)
+			return nil, tool.Invalid("headers", "has the name %q: use letters, digits and hyphens", name)
 		case seen[key]:
-			return nil, invalid("headers."+name, "is there twice, in another case")
+			return nil, tool.Invalid("headers."+name, "is there twice, in another case")
 		case slices.Contains(reserved, key) || strings.HasPrefix(key, "Proxy-"):
-			return nil, invalid("headers."+name, "is not yours to set: it says where or how the request goes")
+			return nil, tool.Invalid("headers."+name, "is not yours to set: it says where or how the request goes")
 		case strings.ContainsAny(value, "\r\n"):
-			return nil, invalid("headers."+name, "has a line break: a field is one line")
+			return nil, tool.Invalid("headers."+name, "has a line break: a field is one line")
 		case !httpguts.ValidHeaderFieldValue(value):
-			return nil, invalid("headers."+name, "has a control character")
+			return nil, tool.Invalid("headers."+name, "has a control character")
 		}
 		seen[key] = true
 		out = append(out, [2]string{name, value})
 	}
 	if total > maxFieldsBytes {
-		return nil, invalid("headers", "are %d bytes long: at most %d", total, maxFieldsBytes)
+		return nil, tool.Invalid("headers", "are %d bytes long: at most %d", total, maxFieldsBytes)
 	}
 	slices.SortFunc(out, func(a, b [2]string) int { return strings.Compare(a[0], b[0]) })
 	return out, nil
@@ -184,18 +185,18 @@ func (in *requestInput) sent() ([]byte, error) {
 	body := []byte(in.Body)
 	if in.BodyBase64 != "" {
 		if in.Body != "" {
-			return nil, invalid("body_base64", "and body are both set: use one of them")
+			return nil, tool.Invalid("body_base64", "and body are both set: use one of them")
 		}
 		var err error
 		if body, err = base64.StdEncoding.DecodeString(in.BodyBase64); err != nil {
-			return nil, invalid("body_base64", "is not base64")
+			return nil, tool.Invalid("body_base64", "is not base64")
 		}
 	}
 	switch {
 	case len(body) > maxSent:
-		return nil, invalid("body", "is %d bytes long: at most %d", len(body), maxSent)
+		return nil, tool.Invalid("body", "is %d bytes long: at most %d", len(body), maxSent)
 	case len(body) > 0 && (in.Method == http.MethodGet || in.Method == http.MethodHead):
-		return nil, invalid("body", "is for methods that send something, not for %s", in.Method)
+		return nil, tool.Invalid("body", "is for methods that send something, not for %s", in.Method)
 	}
 	return body, nil
 }

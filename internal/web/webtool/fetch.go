@@ -1,9 +1,8 @@
-package tool
+package webtool
 
 import (
 	"cmp"
 	"context"
-	"errors"
 	"net/http"
 	"net/url"
 	"slices"
@@ -11,17 +10,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/passages"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 )
 
 // Limits of web.fetch.
 const (
 	// FetchText is the default number of characters in an answer.
 	FetchText = 10_000
-	// maxFetchText is the maximum number of characters in an answer.
-	maxFetchText = 200_000
 	// cachedText is how many characters of a page are cached.
 	cachedText = 1_000_000
 	// FetchTimeout is the default time-out.
@@ -73,55 +72,54 @@ type FetchOutput struct {
 	Note       string `json:"note,omitempty" jsonschema:"why the extraction is not the configured one"`
 }
 
-var webFetch = define(Tool{
+var webFetch = tool.Define(tool.Tool{
 	Name: "web.fetch", Title: "Fetch a web page", Trust: 1, Cacheable: true, ReadOnly: true, Idempotent: true,
 	Description: "Fetches a web page as Markdown, or what it says about a prompt. Pages are kept for 15 minutes. A redirect to another host is reported and not followed.",
-	Effects:     []Effect{CallsNetwork},
-}, func(in *fetchInput) (p Prepared, err error) {
+	Effects:     []tool.Effect{tool.CallsNetwork},
+}, func(in *fetchInput) (p tool.Prepared, err error) {
 	if in.at, err = address(in.URL); err != nil {
 		return p, err
 	}
 	switch {
 	case len(in.Prompt) > maxPrompt:
-		return p, invalid("prompt", "is %d bytes long: at most %d", len(in.Prompt), maxPrompt)
+		return p, tool.Invalid("prompt", "is %d bytes long: at most %d", len(in.Prompt), maxPrompt)
 	case in.Form != "" && in.Form != web.Markdown && in.Form != web.Article && in.Form != web.Text:
-		return p, invalid("form", "is %q: use markdown, article or text", in.Form)
-	case in.MaxChars < 0 || in.MaxChars > maxFetchText:
-		return p, invalid("max_chars", "is %d: from 1 to %d", in.MaxChars, maxFetchText)
+		return p, tool.Invalid("form", "is %q: use markdown, article or text", in.Form)
+	case in.MaxChars < 0 || in.MaxChars > reach.MaxText:
+		return p, tool.Invalid("max_chars", "is %d: from 1 to %d", in.MaxChars, reach.MaxText)
 	case in.TimeoutMS < 0:
-		return p, invalid("timeout_ms", "is negative")
+		return p, tool.Invalid("timeout_ms", "is negative")
 	}
 	return p, nil
 }, runFetch)
 
-func runFetch(ctx context.Context, box Box, in *fetchInput) (out FetchOutput, o Outcome, err error) {
-	caps, host := box.Caps(), box.WebHost()
-	limit, err := caps.webTimeout(in.TimeoutMS, FetchTimeout)
+func runFetch(ctx context.Context, caps tool.Caps, w Web, in *fetchInput) (
+	out FetchOutput, o tool.Outcome, err error,
+) {
+	limit, err := timeout(caps, in.TimeoutMS, FetchTimeout)
 	if err != nil {
 		return out, o, err
 	}
-	x := Exchange{Request: web.Request{
+	x := Exchange{Scope: reach.Within(w.Fetch, caps.Web), Request: web.Request{
 		Method: http.MethodGet, TimeoutMS: limit.Milliseconds(), MaxBytes: cmp.Or(caps.Web.MaxBytes, web.MaxBody),
-		MaxText:   cachedText,
-		Redirects: web.SameHost, MaxRedirects: web.MaxRedirects, Form: cmp.Or(in.Form, web.Markdown),
+		MaxText: cachedText, Redirects: web.SameHost, MaxRedirects: web.MaxRedirects, Form: cmp.Or(in.Form, web.Markdown),
 		Header: [][2]string{{"Accept", accepted}},
 	}}
-	x.bind(host.Fetch, caps)
-	u := x.secure(in.at)
+	u := secure(x.Scope, in.at)
 	x.Request.URL = u.String()
-	if err := x.allowed(u); err != nil {
+	if err := x.Scope.Check(u, http.MethodGet); err != nil {
 		return out, o, err
 	}
-	most, err := caps.text("max_chars", in.MaxChars, FetchText)
+	most, err := textLimit(caps, "max_chars", in.MaxChars, FetchText)
 	if err != nil {
 		return out, o, err
 	}
 	began := time.Now()
-	key := strings.Join([]string{host.Owner, x.mark(), x.Request.Form, strconv.FormatInt(x.Request.MaxBytes, 10),
+	key := strings.Join([]string{w.Owner, x.Scope.Mark(), x.Request.Form, strconv.FormatInt(x.Request.MaxBytes, 10),
 		x.Request.URL}, "\x00")
-	a, age, cached, err := fetch(ctx, box, &x, in.Fresh, key)
+	a, age, cached, err := fetch(ctx, w, x, in.Fresh, key)
 	if l := late(err, limit); l != nil {
-		return out, *l, errNoOutput
+		return out, *l, tool.ErrNoOutput
 	}
 	if err != nil {
 		return out, o, err
@@ -136,17 +134,17 @@ func runFetch(ctx context.Context, box Box, in *fetchInput) (out FetchOutput, o 
 	} else {
 		within, cancel := context.WithTimeout(ctx, limit-time.Since(began))
 		defer cancel()
-		out.fill(within, host.Extract, in.Prompt, a, most)
+		out.fill(within, w.Extract, in.Prompt, a, most)
 	}
-	return out, Outcome{Duration: time.Since(began), Truncated: out.Truncated}, nil
+	return out, tool.Outcome{Duration: time.Since(began), Truncated: out.Truncated}, nil
 }
 
 // accepted lists the types that convert to Markdown.
 const accepted = "text/html,application/xhtml+xml,text/markdown;q=0.9,text/plain;q=0.8,*/*;q=0.5"
 
 // secure upgrades to TLS, except for hosts that the rules allow over plain HTTP.
-func (x *Exchange) secure(u *url.URL) *url.URL {
-	if u.Scheme != "http" || x.decide(u).Allowed {
+func secure(s reach.Scope, u *url.URL) *url.URL {
+	if u.Scheme != "http" || s.Decide(u, http.MethodGet).Allowed {
 		return u
 	}
 	up := *u
@@ -158,34 +156,21 @@ func (x *Exchange) secure(u *url.URL) *url.URL {
 }
 
 // fetch returns a page from the cache, or fetches and caches it.
-func fetch(ctx context.Context, box Box, x *Exchange, fresh bool, key string) (a web.Answer, age time.Duration,
-	cached bool, err error) {
-	pages := box.WebHost().Cache
+func fetch(ctx context.Context, w Web, x Exchange, fresh bool, key string) (
+	a web.Answer, age time.Duration, cached bool, err error,
+) {
 	if !fresh {
-		if a, age, ok := pages.Get(key); ok {
+		if a, age, ok := w.Cache.Get(key); ok {
 			return a, age, true, nil
 		}
 	}
-	if a, err = ask(ctx, box, *x); err != nil {
+	if a, err = ask(ctx, w.Exchanger, x); err != nil {
 		return a, 0, false, err
 	}
 	life := cache.Lifetime(a)
 	a.Header = nil
-	pages.Put(box.WebHost().Caller, key, a, life)
+	w.Cache.Put(w.Caller, key, a, life)
 	return a, 0, false, nil
-}
-
-// ask makes the exchange and returns a fault as an error.
-func ask(ctx context.Context, box Box, x Exchange) (web.Answer, error) {
-	a, err := box.Web(ctx, x)
-	if err == nil && a.Fault != nil {
-		e := &WebError{Kind: a.Fault.Kind, Message: a.Fault.Message}
-		if e.Kind == web.FaultDenied {
-			e.Message = x.reason(e.Message)
-		}
-		err = e
-	}
-	return a, err
 }
 
 // fill sets the content: the text, or what it says about the prompt.
@@ -213,46 +198,11 @@ func (o *FetchOutput) fill(ctx context.Context, model Extractor, prompt string, 
 
 // cut truncates the content and marks it.
 func (o *FetchOutput) cut(most int) {
-	k := NewKeeper(Cut{Limit: int64(most), Unit: Characters, Keep: Head, Marker: cutMarker})
+	k := tool.NewKeeper(tool.Cut{Limit: int64(most), Unit: tool.Characters, Keep: tool.Head, Marker: cutMarker})
 	k.Write([]byte(o.Content)) //nolint:errcheck // it cannot fail
 	text, more := k.Text()
 	if o.Truncated && !more && o.Extraction == Whole {
 		text += cutMarker
 	}
 	o.Content, o.Truncated = text, o.Truncated || more
-}
-
-// text returns the maximum number of characters for a call: the requested, the profile's or the
-// usual one.
-func (c Caps) text(field string, asked, usual int) (int, error) {
-	if most := c.Web.MaxText; most > 0 && asked > most {
-		return 0, invalid(field, "is %d: at most %d", asked, most)
-	}
-	return cmp.Or(asked, c.Web.MaxText, usual), nil
-}
-
-// webTimeout returns the time-out of a call: the requested, the profile's or the usual one.
-func (c Caps) webTimeout(asked int64, usual time.Duration) (time.Duration, error) {
-	limit := cmp.Or(c.MaxTimeout, maxWebTime)
-	if asked == 0 {
-		asked = cmp.Or(c.Timeout, usual).Milliseconds()
-	}
-	if most := limit.Milliseconds(); asked > most { // compare before converting: a Duration could overflow
-		if !c.Clamp {
-			return 0, invalid("timeout_ms", "is %d: at most %d", asked, most)
-		}
-		return limit, nil
-	}
-	return time.Duration(asked) * time.Millisecond, nil
-}
-
-const maxWebTime = 5 * time.Minute
-
-// late returns the outcome of a call that timed out, or nil for any other error.
-func late(err error, limit time.Duration) *Outcome {
-	e, ok := errors.AsType[*WebError](err)
-	if !ok || e.Kind != web.FaultTimeout {
-		return nil
-	}
-	return &Outcome{Ending: "timeout", ExitCode: -1, Detail: e.Message, Duration: limit, TimeoutMS: limit.Milliseconds()}
 }

@@ -1,4 +1,4 @@
-package tool
+package webtool
 
 import (
 	"context"
@@ -8,7 +8,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
@@ -27,31 +29,34 @@ type WebSearchOutput struct {
 	Dropped  int    `json:"dropped,omitempty"`
 }
 
-var webSearch = define(Tool{
+var webSearch = tool.Define(tool.Tool{
 	Name: "web.search", Title: "Search the web", Trust: 1, ReadOnly: true, Idempotent: true,
 	Description: "Searches the web. Every result has the address of its source.",
-	Effects:     []Effect{CallsNetwork},
-}, func(in *webSearchInput) (Prepared, error) {
+	Effects:     []tool.Effect{tool.CallsNetwork},
+}, func(in *webSearchInput) (tool.Prepared, error) {
 	switch {
 	case strings.TrimSpace(in.Query) == "":
-		return Prepared{}, invalid("query", "is empty")
+		return tool.Prepared{}, tool.Invalid("query", "is empty")
 	case utf8.RuneCountInString(in.Query) > search.MaxQuery:
-		return Prepared{}, invalid("query", "is %d characters long: at most %d", utf8.RuneCountInString(in.Query),
+		return tool.Prepared{}, tool.Invalid("query", "is %d characters long: at most %d", utf8.RuneCountInString(in.Query),
 			search.MaxQuery)
 	case strings.ContainsFunc(in.Query, func(r rune) bool { return r < ' ' && r != '\t' && r != '\n' || r == 0x7f }):
-		return Prepared{}, invalid("query", "has a control character")
+		return tool.Prepared{}, tool.Invalid("query", "has a control character")
 	case in.Count < 0 || in.Count > search.MaxResults:
-		return Prepared{}, invalid("count", "is %d: from 1 to %d", in.Count, search.MaxResults)
+		return tool.Prepared{}, tool.Invalid("count", "is %d: from 1 to %d", in.Count, search.MaxResults)
 	}
-	return Prepared{}, nil
+	return tool.Prepared{}, nil
 }, runWebSearch)
 
-func runWebSearch(ctx context.Context, box Box, in *webSearchInput) (out WebSearchOutput, o Outcome, err error) {
-	p := box.WebHost().Search
+func runWebSearch(ctx context.Context, caps tool.Caps, w Web, in *webSearchInput) (
+	out WebSearchOutput, o tool.Outcome, err error,
+) {
+	p := w.Search
 	if p == nil {
 		return out, o, usererror.Errorf(
 			errdefs.ErrFailedPrecondition,
-			"no search provider is configured: an operator sets web.search.provider to searxng, brave or serper, and its url or key_file, in the service's configuration",
+			"no search provider is configured: an operator sets web.search.provider to searxng, brave or serper, "+
+				"and its url or key_file, in the service's configuration",
 		)
 	}
 	n, began := p.Results(in.Count), time.Now()
@@ -59,17 +64,17 @@ func runWebSearch(ctx context.Context, box Box, in *webSearchInput) (out WebSear
 	if x.Request, err = p.Request(in.Query, n); err != nil {
 		return out, o, err
 	}
-	limit, err := box.Caps().webTimeout(0, time.Duration(x.Request.TimeoutMS)*time.Millisecond)
+	limit, err := timeout(caps, 0, time.Duration(x.Request.TimeoutMS)*time.Millisecond)
 	if err != nil {
 		return out, o, err
 	}
 	x.Request.TimeoutMS = limit.Milliseconds()
-	if x.Reach, err = reached(p.Rules()); err != nil {
+	if x.Scope.Limit, err = reach.Compile(p.Rules()); err != nil {
 		return out, o, err
 	}
-	a, err := ask(ctx, box, x)
+	a, err := ask(ctx, w.Exchanger, x)
 	if l := late(err, limit); l != nil {
-		return out, *l, errNoOutput
+		return out, *l, tool.ErrNoOutput
 	}
 	if err != nil {
 		return out, o, err
@@ -79,5 +84,5 @@ func runWebSearch(ctx context.Context, box Box, in *webSearchInput) (out WebSear
 		return out, o, err
 	}
 	out.Count = len(out.Results)
-	return out, Outcome{Duration: time.Since(began)}, nil
+	return out, tool.Outcome{Duration: time.Since(began)}, nil
 }

@@ -1,4 +1,4 @@
-package governed
+package sandboxed
 
 import (
 	"encoding/json"

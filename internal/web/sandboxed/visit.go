@@ -1,4 +1,4 @@
-package governed
+package sandboxed
 
 import (
 	"context"
@@ -15,22 +15,13 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
-	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/browser"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/webtool"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
-
-// BrowserOptions configures the browser.open tool.
-type BrowserOptions struct {
-	Host tool.BrowserHost
-	// Template names the template of browser sandboxes.
-	Template string
-	// Roots holds additional root certificates in PEM, or "" for none.
-	Roots string
-}
 
 const (
 	// browserPort is the port on which the image's browser listens. browserProgram adds root
@@ -45,71 +36,46 @@ const (
 	maxBlocked = 20
 )
 
-// BrowserHost returns the service's browser settings.
-func (b *box) BrowserHost() *tool.BrowserHost {
-	if o := b.s.opts.Browser; o != nil {
-		return &o.Host
-	}
-	return &tool.BrowserHost{Open: &tool.Reached{}} // without a browser, allow nothing
-}
-
-// Browse opens one page in a new browser sandbox. The sandbox reaches only what the visit allows
-// and ends afterwards. Browse does not wait for its removal.
-func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
-	o := b.s.opts.Browser
+// Open opens one page in a new browser sandbox. The sandbox reaches only what the visit allows and
+// ends afterwards. Open does not wait for its removal.
+func (c *call) Open(ctx context.Context, v webtool.Visit) (webtool.Sight, error) {
+	o := c.opts.Browser
 	if o == nil {
-		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "browser is not configured on this service")
+		return webtool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "browser is not configured on this service")
 	}
-	if _, ok := b.s.opts.Scheduler.Template(o.Template); !ok {
-		return tool.Sight{}, usererror.Errorf(
+	if _, ok := c.opts.Scheduler.Template(o.Template); !ok {
+		return webtool.Sight{}, usererror.Errorf(
 			errdefs.ErrFailedPrecondition,
-			"browser is not available: template %q is not ready (browser.template in the service's configuration; see docs/browser.md): use mode simple",
+			"browser is not available: template %q is not ready (browser.template in the service's configuration; "+
+				"see docs/browser.md): use mode simple",
 			o.Template,
 		)
 	}
-	egress := &core.Egress{Rules: v.Reach.Rules}
-	if v.Ceiling != nil {
-		egress.Ceiling = v.Ceiling.Compiled
-	}
-	l, err := b.s.opts.Sandboxes.Acquire(
-		ctx,
-		b.principal,
-		v1.SandboxRequest{Template: o.Template},
-		core.Acquisition{OneShot: true, Private: true, Egress: egress},
-	)
+	l, end, err := c.lease(ctx, o.Template, v.Scope, nil)
 	if err != nil {
-		return tool.Sight{}, err
+		return webtool.Sight{}, err
 	}
-	defer func() {
-		if err := b.s.opts.Scheduler.End(ctx, l, scheduler.Finished, false); err != nil {
-			// The page was opened, so return the answer. The next start ends the lease.
-			b.s.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
-		}
-	}()
-	b.notePlacement(l)
+	defer end()
 	if o.Roots != "" {
-		if err := b.installRoots(ctx, l, o.Roots); err != nil {
-			return tool.Sight{}, err
+		if err := c.installRoots(ctx, l, o.Roots); err != nil {
+			return webtool.Sight{}, err
 		}
 	}
-	got, err := browser.Open(
-		ctx,
-		func(ctx context.Context) (net.Conn, error) { return l.Dial(ctx, browserPort) },
-		v.Request,
-	)
+	dial := func(ctx context.Context) (net.Conn, error) { return l.Dial(ctx, browserPort) }
+	got, err := browser.Open(ctx, dial, v.Request)
 	if err != nil {
-		return tool.Sight{}, b.browserFailed(ctx, l, v, got, err)
+		return webtool.Sight{}, c.browserFailed(ctx, l, v, got, err)
 	}
-	return tool.Sight{Result: got, Isolation: b.isolation(l), Blocked: b.refusedHosts(l)}, nil
+	return webtool.Sight{Result: got, Isolation: c.isolation(l), Blocked: c.refusedHosts(l)}, nil
 }
 
 // installRoots adds root certificates to the browser. It must run before the browser verifies a
 // certificate.
-func (b *box) installRoots(ctx context.Context, l *scheduler.Lease, roots string) error {
-	r, err := b.s.opts.Sandboxes.ExecIn(
+func (c *call) installRoots(ctx context.Context, l *scheduler.Lease, roots string) error {
+	r, err := c.opts.Sandboxes.RunProgram(
 		ctx,
 		l,
-		b.id,
+		c.ID,
 		v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()},
 		core.Stream{},
 		nil,
@@ -128,10 +94,10 @@ func (b *box) installRoots(ctx context.Context, l *scheduler.Lease, roots string
 
 // browserFailed explains why a page could not be opened. It uses the gateway's reason, which the
 // browser does not report, or the way the browser ended.
-func (b *box) browserFailed(
+func (c *call) browserFailed(
 	ctx context.Context,
 	l *scheduler.Lease,
-	v tool.Visit,
+	v webtool.Visit,
 	got browser.Result,
 	err error,
 ) error {
@@ -153,13 +119,13 @@ func (b *box) browserFailed(
 		if got.Refused != "" {
 			at = got.Refused
 		}
-		if c := b.gatewayVerdict(l, at); c != nil && c.Allowed {
-			return &browser.Fault{Kind: web.FaultConnect, Message: c.Reason}
-		} else if c != nil {
-			return &browser.Fault{Kind: web.FaultDenied, Message: c.Reason}
+		if seen := c.gatewayVerdict(l, at); seen != nil && seen.Allowed {
+			return &browser.Fault{Kind: web.FaultConnect, Message: seen.Reason}
+		} else if seen != nil {
+			return &browser.Fault{Kind: web.FaultDenied, Message: seen.Reason}
 		}
 	case browser.FaultCrashed, browser.FaultBrowser:
-		if b.outOfMemory(ctx, l) {
+		if c.outOfMemory(ctx, l) {
 			return &browser.Fault{
 				Kind:    browser.FaultCrashed,
 				Message: "the browser ran out of memory: the page needs more than the limits.memory of its template",
@@ -172,9 +138,9 @@ func (b *box) browserFailed(
 // gatewayVerdict returns the latest connection of the sandbox to the host of address, or nil. The
 // gateway reports a connection when it ends, which can be after the browser has failed, so it polls
 // for up to verdictTimeout.
-func (b *box) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Connection {
+func (c *call) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Connection {
 	u, err := url.Parse(address)
-	connections := b.s.opts.Sandboxes.Connections(l.ID)
+	connections := c.opts.Gateway.Connections(l.ID)
 	if err != nil || connections == nil {
 		return nil
 	}
@@ -196,12 +162,12 @@ func (b *box) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Conn
 }
 
 // refusedHosts lists the hosts that the gateway refused, each once, at most maxBlocked.
-func (b *box) refusedHosts(l *scheduler.Lease) []tool.Blocked {
-	connections := b.s.opts.Sandboxes.Connections(l.ID)
+func (c *call) refusedHosts(l *scheduler.Lease) []webtool.Blocked {
+	connections := c.opts.Gateway.Connections(l.ID)
 	if connections == nil {
 		return nil
 	}
-	var out []tool.Blocked
+	var out []webtool.Blocked
 	seen := map[string]bool{}
 	for _, c := range connections() {
 		at := net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
@@ -209,14 +175,14 @@ func (b *box) refusedHosts(l *scheduler.Lease) []tool.Blocked {
 			continue
 		}
 		seen[at] = true
-		out = append(out, tool.Blocked{Host: c.Host, Port: c.Port, Reason: c.Reason})
+		out = append(out, webtool.Blocked{Host: c.Host, Port: c.Port, Reason: c.Reason})
 	}
 	return out
 }
 
 // outOfMemory reports whether a warm-up command, such as the browser, was killed for lack of
 // memory.
-func (b *box) outOfMemory(ctx context.Context, l *scheduler.Lease) bool {
+func (c *call) outOfMemory(ctx context.Context, l *scheduler.Lease) bool {
 	use, err := l.Enter(ctx)
 	if err != nil {
 		return false
@@ -235,10 +201,11 @@ func (b *box) outOfMemory(ctx context.Context, l *scheduler.Lease) bool {
 }
 
 // isolation describes the isolation of the browser sandbox.
-func (b *box) isolation(l *scheduler.Lease) string {
-	t, _ := b.s.opts.Scheduler.Template(l.Template)
+func (c *call) isolation(l *scheduler.Lease) string {
+	t, _ := c.opts.Scheduler.Template(l.Template)
 	return fmt.Sprintf(
-		"class %s: a separate sandbox, destroyed afterwards, without a network interface (everything goes through the gateway and its rules), seccomp, no capabilities, uid %d; "+
+		"class %s: a separate sandbox, destroyed afterwards, without a network interface "+
+			"(everything goes through the gateway and its rules), seccomp, no capabilities, uid %d; "+
 			"Chromium's own sandbox is off, since it needs user namespaces or a setuid helper, and there are neither",
 		t.Spec.Class.OrDefault(),
 		runtime.CommandUID,
