@@ -77,9 +77,11 @@ func newEngine(tb testing.TB) (*engine.Engine, *fake.Host) {
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
 		}},
-		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
-		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: patience, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100,
-		Build:      "b",
+		Limits: engine.Limits{
+			TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
+			MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: patience, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100,
+		},
+		Program:    engine.Program{Build: "b"},
 		Governance: governance(tb, st, dir),
 	})
 	if err != nil {

@@ -25,7 +25,7 @@ func (s *Server) egressRoutes() []route {
 }
 
 func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	got, err := s.opts.Engine.Egress(r.Context(), p, r.PathValue("id"))
+	got, err := s.opts.Engine.Egress.State(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p caller.Prin
 	if err := decodeBody(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.SetEgress(r.Context(), p, r.PathValue("id"), req)
+	got, err := s.opts.Engine.Egress.Set(r.Context(), p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p caller.Prin
 }
 
 func (s *Server) deleteEgress(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if _, err := s.opts.Engine.SetEgress(r.Context(), p, r.PathValue("id"), v1.Egress{}); err != nil {
+	if _, err := s.opts.Engine.Egress.Set(r.Context(), p, r.PathValue("id"), v1.Egress{}); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -60,19 +60,19 @@ func (e *Engine) command(id string, x v1.Exec) (wire.Command, error) {
 		return wire.Command{}, usererror.Invalid("argv", "is empty: give argv, or command for a shell")
 	case x.TimeoutMS < 0:
 		return wire.Command{}, usererror.Invalid("timeout_ms", "is negative")
-	case x.TimeoutMS > e.opts.MaxTimeout.Milliseconds():
+	case x.TimeoutMS > e.limits.MaxTimeout.Milliseconds():
 		return wire.Command{}, usererror.Invalid(
 			"timeout_ms",
 			"is %d: at most %d (exec.max_timeout)",
 			x.TimeoutMS,
-			e.opts.MaxTimeout.Milliseconds(),
+			e.limits.MaxTimeout.Milliseconds(),
 		)
-	case x.MaxOutputBytes < 0 || x.MaxOutputBytes > e.opts.OutputCap:
+	case x.MaxOutputBytes < 0 || x.MaxOutputBytes > e.limits.OutputCap:
 		return wire.Command{}, usererror.Invalid(
 			"max_output_bytes",
 			"is %d: from 0 to %d (exec.output_cap); larger output is for raw streams",
 			x.MaxOutputBytes,
-			e.opts.OutputCap,
+			e.limits.OutputCap,
 		)
 	case x.StopAtOutput && x.MaxOutputBytes == 0:
 		return wire.Command{}, usererror.Invalid("stop_at_output", "needs max_output_bytes")

@@ -142,13 +142,14 @@ func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 }
 
 func TestBadTokenRequestsNameTheField(t *testing.T) {
-	s := newWorld(t).start(t)
-	s.opts.CheckProfile = func(name string) error {
-		if name == "known" {
-			return nil
+	s := newWorld(t).startOptions(t, func(o *Options) {
+		o.CheckProfile = func(name string) error {
+			if name == "known" {
+				return nil
+			}
+			return usererror.Invalid("profile", "%q is not known", name)
 		}
-		return usererror.Invalid("profile", "%q is not known", name)
-	}
+	})
 	for _, c := range []struct {
 		field string
 		r     v1.TokenRequest

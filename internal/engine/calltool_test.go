@@ -160,7 +160,7 @@ func TestRefusedCallLeasesNoSandbox(t *testing.T) {
 
 func TestCallToolFailsWithoutAuditRecord(t *testing.T) {
 	s := newWorld(t).governed(t)
-	s.opts.Governance.Audit.Close()
+	s.governance.Audit.Close()
 	_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bash("true"), governed.Watch{})
 	if !errdefs.IsUnavailable(err) {
 		t.Errorf("%v", err)

@@ -26,6 +26,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/egress"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/imageadmin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
@@ -61,13 +62,7 @@ type Options struct {
 	// FetchImage fetches an image that a template lacks. If it is nil, missing images are not
 	// fetched.
 	FetchImage func(ctx context.Context, ref string) error
-	// Limits and defaults of requests.
-	TTL, MaxTTL, Idle    time.Duration
-	Timeout, MaxTimeout  time.Duration
-	MaxOutput, OutputCap int64
-	Wait                 time.Duration
-	MaxSandboxes, Queue  int
-	MaxMemory            int64
+	Limits
 	// Quotas apply to callers whose tokens set none.
 	Quotas caller.Quotas
 	// Keys limits the stored idempotency keys of each caller. Zero fields take the defaults.
@@ -78,22 +73,38 @@ type Options struct {
 	// Governance configures tool calls. If it is nil, tools are disabled.
 	Governance *governed.Config
 	// Egress configures what sandboxes may reach. If it is nil, they reach nothing.
-	Egress *EgressOptions
+	Egress *egress.Config
 	// Web configures the web tools. If it is nil, they reach nothing.
 	Web *sandboxed.WebOptions
-	// Browser configures browser.open. If it is nil, there is no browser.
+	// Browser configures browser.open. If it is nil, browser.open is disabled.
 	Browser *sandboxed.BrowserOptions
-	// Version and Build identify the program. Why says why this runtime was chosen, Cgroup is the
-	// cgroup mode.
-	Version, Build, Why, Cgroup string
-	Log                         *slog.Logger
+	Program
+	Log *slog.Logger
 }
+
+// Limits holds the limits and defaults of requests.
+type Limits struct {
+	TTL, MaxTTL, Idle    time.Duration
+	Timeout, MaxTimeout  time.Duration
+	MaxOutput, OutputCap int64
+	Wait                 time.Duration
+	MaxSandboxes, Queue  int
+	MaxMemory            int64
+}
+
+// Program describes this process. Version and Build identify the program. Why says why this runtime
+// was chosen, Cgroup is the cgroup mode.
+type Program struct{ Version, Build, Why, Cgroup string }
 
 // Engine processes requests. Its methods may be called concurrently.
 type Engine struct {
-	opts  Options
-	log   *slog.Logger
-	sched *scheduler.Scheduler
+	limits  Limits
+	program Program
+	driver  runtime.Driver
+	store   *store.Store
+	volumes *volumes.Manager
+	log     *slog.Logger
+	sched   *scheduler.Scheduler
 
 	// Callers identifies callers and holds their quotas.
 	Callers *caller.Service
@@ -108,8 +119,9 @@ type Engine struct {
 	// Governed runs tool calls and serves requests about approvals and the audit log.
 	Governed *governed.Service
 	// Events holds the latest events.
-	Events    *eventhub.Hub
-	egress    *egressService  // nil if sandboxes reach nothing
+	Events *eventhub.Hub
+	// Egress serves requests about what sandboxes may reach.
+	Egress    *egress.Service
 	recovered []store.Sandbox // sandboxes of an earlier process
 	attached  attachedCount   // clients attached to terminals
 
@@ -131,88 +143,106 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{opts: opts, log: opts.Log, sessions: map[caller.Principal]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), Events: eventhub.New()}
-	e.idem = idempotency.Open(opts.Store, opts.Keys, e.log)
+	e := &Engine{
+		limits: opts.Limits, program: opts.Program, driver: opts.Driver, store: opts.Store, volumes: opts.Volumes,
+		log: opts.Log, sessions: map[caller.Principal]string{}, noBash: map[string]bool{},
+		closing: make(chan struct{}), Events: eventhub.New(),
+	}
 	e.handing, e.handOff = context.WithCancel(context.Background())
-	var err error
-	if e.Callers, err = caller.Open(ctx, e.callerOptions()); err != nil {
+	if err := e.makeServices(ctx, opts); err != nil {
 		return nil, err
 	}
-	e.Templates = templates.New(templates.Options{
-		Driver: opts.Driver, Images: opts.Images, Events: e.Events, Templates: opts.Templates, LoadTemplates: opts.LoadTemplates,
-		FetchImage: opts.FetchImage, DefaultTemplate: opts.DefaultTemplate, MaxMemory: opts.MaxMemory, Log: e.log,
-	})
-	ready, err := e.Templates.Prepare(ctx)
-	if err != nil {
-		return nil, err
-	}
-	e.sched = scheduler.New(scheduler.Options{
-		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: ready, OnStateChange: e.publishStateChange,
-		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
-	})
-	e.Templates.Use(e.sched)
-	e.Workspaces = workspaces.New(workspaces.Options{
-		Store: opts.Store, Volumes: opts.Volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem, Events: e.Events, Log: e.log,
-	})
-	if e.Governed, err = governed.New(e.governedOptions()); err != nil {
-		return nil, err
-	}
-	e.Images = imageadmin.New(imageadmin.Options{
-		Driver: opts.Driver, Store: opts.Store, Images: opts.Images, Puller: opts.Puller, Builder: opts.Builder, Bounds: opts.ImageBounds,
-		Scheduler: e.sched, Templates: e.Templates, Events: e.Events, Log: e.log,
-	})
 	got, err := e.sched.Recover(ctx)
 	if err != nil {
 		return nil, err
 	}
-	e.log.Info("recovered", "warm", got.Warm, "leased", got.Leased, "lost", got.Lost, "removed", got.Removed, "unknown", got.Unknown)
+	e.log.Info("recovered",
+		"warm", got.Warm, "leased", got.Leased, "lost", got.Lost, "removed", got.Removed, "unknown", got.Unknown)
 	if err := e.recoverKeys(ctx); err != nil {
 		return nil, err
 	}
-	if e.recovered, err = opts.Store.Live(ctx); err != nil {
+	if e.recovered, err = e.store.Live(ctx); err != nil {
 		return nil, err
 	}
-	if e.egress, err = openEgress(opts.Egress, e); err != nil {
+	if err := e.Egress.Start(); err != nil {
 		return nil, err
 	}
 	return e, nil
 }
 
+// makeServices makes the services, each from those before it.
+func (e *Engine) makeServices(ctx context.Context, opts Options) (err error) {
+	e.idem = idempotency.Open(e.store, opts.Keys, e.log)
+	if e.Callers, err = caller.Open(ctx, e.callerOptions(opts)); err != nil {
+		return err
+	}
+	e.Templates = templates.New(templates.Options{
+		Driver: e.driver, Images: opts.Images, Events: e.Events, Templates: opts.Templates,
+		LoadTemplates: opts.LoadTemplates, FetchImage: opts.FetchImage, DefaultTemplate: opts.DefaultTemplate,
+		MaxMemory: opts.MaxMemory, Log: e.log,
+	})
+	ready, err := e.Templates.Prepare(ctx)
+	if err != nil {
+		return err
+	}
+	e.sched = scheduler.New(scheduler.Options{
+		Driver: e.driver, Store: e.store, Volumes: e.volumes, Templates: ready, OnStateChange: e.publishStateChange,
+		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: e.log,
+	})
+	e.Templates.Use(e.sched)
+	e.Workspaces = workspaces.New(workspaces.Options{
+		Store: e.store, Volumes: e.volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem, Events: e.Events,
+		Log: e.log,
+	})
+	e.Egress = egress.New(e.egressOptions(opts))
+	if e.Governed, err = governed.New(e.governedOptions(opts)); err != nil {
+		return err
+	}
+	e.Images = imageadmin.New(imageadmin.Options{
+		Driver: e.driver, Store: e.store, Images: opts.Images, Puller: opts.Puller, Builder: opts.Builder,
+		Bounds: opts.ImageBounds, Scheduler: e.sched, Templates: e.Templates, Events: e.Events, Log: e.log,
+	})
+	return nil
+}
+
+// egressOptions returns the options of the service of egress.
+func (e *Engine) egressOptions(opts Options) egress.Options {
+	o := egress.Options{
+		Config: opts.Egress, Leases: sandboxes{e}, Rows: e.store, Locks: e.idem,
+		MaxSandboxes: e.limits.MaxSandboxes, Log: e.log,
+	}
+	if g := opts.Governance; g != nil {
+		o.Audit, o.AdmitRecord, o.Redact = g.Audit, g.AdmitRecord, g.Redactor.Add
+	}
+	return o
+}
+
 // governedOptions returns the options of the service of tool calls.
-func (e *Engine) governedOptions() governed.Options {
+func (e *Engine) governedOptions(opts Options) governed.Options {
 	return governed.Options{
-		Config: e.opts.Governance,
+		Config: opts.Governance,
 		Web: sandboxed.New(sandboxed.Options{
-			Web: e.opts.Web, Browser: e.opts.Browser, Sandboxes: sandboxes{e}, Scheduler: e.sched, Gateway: sandboxes{e},
-			MaxTimeout: e.opts.MaxTimeout, Log: e.log,
+			Web: opts.Web, Browser: opts.Browser, Sandboxes: sandboxes{e}, Scheduler: e.sched, Gateway: e.Egress,
+			MaxTimeout: e.limits.MaxTimeout, Log: e.log,
 		}),
-		Store: e.opts.Store, Volumes: e.opts.Volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem, Workspaces: e.Workspaces,
-		Sandboxes: sandboxes{e}, HandingOver: e.handing,
-		Wait: e.opts.Wait, MaxOutput: e.opts.MaxOutput, Log: e.log,
+		Store: e.store, Volumes: e.volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem,
+		Workspaces: e.Workspaces, Sandboxes: sandboxes{e}, HandingOver: e.handing,
+		Wait: e.limits.Wait, MaxOutput: e.limits.MaxOutput, Log: e.log,
 	}
 }
 
 // callerOptions returns the options of the service of callers.
-func (e *Engine) callerOptions() caller.Options {
+func (e *Engine) callerOptions(opts Options) caller.Options {
+	check := opts.CheckProfile
+	if check == nil {
+		check = func(name string) error { return e.Governed.CheckProfile(name) } // made later
+	}
 	return caller.Options{
-		Store: e.opts.Store, Defaults: e.opts.Quotas, Log: e.log,
-		CheckProfile: e.checkTokenProfile,
+		Store: e.store, Defaults: opts.Quotas, Log: e.log, CheckProfile: check,
 		Record: func(ctx context.Context, p caller.Principal, action string, input any, cause error) {
 			e.Governed.RecordOperator(ctx, p, audit.Record{Action: action}, input, cause)
 		},
 	}
-}
-
-// checkTokenProfile returns an error if a token may not have the profile.
-func (e *Engine) checkTokenProfile(name string) error {
-	switch {
-	case e.opts.CheckProfile != nil:
-		return e.opts.CheckProfile(name)
-	case e.opts.Governance == nil:
-		return nil
-	}
-	_, err := e.Governed.RequestedProfile(caller.Local(""), name)
-	return err
 }
 
 // Serve runs until ctx ends and then waits for running work.
@@ -221,12 +251,12 @@ func (e *Engine) Serve(ctx context.Context) error {
 	defer e.setReady(false)
 	defer e.work.Wait()
 	defer close(e.closing)
-	defer e.closeEgress()
-	e.resumeEgress(e.recovered)
+	defer e.Egress.Close()
+	e.Egress.Resume(e.recovered)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.sched.Run(ctx) })
 	g.Go(func() error { return e.Callers.Run(ctx) })
-	g.Go(func() error { return e.opts.Volumes.Run(ctx) })
+	g.Go(func() error { return e.volumes.Run(ctx) })
 	g.Go(func() error { return e.Workspaces.Run(ctx) })
 	g.Go(func() error { return e.Templates.Run(ctx) })
 	g.Go(func() error { return e.Images.Run(ctx) })
@@ -258,21 +288,22 @@ func (e *Engine) Ready(ctx context.Context) error {
 	if !ready {
 		return fmt.Errorf("the service is starting or stopping: %w", errdefs.ErrUnavailable)
 	}
-	return e.opts.Store.Ping(ctx)
+	return e.store.Ping(ctx)
 }
 
 // Version describes the program and its runtime. Only operators see the build, the reason for the
 // runtime and its capabilities.
 func (e *Engine) Version(p caller.Principal) v1.Version {
 	if !p.Operator {
-		return v1.Version{Version: e.opts.Version, Runtime: e.opts.Driver.Name(), Capabilities: map[string]string{}}
+		return v1.Version{Version: e.program.Version, Runtime: e.driver.Name(), Capabilities: map[string]string{}}
 	}
 	caps := map[string]string{}
-	for k, v := range e.opts.Driver.Capabilities("") {
+	for k, v := range e.driver.Capabilities("") {
 		caps[string(k)] = v
 	}
 	return v1.Version{
-		Version: e.opts.Version, Build: e.opts.Build, Runtime: e.opts.Driver.Name(), Why: e.opts.Why, Cgroup: e.opts.Cgroup, Capabilities: caps,
+		Version: e.program.Version, Build: e.program.Build, Runtime: e.driver.Name(),
+		Why: e.program.Why, Cgroup: e.program.Cgroup, Capabilities: caps,
 	}
 }
 
@@ -280,11 +311,11 @@ func (e *Engine) Version(p caller.Principal) v1.Version {
 // that was handed out becomes the answer, and an interrupted command was lost. A request that
 // created nothing may be repeated.
 func (e *Engine) recoverKeys(ctx context.Context) error {
-	open, err := e.opts.Store.OpenKeys(ctx)
+	open, err := e.store.OpenKeys(ctx)
 	if err != nil {
 		return err
 	}
-	rows, err := e.opts.Store.Live(ctx)
+	rows, err := e.store.Live(ctx)
 	if err != nil {
 		return err
 	}
@@ -330,7 +361,7 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			}
 		}
 		if answer == nil {
-			errs = append(errs, e.opts.Store.DropKey(ctx, k.Caller, k.Key))
+			errs = append(errs, e.store.DropKey(ctx, k.Caller, k.Key))
 			continue
 		}
 		body, err := marshal(answer)

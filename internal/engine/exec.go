@@ -62,7 +62,7 @@ func (e *Engine) Run(ctx context.Context, p caller.Principal, r v1.Run, st core.
 			// The command ran, so return the answer. The next start ends the lease.
 			e.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
-		if _, none := e.opts.Volumes.FindOverlay(l.ID); overlay && none == nil {
+		if _, none := e.volumes.FindOverlay(l.ID); overlay && none == nil {
 			res.Overlay = l.ID
 		}
 		return res, err
@@ -99,7 +99,7 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 		tune(&c)
 	}
 	if c.Timeout == 0 {
-		c.Timeout = e.opts.Timeout
+		c.Timeout = e.limits.Timeout
 	}
 	in, err := stdin(x)
 	if err != nil {
@@ -117,7 +117,7 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 
 	limit := x.MaxOutputBytes
 	if limit == 0 {
-		limit = e.opts.MaxOutput
+		limit = e.limits.MaxOutput
 	}
 	cut := tool.Cut{Limit: limit}
 	if st.Live() {

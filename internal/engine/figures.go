@@ -40,9 +40,9 @@ func (e *Engine) Figures(ctx context.Context, p caller.Principal) ([]v1.Figures,
 // leased returns the rows of the leases that the caller may see, newest first.
 func (e *Engine) leased(ctx context.Context, p caller.Principal) ([]store.Sandbox, error) {
 	if !p.Operator {
-		return e.opts.Store.Leases(ctx, p.Caller, false, core.MaxListed)
+		return e.store.Leases(ctx, p.Caller, false, core.MaxListed)
 	}
-	rows, err := e.opts.Store.Live(ctx)
+	rows, err := e.store.Live(ctx)
 	rows = slices.DeleteFunc(rows, func(r store.Sandbox) bool { return r.State != store.Leased })
 	slices.Reverse(rows)
 	return rows[:min(len(rows), core.MaxListed)], err
@@ -68,7 +68,7 @@ func (e *Engine) figures(ctx context.Context, l *scheduler.Lease, r store.Sandbo
 		f.Missing = "could not be read"
 	}
 	if r.Lease.Workspace != "" {
-		if w, err := e.opts.Volumes.Get(r.Lease.Workspace); err == nil {
+		if w, err := e.volumes.Get(r.Lease.Workspace); err == nil {
 			f.WorkspaceUsedBytes, f.WorkspaceQuotaBytes = w.UsedBytes, w.QuotaBytes
 		}
 	}

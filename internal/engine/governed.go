@@ -10,12 +10,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
-	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// sandboxes gives tool calls access to leases, commands, shells and files. Adapters cannot reach
-// the methods that it adds to Engine.
+// sandboxes gives services access to leases, commands and shells. Adapters cannot reach the methods
+// that it adds to Engine.
 type sandboxes struct{ *Engine }
 
 var _ governed.Sandboxes = sandboxes{}
@@ -75,12 +74,5 @@ func (s sandboxes) StartShellIn(
 	return s.startShell(ctx, p, sandbox, id, r, tune)
 }
 
-// Connections returns a function that lists the latest connections of a sandbox, or nil if the
-// sandbox has no egress.
-func (s sandboxes) Connections(sandbox string) func() []netpolicy.Connection {
-	o, _ := s.egress.find(sandbox)
-	if o == nil {
-		return nil
-	}
-	return func() []netpolicy.Connection { return o.session.State().Recent }
-}
+// Live returns the live lease with this id, or nil. It does not check the caller.
+func (s sandboxes) Live(id string) *scheduler.Lease { return s.sched.Live(id) }

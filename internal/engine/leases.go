@@ -14,6 +14,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/egress"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -95,9 +96,9 @@ func (e *Engine) acquire(
 		},
 		TTL: cmp.Or(
 			time.Duration(r.TTLMS)*time.Millisecond,
-			e.opts.TTL,
-		), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.opts.Idle),
-		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.opts.Wait),
+			e.limits.TTL,
+		), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.limits.Idle),
+		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.limits.Wait),
 		Quotas: e.Callers.SandboxQuotas(p),
 	}
 	if err := e.checkKnown(p, r); err != nil {
@@ -107,8 +108,8 @@ func (e *Engine) acquire(
 	if err != nil {
 		return nil, err
 	}
-	g.storeIn(&req.Lease)
-	req.Egress = g.guestConfig()
+	g.StoreIn(&req.Lease)
+	req.Egress = g.GuestConfig()
 	hidden, err := e.hideLease(ctx, p.Caller, r.Env)
 	if err != nil {
 		return nil, err
@@ -118,7 +119,7 @@ func (e *Engine) acquire(
 	if err != nil {
 		return nil, workspaces.Error(err, req.Lease.Workspace, r.Workspace)
 	}
-	if err := e.startEgress(ctx, p, l, g, a.Egress == nil); err != nil {
+	if err := e.Egress.Begin(ctx, p, l, g, a.Egress == nil); err != nil {
 		return nil, errors.Join(err, e.sched.End(context.WithoutCancel(ctx), l, scheduler.Abandoned, false))
 	}
 	return l, nil
@@ -127,10 +128,10 @@ func (e *Engine) acquire(
 // checkRequest validates the fields that need no lookup.
 func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 	switch {
-	case r.TTLMS < 0 || r.TTLMS > e.opts.MaxTTL.Milliseconds():
-		return usererror.Invalid("ttl_ms", "is %d: from 0 to %d (leases.max_ttl)", r.TTLMS, e.opts.MaxTTL.Milliseconds())
-	case r.IdleMS < 0 || r.IdleMS > e.opts.MaxTTL.Milliseconds():
-		return usererror.Invalid("idle_ms", "is %d: from 0 to %d (leases.max_ttl)", r.IdleMS, e.opts.MaxTTL.Milliseconds())
+	case r.TTLMS < 0 || r.TTLMS > e.limits.MaxTTL.Milliseconds():
+		return usererror.Invalid("ttl_ms", "is %d: from 0 to %d (leases.max_ttl)", r.TTLMS, e.limits.MaxTTL.Milliseconds())
+	case r.IdleMS < 0 || r.IdleMS > e.limits.MaxTTL.Milliseconds():
+		return usererror.Invalid("idle_ms", "is %d: from 0 to %d (leases.max_ttl)", r.IdleMS, e.limits.MaxTTL.Milliseconds())
 	case r.WaitMS < 0 || r.WaitMS > time.Hour.Milliseconds():
 		return usererror.Invalid("wait_ms", "is %d: from 0 to 3600000", r.WaitMS)
 	case r.ReadOnly && r.Workspace == "":
@@ -148,11 +149,11 @@ func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 }
 
 // requestedGrant returns the egress of a new lease.
-func (e *Engine) requestedGrant(p caller.Principal, r v1.SandboxRequest, a core.Acquisition) (*egressGrant, error) {
+func (e *Engine) requestedGrant(p caller.Principal, r v1.SandboxRequest, a core.Acquisition) (*egress.Grant, error) {
 	if a.Egress != nil {
-		return e.grantForTool(a.Egress)
+		return e.Egress.GrantForTool(a.Egress)
 	}
-	return e.grantFor(p, r.Egress)
+	return e.Egress.Grant(p, r.Egress)
 }
 
 // checkKnown refuses an unknown template or workspace before a sandbox is used.
@@ -163,7 +164,7 @@ func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
 	if r.Workspace == "" {
 		return nil
 	}
-	if _, err := e.opts.Volumes.Get(workspaces.DiskName(p.Caller, r.Workspace)); err != nil {
+	if _, err := e.volumes.Get(workspaces.DiskName(p.Caller, r.Workspace)); err != nil {
 		return &usererror.InvalidError{
 			Field:   "workspace",
 			Message: fmt.Sprintf("%q not found: create it first", r.Workspace),
@@ -175,7 +176,7 @@ func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
 
 // Sandboxes lists the caller's leases, newest first. If ended is set, it includes ended ones.
 func (e *Engine) Sandboxes(ctx context.Context, p caller.Principal, ended bool) ([]v1.Sandbox, error) {
-	rows, err := e.opts.Store.Leases(ctx, p.Caller, ended, core.MaxListed)
+	rows, err := e.store.Leases(ctx, p.Caller, ended, core.MaxListed)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +193,7 @@ func (e *Engine) AllSandboxes(ctx context.Context, p caller.Principal) ([]v1.San
 	if err := p.Operate("see what others have"); err != nil {
 		return nil, err
 	}
-	rows, err := e.opts.Store.Live(ctx)
+	rows, err := e.store.Live(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -66,7 +66,7 @@ func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	s.stop()
-	s.opts.Governance.Audit.Close()
+	s.governance.Audit.Close()
 	s = w.governed(t)
 	var count int64
 	for _, r := range s.recordedOf(t, "poor") {

@@ -43,7 +43,7 @@ func (e *Engine) session(
 		}
 	}
 	e.mu.Lock()
-	if len(e.sessions) > 2*e.opts.MaxSandboxes { // most have ended: a session has one sandbox
+	if len(e.sessions) > 2*e.limits.MaxSandboxes { // most have ended: a session has one sandbox
 		maps.DeleteFunc(e.sessions, func(_ caller.Principal, id string) bool { return e.sched.Live(id) == nil })
 	}
 	e.sessions[sessionKey(p, name)] = l.ID
@@ -59,7 +59,7 @@ func (e *Engine) findSession(ctx context.Context, p caller.Principal, name strin
 	if l := e.sched.Live(id); l != nil && l.Ended() == "" && l.Caller == p.Caller {
 		return l, nil
 	}
-	rows, err := e.opts.Store.Leases(ctx, p.Caller, false, core.MaxListed)
+	rows, err := e.store.Leases(ctx, p.Caller, false, core.MaxListed)
 	if err != nil {
 		return nil, err
 	}
@@ -88,10 +88,8 @@ func (e *Engine) EndSession(ctx context.Context, p caller.Principal, name string
 	delete(e.sessions, sessionKey(p, name))
 	e.mu.Unlock()
 	// End the grants in any case: they outlive a sandbox that has ended.
-	if g := e.opts.Governance; g != nil {
-		if err := g.Gate.EndSession(ctx, p.Caller, name); err != nil {
-			return err
-		}
+	if err := e.Governed.EndGrants(ctx, p, name); err != nil {
+		return err
 	}
 	if l == nil {
 		return usererror.Errorf(errdefs.ErrNotFound, "session %q has no sandbox", name)

@@ -76,7 +76,7 @@ func (e *Engine) startShell(
 		c.Argv[0] = "sh"
 	}
 	row := store.Shell{ID: id, Sandbox: sandbox, Caller: p.Caller, Argv: c.Argv, Started: time.Now(), TTY: c.TTY != nil}
-	if err := e.opts.Store.InsertShell(ctx, row); err != nil {
+	if err := e.store.InsertShell(ctx, row); err != nil {
 		return v1.Shell{}, err
 	}
 	sh, err := use.Start(use.Ctx, c)
@@ -109,7 +109,7 @@ func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, kn
 	got, err := use.Shell(use.Ctx, k.Ref)
 	switch {
 	case errdefs.IsNotFound(err):
-		return v1.Shell{}, true, e.opts.Store.DeleteShell(ctx, k.Ref)
+		return v1.Shell{}, true, e.store.DeleteShell(ctx, k.Ref)
 	case err != nil:
 		e.log.Warn("failed to look up the shell of an earlier request", "shell", k.Ref, "error", l.Explain(err))
 		return v1.Shell{}, false, nil
@@ -132,7 +132,7 @@ func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *sche
 	case err == nil:
 		_ = use.Forget(ctx, id) // best effort: it holds only a little output
 	}
-	return e.opts.Store.DeleteShell(ctx, id)
+	return e.store.DeleteShell(ctx, id)
 }
 
 // Shells lists a sandbox's shells, oldest first.
@@ -140,7 +140,7 @@ func (e *Engine) Shells(ctx context.Context, p caller.Principal, sandbox string)
 	if _, err := e.sched.Row(ctx, p.Caller, sandbox); err != nil {
 		return nil, err
 	}
-	rows, err := e.opts.Store.Shells(ctx, sandbox)
+	rows, err := e.store.Shells(ctx, sandbox)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (e *Engine) shell(
 	p caller.Principal,
 	id string,
 ) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
-	row, err := e.opts.Store.Shell(ctx, id)
+	row, err := e.store.Shell(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && row.Caller != p.Caller {
 		return store.Shell{}, nil, nil, usererror.Errorf(errdefs.ErrNotFound, "shell %q not found", id)
 	}
@@ -190,7 +190,7 @@ func (e *Engine) shell(
 func (e *Engine) Shell(ctx context.Context, p caller.Principal, id string) (v1.Shell, error) {
 	row, l, use, err := e.shell(ctx, p, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
-		row, err = e.opts.Store.Shell(ctx, id) // read again: its end may have been stored since
+		row, err = e.store.Shell(ctx, id) // read again: its end may have been stored since
 		return presentShell(row, wire.Shell{}), err
 	}
 	if err != nil {
@@ -210,7 +210,7 @@ func (e *Engine) recordShellEnd(ctx context.Context, sh wire.Shell) {
 	if sh.Result == nil {
 		return
 	}
-	if err := e.opts.Store.EndShell(ctx, sh.ID, time.Now(), *sh.Result); err != nil {
+	if err := e.store.EndShell(ctx, sh.ID, time.Now(), *sh.Result); err != nil {
 		e.log.Warn("failed to record the end of a shell", "shell", sh.ID, "error", err)
 	}
 	e.Events.Publish(v1.ServiceEvent{Type: "shell.ended", Shell: sh.ID, Reason: string(sh.Result.Ending)})
@@ -230,8 +230,8 @@ func (e *Engine) KillShell(
 	}
 	row, l, use, err := e.shell(ctx, p, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
-		if row, err = e.opts.Store.Shell(ctx, id); err == nil && forget {
-			err = e.opts.Store.DeleteShell(ctx, id)
+		if row, err = e.store.Shell(ctx, id); err == nil && forget {
+			err = e.store.DeleteShell(ctx, id)
 		}
 		return presentShell(row, wire.Shell{}), err
 	}
@@ -251,7 +251,7 @@ func (e *Engine) KillShell(
 		if err := use.Forget(use.Ctx, id); err != nil {
 			return v1.Shell{}, l.Explain(err)
 		}
-		return presentShell(row, sh), e.opts.Store.DeleteShell(ctx, id)
+		return presentShell(row, sh), e.store.DeleteShell(ctx, id)
 	}
 	return presentShell(row, sh), nil
 }

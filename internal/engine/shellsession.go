@@ -276,7 +276,7 @@ func sessionNotFound(id string, err error) error {
 // is false if a guest cannot answer now.
 func (e *Engine) recoverShellSession(ctx context.Context, k store.Key) (v1.ShellSession, bool) {
 	p := caller.Principal{Caller: k.Caller}
-	rows, err := e.opts.Store.Leases(ctx, k.Caller, false, core.MaxListed)
+	rows, err := e.store.Leases(ctx, k.Caller, false, core.MaxListed)
 	if err != nil {
 		return v1.ShellSession{}, false
 	}

@@ -49,9 +49,10 @@ func newWorld(tb testing.TB) *world {
 // service is one process that uses a world.
 type service struct {
 	*Engine
-	store   *store.Store
-	volumes *volumes.Manager
-	stop    func()
+	store      *store.Store
+	volumes    *volumes.Manager
+	governance *governed.Config // nil without tools
+	stop       func()
 }
 
 func (w *world) open(tb testing.TB) *store.Store {
@@ -94,8 +95,12 @@ func (w *world) startBoth(tb testing.TB, govern func(*store.Store) *governed.Con
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
 		}},
-		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
-		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 30 * time.Second, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b", Governance: g,
+		Limits: Limits{
+			TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
+			MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 30 * time.Second,
+			MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100,
+		},
+		Program: Program{Build: "b"}, Governance: g,
 	}
 	if change != nil {
 		change(&o)
@@ -107,7 +112,7 @@ func (w *world) startBoth(tb testing.TB, govern func(*store.Store) *governed.Con
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- e.Serve(ctx) }()
-	s := &service{Engine: e, store: st, volumes: v}
+	s := &service{Engine: e, store: st, volumes: v, governance: g}
 	s.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -131,13 +131,16 @@ func EngineOptions(a *cli.App, c config.Config, guestHash string) (engine.Option
 	}
 	return engine.Options{
 		DefaultTemplate: config.DefaultTemplate,
-		TTL:             c.Leases.TTL.Std(), MaxTTL: c.Leases.MaxTTL.Std(), Idle: c.Leases.Idle.Std(),
-		Timeout: c.Exec.Timeout.Std(), MaxTimeout: c.Exec.MaxTimeout.Std(),
-		MaxOutput: int64(c.Exec.MaxOutput), OutputCap: int64(c.Exec.OutputCap),
-		Wait: c.Admission.Wait.Std(), MaxSandboxes: c.Admission.MaxSandboxes, Queue: c.Admission.Queue, MaxMemory: memory,
+		Limits: engine.Limits{
+			TTL: c.Leases.TTL.Std(), MaxTTL: c.Leases.MaxTTL.Std(), Idle: c.Leases.Idle.Std(),
+			Timeout: c.Exec.Timeout.Std(), MaxTimeout: c.Exec.MaxTimeout.Std(),
+			MaxOutput: int64(c.Exec.MaxOutput), OutputCap: int64(c.Exec.OutputCap),
+			Wait: c.Admission.Wait.Std(), MaxSandboxes: c.Admission.MaxSandboxes, Queue: c.Admission.Queue,
+			MaxMemory: memory,
+		},
 		Keys: store.KeyBounds{Answers: c.Idempotency.Answers, Bytes: int64(c.Idempotency.Bytes)},
 		// A warm sandbox survives a restart only if its guest is the same.
-		Version: a.Version, Build: a.Version + "+" + guestHash[:12], Cgroup: mode,
+		Program: engine.Program{Version: a.Version, Build: a.Version + "+" + guestHash[:12], Cgroup: mode},
 	}, nil
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/egress"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
@@ -21,11 +21,11 @@ import (
 const maxCredential = 64 << 10
 
 // EgressOptions returns what sandboxes may reach, or nil if that is nothing.
-func EgressOptions(c config.Egress, log *slog.Logger) (*engine.EgressOptions, error) {
+func EgressOptions(c config.Egress, log *slog.Logger) (*egress.Config, error) {
 	if !c.Enabled {
 		return nil, nil
 	}
-	o := &engine.EgressOptions{Gateway: netpolicy.Options{Limits: c.Limits.Gateway(), Log: log}}
+	o := &egress.Config{Gateway: netpolicy.Options{Limits: c.Limits.Gateway(), Log: log}}
 	var err error
 	if o.Gateway.Private, err = c.Exceptions(); err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func EgressOptions(c config.Egress, log *slog.Logger) (*engine.EgressOptions, er
 		return nil, fmt.Errorf("configuration: egress.ca_file: %w", err)
 	}
 	for i, rule := range c.Rules() {
-		o.Allow = append(o.Allow, engine.Allowance{Rule: rule, Callers: c.Allow[i].Callers, Profiles: c.Allow[i].Profiles})
+		o.Allow = append(o.Allow, egress.Allowance{Rule: rule, Callers: c.Allow[i].Callers, Profiles: c.Allow[i].Profiles})
 	}
 	var plain []netpolicy.Secret
 	for i, s := range c.Secrets {
@@ -47,7 +47,7 @@ func EgressOptions(c config.Egress, log *slog.Logger) (*engine.EgressOptions, er
 		}
 		one := netpolicy.Secret{Name: s.Name, Hosts: s.Hosts, Header: s.Header, Value: s.Prefix + value}
 		plain = append(plain, one)
-		o.Secrets = append(o.Secrets, engine.Credential{Secret: one, Bare: value, Env: s.Env, Callers: s.Callers})
+		o.Secrets = append(o.Secrets, egress.Credential{Secret: one, Bare: value, Env: s.Env, Callers: s.Callers})
 	}
 	if err := netpolicy.CheckSecrets(plain); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)

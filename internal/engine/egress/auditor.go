@@ -1,4 +1,4 @@
-package engine
+package egress
 
 import (
 	"context"
@@ -18,24 +18,24 @@ import (
 
 // Limits of the queue of connection records.
 const (
-	egressQueue = 4096
-	// egressCallerQueue bounds the queued records of one caller.
-	egressCallerQueue = egressQueue / 4
-	egressBatch       = 256
-	// egressWriteTime bounds the write of one batch.
-	egressWriteTime = 10 * time.Second
-	// egressReportEvery is the interval between records of missed connections.
-	egressReportEvery = time.Minute
-	// A sandbox gets egressRecordRate records a second after a burst of egressRecordBurst. More
+	queueSize = 4096
+	// callerQueue bounds the queued records of one caller.
+	callerQueue = queueSize / 4
+	batchSize   = 256
+	// writeTime bounds the write of one batch.
+	writeTime = 10 * time.Second
+	// reportEvery is the interval between records of missed connections.
+	reportEvery = time.Minute
+	// A sandbox gets recordRate records a second after a burst of recordBurst. More
 	// connections are only counted: a sandbox that connects in a loop would fill the disk.
-	egressRecordRate  = 20
-	egressRecordBurst = 1000
+	recordRate  = 20
+	recordBurst = 1000
 )
 
-// egressAuditor records connections without delaying them. Some connections are not recorded: when
+// auditor records connections without delaying them. Some connections are not recorded: when
 // the log is too slow, when one sandbox makes too many, or when the caller's share of the log is
 // used up. It counts those and records the number. One goroutine writes the records until close.
-type egressAuditor struct {
+type auditor struct {
 	audit  *audit.Log // nil if nothing is recorded
 	log    *slog.Logger
 	queue  chan audit.Record
@@ -56,11 +56,11 @@ type auditedSandbox struct {
 	skipped int64
 }
 
-func newEgressAuditor(records *audit.Log, log *slog.Logger) *egressAuditor {
-	a := &egressAuditor{
+func newAuditor(records *audit.Log, log *slog.Logger) *auditor {
+	a := &auditor{
 		audit:  records,
 		log:    log,
-		queue:  make(chan audit.Record, egressQueue),
+		queue:  make(chan audit.Record, queueSize),
 		stop:   make(chan struct{}),
 		done:   make(chan struct{}),
 		queued: map[string]int{},
@@ -71,22 +71,22 @@ func newEgressAuditor(records *audit.Log, log *slog.Logger) *egressAuditor {
 }
 
 // close writes the queued records and stops the goroutine. Later connections are not recorded.
-func (a *egressAuditor) close() {
+func (a *auditor) close() {
 	close(a.stop)
 	<-a.done
 }
 
 // register starts the accounting of a sandbox. It keeps existing counters.
-func (a *egressAuditor) register(sandbox, caller string) {
+func (a *auditor) register(sandbox, caller string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.known[sandbox] != nil {
 		return
 	}
-	a.known[sandbox] = &auditedSandbox{caller: caller, rate: rate.NewLimiter(egressRecordRate, egressRecordBurst)}
+	a.known[sandbox] = &auditedSandbox{caller: caller, rate: rate.NewLimiter(recordRate, recordBurst)}
 }
 
-func (a *egressAuditor) forget(sandbox string) {
+func (a *auditor) forget(sandbox string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if s := a.known[sandbox]; s != nil && s.skipped > 0 {
@@ -104,15 +104,15 @@ func (s *auditedSandbox) missedRecord(sandbox string) audit.Record {
 		Error: fmt.Sprintf(
 			"%d connections were not recorded: they came faster than %d a second, %d of the caller's were waiting, or the caller's share of the log was used up",
 			n,
-			egressRecordRate,
-			egressCallerQueue,
+			recordRate,
+			callerQueue,
 		),
 	}
 }
 
 // admit returns the caller of the sandbox and reports whether a connection is recorded. If so, it
 // counts the record as queued.
-func (a *egressAuditor) admit(sandbox string) (owner string, ok bool) {
+func (a *auditor) admit(sandbox string) (owner string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.known[sandbox]
@@ -120,7 +120,7 @@ func (a *egressAuditor) admit(sandbox string) (owner string, ok bool) {
 		a.queued[""]++
 		return "", true
 	}
-	if a.queued[s.caller] >= egressCallerQueue || !s.rate.Allow() ||
+	if a.queued[s.caller] >= callerQueue || !s.rate.Allow() ||
 		s.caller != caller.LocalCaller && a.audit.AdmitConnection(s.caller) != nil {
 		s.skipped++
 		return s.caller, false
@@ -130,7 +130,7 @@ func (a *egressAuditor) admit(sandbox string) (owner string, ok bool) {
 }
 
 // unqueue counts one record of the caller as no longer queued.
-func (a *egressAuditor) unqueue(caller string) {
+func (a *auditor) unqueue(caller string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.queued[caller]--; a.queued[caller] == 0 {
@@ -139,7 +139,7 @@ func (a *egressAuditor) unqueue(caller string) {
 }
 
 // takeMissed returns the records of connections skipped since the last call.
-func (a *egressAuditor) takeMissed() []audit.Record {
+func (a *auditor) takeMissed() []audit.Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out := a.finished
@@ -153,7 +153,7 @@ func (a *egressAuditor) takeMissed() []audit.Record {
 }
 
 // enqueue queues the record of a connection and never blocks.
-func (a *egressAuditor) enqueue(c netpolicy.Connection) {
+func (a *auditor) enqueue(c netpolicy.Connection) {
 	if a.audit == nil {
 		return
 	}
@@ -186,9 +186,9 @@ func (a *egressAuditor) enqueue(c netpolicy.Connection) {
 	}
 }
 
-func (a *egressAuditor) run() {
+func (a *auditor) run() {
 	defer close(a.done)
-	tell := time.NewTicker(egressReportEvery)
+	tell := time.NewTicker(reportEvery)
 	defer tell.Stop()
 	for {
 		select {
@@ -210,8 +210,8 @@ func (a *egressAuditor) run() {
 	}
 }
 
-func (a *egressAuditor) fillBatch(batch ...audit.Record) []audit.Record {
-	for len(batch) < egressBatch {
+func (a *auditor) fillBatch(batch ...audit.Record) []audit.Record {
+	for len(batch) < batchSize {
 		select {
 		case r := <-a.queue:
 			a.unqueue(r.Caller)
@@ -224,8 +224,8 @@ func (a *egressAuditor) fillBatch(batch ...audit.Record) []audit.Record {
 }
 
 // write records a batch. Records that fail are logged and counted as missed.
-func (a *egressAuditor) write(batch []audit.Record) {
-	ctx, cancel := context.WithTimeout(context.Background(), egressWriteTime)
+func (a *auditor) write(batch []audit.Record) {
+	ctx, cancel := context.WithTimeout(context.Background(), writeTime)
 	defer cancel()
 	if n, err := a.audit.Events(ctx, batch); err != nil {
 		a.log.Error("failed to record connections of sandboxes", "connections", len(batch)-n, "error", err)
@@ -234,7 +234,7 @@ func (a *egressAuditor) write(batch []audit.Record) {
 }
 
 // reportMissed records how many connections were not recorded.
-func (a *egressAuditor) reportMissed() {
+func (a *auditor) reportMissed() {
 	if a.audit == nil {
 		return
 	}
@@ -245,7 +245,7 @@ func (a *egressAuditor) reportMissed() {
 	if missed == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), egressWriteTime)
+	ctx, cancel := context.WithTimeout(context.Background(), writeTime)
 	defer cancel()
 	err := a.audit.Event(
 		ctx,

@@ -1,0 +1,198 @@
+package egress
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
+)
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatal("never: " + what)
+}
+
+// Every connection is recorded, or counted if the log is too slow.
+func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
+	db, err := store.OpenAudit(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	slow := &slowAudit{AuditDB: db, open: make(chan struct{})}
+	log, err := audit.Open(t.Context(), audit.Options{Store: slow, Head: filepath.Join(t.TempDir(), "head")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	auditor := newAuditor(log, slog.New(slog.DiscardHandler))
+	// Each sandbox makes twice its burst, and all together exceed the queue.
+	const boxes = 8
+	const all = boxes * 2 * recordBurst
+	var notes sync.WaitGroup
+	for i := range boxes {
+		auditor.register("box"+strconv.Itoa(i), "ann"+strconv.Itoa(i))
+		notes.Go(func() {
+			for j := range all / boxes {
+				auditor.enqueue(
+					netpolicy.Connection{
+						Session: "box" + strconv.Itoa(i),
+						Host:    "a.test",
+						Port:    1 + i,
+						Path:    strconv.Itoa(j),
+						Allowed: j%2 == 0,
+						Reason:  "because",
+					},
+				)
+			}
+		})
+	}
+	notes.Wait() // no connection waited for the log
+	close(slow.open)
+	auditor.close()
+	records, missed, fast := 0, 0, 0
+	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+		switch text := string(r.Record); {
+		case strings.Contains(text, `"kind":"egress"`) && strings.Contains(text, `"caller":"ann`):
+			records++
+		case strings.Contains(text, "egress.missed"):
+			_, rest, _ := strings.Cut(text, `"error":"`)
+			n := 0
+			if _, err := fmt.Sscan(rest, &n); err != nil {
+				return err
+			}
+			missed += n
+			if strings.Contains(text, `"sandbox":"box`) {
+				fast += n
+			}
+		}
+		return nil
+	})
+	if err != nil || records+missed != all || records < queueSize || fast == 0 || fast == missed {
+		t.Errorf("%d recorded, %d counted as missed, %d of them as too fast, of %d: %v", records, missed, fast, all, err)
+	}
+}
+
+// Connections beyond half of the caller's share of the log are only counted. Those of the local
+// operator are always recorded.
+func TestConnectionsLeaveRoomForCalls(t *testing.T) {
+	db, err := store.OpenAudit(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	const share = 100_000
+	log, err := audit.Open(
+		t.Context(),
+		audit.Options{Store: db, Head: filepath.Join(t.TempDir(), "head"), CallerDailyBytes: share},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	auditor := newAuditor(log, slog.New(slog.DiscardHandler))
+	const each = recordBurst
+	for box, caller := range map[string]string{"a": "ann", "l": caller.LocalCaller} {
+		auditor.register(box, caller)
+		for i := range each {
+			auditor.enqueue(netpolicy.Connection{Session: box, Host: "a.test", Reason: "because"})
+			if i%20 == 0 { // queued records are not charged yet
+				eventually(t, "the connections are taken", func() bool { return len(auditor.queue) == 0 })
+			}
+		}
+	}
+	auditor.close()
+	records := map[string]int{}
+	var missed string
+	if err := db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+		if records[r.Caller]++; strings.Contains(string(r.Record), "egress.missed") {
+			missed = string(r.Record)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if records[caller.LocalCaller] != each || records["ann"] < 10 || records["ann"] > 500 ||
+		!strings.Contains(missed, "share of the log") {
+		t.Errorf("%v records; missed: %s", records, missed)
+	}
+	if err := log.Admit("ann"); err != nil {
+		t.Errorf("connections keep the caller from calling: %v", err)
+	}
+}
+
+// slowAudit blocks writes until it is opened.
+type slowAudit struct {
+	*store.AuditDB
+	open chan struct{}
+}
+
+func (s *slowAudit) Append(ctx context.Context, rows []store.AuditRow) error {
+	<-s.open
+	return s.AuditDB.Append(ctx, rows)
+}
+
+// The sandboxes of one caller leave room in the queue for another's connections.
+func TestConnectionQueueIsSharedBetweenCallers(t *testing.T) {
+	db, err := store.OpenAudit(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	slow := &slowAudit{AuditDB: db, open: make(chan struct{})}
+	log, err := audit.Open(t.Context(), audit.Options{Store: slow, Head: filepath.Join(t.TempDir(), "head")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	auditor := newAuditor(log, slog.New(slog.DiscardHandler))
+	const boxes = 12
+	for i := range boxes {
+		box := "box" + strconv.Itoa(i)
+		auditor.register(box, "hog")
+		for range recordBurst {
+			auditor.enqueue(netpolicy.Connection{Session: box, Host: "a.test", Port: 1})
+		}
+	}
+	auditor.register("anns", "ann")
+	auditor.enqueue(netpolicy.Connection{Session: "anns", Host: "b.test", Port: 1})
+	close(slow.open)
+	auditor.close()
+	hogs, anns, missed := 0, 0, 0
+	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+		switch text := string(r.Record); {
+		case strings.Contains(text, "egress.missed"):
+			_, rest, _ := strings.Cut(text, `"error":"`)
+			n := 0
+			_, err := fmt.Sscan(rest, &n)
+			missed += n
+			return err
+		case strings.Contains(text, "b.test"):
+			anns++
+		case strings.Contains(text, "a.test"):
+			hogs++
+		}
+		return nil
+	})
+	if err != nil || anns != 1 || hogs+missed != boxes*recordBurst || hogs < callerQueue {
+		t.Errorf("of the other caller %d are recorded, of the one %d and %d are counted: %v", anns, hogs, missed, err)
+	}
+	if len(auditor.queued) != 0 {
+		t.Errorf("%v are counted as queued", auditor.queued)
+	}
+}
