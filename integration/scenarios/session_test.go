@@ -340,7 +340,7 @@ func testSessionCLI(t *testing.T, s *harness.Server, sandbox string) {
 		t.Errorf("session ls printed %s, want exited 3 in it", c.Stdout)
 	}
 	s.CLI(t, "session", "rm", sandbox, id).Is(t, 0, "")
-	s.CLI(t, "session", "rm", sandbox, id).Is(t, 66, "there is no session")
+	s.CLI(t, "session", "rm", sandbox, id).Is(t, 66, fmt.Sprintf("session %q not found", id))
 }
 
 // testSessionRestart kills the service during a command. The session must keep its state, and the

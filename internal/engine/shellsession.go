@@ -267,7 +267,7 @@ func commandLine(argv []string) string {
 // sessionNotFound converts the guest's NotFound to an error for the caller.
 func sessionNotFound(id string, err error) error {
 	if errdefs.IsNotFound(err) {
-		return usererror.Errorf(errdefs.ErrNotFound, "there is no session %.128q", id)
+		return usererror.Errorf(errdefs.ErrNotFound, "session %.128q not found", id)
 	}
 	return err
 }

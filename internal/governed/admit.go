@@ -117,8 +117,7 @@ func (t *transaction) prepare(ctx context.Context) (*policy.Verdict, error) {
 // maxToolInput bounds an input. A file of the maximum size fits as base64.
 const maxToolInput = 16 << 20
 
-// decide returns the policy's verdict on the call's command, or nil if there is no command or no
-// policy.
+// decide returns the policy's verdict on the call's command, or nil without a command or a policy.
 func (t *transaction) decide() *policy.Verdict {
 	c := t.ready.Command
 	p := t.tool.Policy()

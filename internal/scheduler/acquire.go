@@ -74,7 +74,7 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 // retryLate is when to try again after a wait that expired.
 const retryLate = time.Second
 
-// hasClass reports whether err is of a class that tells the caller why there is no sandbox.
+// hasClass reports whether err is of a class that tells the caller why it gets no sandbox.
 func hasClass(err error) bool {
 	return errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err) || errdefs.IsFailedPrecondition(err) ||
 		errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err)
