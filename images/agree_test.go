@@ -90,7 +90,7 @@ func TestDockerLoadsSameID(t *testing.T) {
 		docker("load", "--quiet", "--input", s.archivePath(image.ID))
 		t.Cleanup(func() {
 			// t.Context is cancelled at cleanup.
-			_ = exec.Command("docker", "--host", host, "rmi", "--force", image.ID).Run() //nolint:noctx // see above
+			_ = exec.Command("docker", "--host", host, "rmi", "--force", image.ID).Run() // see above
 		})
 		if got := docker("image", "inspect", "--format", "{{.Id}}", EngineTag(image.ID)); got != image.ID {
 			t.Errorf("%s: docker id %s, want %s", name, got, image.ID)

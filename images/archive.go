@@ -12,6 +12,9 @@ import (
 	"path/filepath"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // EngineTag returns the name of an image in its docker-archive, and so in an engine that loaded it.
@@ -77,10 +80,10 @@ func (a *archive) layer(ctx context.Context, l layer, most int64) (diff string, 
 	}
 	diff = content.digest()
 	if l.diff != "" && diff != l.diff {
-		return "", span{}, invalid("content has digest %s, want %s as in the configuration", diff, clip(l.diff))
+		return "", span{}, invalid("content has digest %s, want %s as in the configuration", diff, clip.Message(l.diff))
 	}
 	if l.blob != "" && l.blob != l.diff && blob.digest() != l.blob {
-		return "", span{}, invalid("blob has digest %s, want %s as in the manifest", blob.digest(), clip(l.blob))
+		return "", span{}, invalid("blob has digest %s, want %s as in the manifest", blob.digest(), clip.Message(l.blob))
 	}
 	at = span{a.at + tarBlock, n}
 	a.layers = append(a.layers, diff)
@@ -140,7 +143,7 @@ func (a *archive) finish(id string, config []byte) error {
 	if err := a.file.Sync(); err != nil {
 		return fmt.Errorf("write archive: %w", err)
 	}
-	return syncDir(filepath.Dir(a.file.Name()))
+	return hostfile.SyncDir(filepath.Dir(a.file.Name()))
 }
 
 func (a *archive) close() error { return a.file.Close() }

@@ -18,6 +18,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // files gives access to the content of an archive or directory by cleaned name.
@@ -36,15 +38,15 @@ const maxDocument = 4 << 20
 func document(f files, name string) ([]byte, error) {
 	r, size, err := f.open(name)
 	if err != nil {
-		return nil, invalid("%q: %v", clip(name), err)
+		return nil, invalid("%q: %v", clip.Message(name), err)
 	}
 	defer r.Close()
 	if size > maxDocument {
-		return nil, invalid("%q has %d bytes, more than %d", clip(name), size, maxDocument)
+		return nil, invalid("%q has %d bytes, more than %d", clip.Message(name), size, maxDocument)
 	}
 	raw, err := io.ReadAll(io.LimitReader(r, maxDocument))
 	if err != nil {
-		return nil, fmt.Errorf("read %q: %w", clip(name), err)
+		return nil, fmt.Errorf("read %q: %w", clip.Message(name), err)
 	}
 	return raw, nil
 }

@@ -16,6 +16,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // Import imports an image from a stream: a rootfs tar, a docker-archive or an OCI layout as a tar,
@@ -256,7 +258,7 @@ func (s *Store) keep(id string, entry record, stage, name string, enter func(*in
 	made, place := filepath.Join(stage, "image"), s.path("archives", hexOf(id))
 	_, known := s.index.Images[id]
 	if !known {
-		if err := errors.Join(os.Rename(made, place), syncDir(s.path("archives"))); err != nil {
+		if err := hostfile.RenameSynced(made, place); err != nil {
 			return Image{}, diskError(fmt.Errorf("keep image %s: %w", id, err))
 		}
 	}
@@ -317,7 +319,7 @@ func (s *Store) build(ctx context.Context, stage string, from source) (id string
 	if err := w.finish(id, from.config); err != nil {
 		return "", record{}, err
 	}
-	if err := writeFile(filepath.Join(dir, "config.json"), from.config, filepath.Join(dir, ".config")); err != nil {
+	if err := hostfile.ReplaceSynced(filepath.Join(dir, "config.json"), from.config, 0o600, nil); err != nil {
 		return "", record{}, err
 	}
 	return id, record{Format: from.format, Architecture: s.arch, Size: size, Imported: time.Now().UTC(),

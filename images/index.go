@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,6 +18,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 const indexVersion = 1
@@ -104,36 +105,11 @@ func (s *Store) update(change func(*index)) error {
 	if err != nil {
 		return fmt.Errorf("write the image index: %w", err)
 	}
-	if err := writeFile(s.path("index.json"), raw, s.path("tmp", "index.json")); err != nil {
+	if err := hostfile.ReplaceSynced(s.path("index.json"), raw, 0o600, nil); err != nil {
 		return diskError(fmt.Errorf("write the image index: %w", err))
 	}
 	s.index = next
 	return nil
-}
-
-// writeFile writes path through the file temp and syncs both content and name.
-func writeFile(path string, content []byte, temp string) error {
-	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(temp, path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(temp))
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 func (x *index) ids() []string {
@@ -215,7 +191,7 @@ func (x *index) find(want string) (id, name string, err error) {
 			return id, name, nil
 		}
 	}
-	return "", "", fmt.Errorf("image %q not found; %s: %w", clip(want), x.known(), errdefs.ErrNotFound)
+	return "", "", fmt.Errorf("image %q not found; %s: %w", clip.Message(want), x.known(), errdefs.ErrNotFound)
 }
 
 // known lists the known names for an error message.
@@ -236,10 +212,10 @@ func (x *index) known() string {
 func ParseName(name string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
-		return "", invalid("image name %q: %v", clip(name), err)
+		return "", invalid("image name %q: %v", clip.Message(name), err)
 	}
 	if _, is := named.(reference.Digested); is {
-		return "", invalid("image name %q: must not contain a digest", clip(name))
+		return "", invalid("image name %q: must not contain a digest", clip.Message(name))
 	}
 	return reference.FamiliarString(reference.TagNameOnly(named)), nil
 }
@@ -247,16 +223,7 @@ func ParseName(name string) (string, error) {
 // checkDigest accepts only SHA-256 digests: they become part of paths.
 func checkDigest(id string) error {
 	if d := digest.Digest(id); d.Validate() != nil || d.Algorithm() != digest.SHA256 {
-		return invalid("%q is not a sha256 digest", clip(id))
+		return invalid("%q is not a sha256 digest", clip.Message(id))
 	}
 	return nil
-}
-
-// clip truncates untrusted text for a message.
-func clip(s string) string {
-	const most = 200
-	if len(s) > most {
-		return s[:most] + "…"
-	}
-	return s
 }

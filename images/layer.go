@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // kind is how an entry is unpacked.
@@ -107,7 +109,7 @@ func walk(ctx context.Context, r io.Reader, left *budget, visit func(entry, io.R
 			continue
 		}
 		if err := visit(e, t); err != nil {
-			return fmt.Errorf("entry %q: %w", clip(header.Name), err)
+			return fmt.Errorf("entry %q: %w", clip.Message(header.Name), err)
 		}
 	}
 }
@@ -119,10 +121,10 @@ func check(h *tar.Header) (entry, error) {
 	}
 	name, err := clean(h.Name)
 	if err != nil {
-		return entry{}, fmt.Errorf("entry %q: %w", clip(h.Name), err)
+		return entry{}, fmt.Errorf("entry %q: %w", clip.Message(h.Name), err)
 	}
 	if h.Uid < 0 || h.Gid < 0 || int64(h.Uid) > maxOwner || int64(h.Gid) > maxOwner {
-		return entry{}, invalid("entry %q: invalid owner %d:%d", clip(h.Name), h.Uid, h.Gid)
+		return entry{}, invalid("entry %q: invalid owner %d:%d", clip.Message(h.Name), h.Uid, h.Gid)
 	}
 	e := entry{dir: path.Dir(name), base: path.Base(name), header: h}
 	if strings.HasPrefix(e.base, whiteout) {
@@ -136,20 +138,20 @@ func check(h *tar.Header) (entry, error) {
 	case tar.TypeSymlink:
 		e.kind, e.link = kindSymlink, h.Linkname
 		if e.link == "" || len(e.link) >= maxPath || strings.ContainsRune(e.link, 0) {
-			return entry{}, invalid("entry %q: invalid symbolic link to %q", clip(h.Name), clip(e.link))
+			return entry{}, invalid("entry %q: invalid symbolic link to %q", clip.Message(h.Name), clip.Message(e.link))
 		}
 	case tar.TypeLink:
 		e.kind = kindLink
 		if e.link, err = clean(h.Linkname); err != nil {
-			return entry{}, fmt.Errorf("entry %q: hard link to %q: %w", clip(h.Name), clip(h.Linkname), err)
+			return entry{}, fmt.Errorf("entry %q: hard link to %q: %w", clip.Message(h.Name), clip.Message(h.Linkname), err)
 		}
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
 		e.kind = kindNone
 	default:
-		return entry{}, invalid("entry %q: unknown type %q", clip(h.Name), h.Typeflag)
+		return entry{}, invalid("entry %q: unknown type %q", clip.Message(h.Name), h.Typeflag)
 	}
 	if name == "." && e.kind != kindDir {
-		return entry{}, invalid("entry %q: the root must be a directory", clip(h.Name))
+		return entry{}, invalid("entry %q: the root must be a directory", clip.Message(h.Name))
 	}
 	return e, nil
 }
@@ -161,7 +163,7 @@ func checkWhiteout(e entry) (entry, error) {
 	case strings.HasPrefix(e.base, aufs):
 		e.kind = kindIgnore
 	case hidden == "" || hidden == "." || hidden == "..":
-		return entry{}, invalid("entry %q: empty whiteout", clip(e.header.Name))
+		return entry{}, invalid("entry %q: empty whiteout", clip.Message(e.header.Name))
 	default:
 		e.kind, e.base = kindWhiteout, hidden
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 const goarch = goruntime.GOARCH
@@ -72,11 +74,11 @@ func readConfig(raw []byte, layers, most int, arch string) (config, error) {
 	}
 	switch {
 	case c.OS != "" && c.OS != "linux":
-		return config{}, invalid("image is for %q, want linux", clip(c.OS))
+		return config{}, invalid("image is for %q, want linux", clip.Message(c.OS))
 	case c.Architecture != "" && c.Architecture != arch:
-		return config{}, invalid("image is for architecture %q, want %s", clip(c.Architecture), arch)
+		return config{}, invalid("image is for architecture %q, want %s", clip.Message(c.Architecture), arch)
 	case c.RootFS.Type != "layers":
-		return config{}, invalid("image configuration: rootfs.type is %q, not \"layers\"", clip(c.RootFS.Type))
+		return config{}, invalid("image configuration: rootfs.type is %q, not \"layers\"", clip.Message(c.RootFS.Type))
 	case len(c.RootFS.DiffIDs) != layers:
 		return config{}, invalid("image has %d layers, but its configuration lists %d", layers, len(c.RootFS.DiffIDs))
 	case layers == 0:
@@ -165,7 +167,7 @@ func openDocker(f files, want string, limits Limits, arch string) (source, error
 	}
 	for i, name := range chosen.Layers {
 		if !f.has(path.Clean("/" + name)[1:]) {
-			return source{}, invalid("%s lists layer %q, which is not in the archive", manifestFile, clip(name))
+			return source{}, invalid("%s lists layer %q, which is not in the archive", manifestFile, clip.Message(name))
 		}
 		s.layers = append(s.layers, layer{open: func() (io.ReadCloser, int64, error) { return f.open(name) },
 			diff: c.RootFS.DiffIDs[i]})
@@ -192,7 +194,7 @@ func chooseDocker(raw []byte, want string) (dockerManifest, bool, error) {
 			if parsed, err := ParseName(tag); err == nil && parsed == want {
 				return m, false, nil
 			}
-			names = append(names, clip(tag))
+			names = append(names, clip.Message(tag))
 		}
 	}
 	return dockerManifest{}, false, ambiguousImage(want, names)
@@ -202,7 +204,7 @@ func ambiguousImage(want string, names []string) error {
 	if len(names) == 0 {
 		return invalid("archive has several images without names")
 	}
-	return invalid("archive has several images (%s), but not %q", clip(strings.Join(names, ", ")), want)
+	return invalid("archive has several images (%s), but not %q", clip.Message(strings.Join(names, ", ")), want)
 }
 
 var (
@@ -219,7 +221,7 @@ func openOCI(f files, want string, limits Limits, arch string) (source, error) {
 		return source{}, err
 	}
 	if !strings.HasPrefix(layout.Version, "1.") {
-		return source{}, fmt.Errorf("OCI layout has version %q, want 1: %w", clip(layout.Version),
+		return source{}, fmt.Errorf("OCI layout has version %q, want 1: %w", clip.Message(layout.Version),
 			errdefs.ErrNotImplemented)
 	}
 	var top Index
@@ -237,7 +239,7 @@ func openOCI(f files, want string, limits Limits, arch string) (source, error) {
 	}
 	if !slices.Contains(configTypes, manifest.Config.MediaType) {
 		return source{}, invalid("configuration has media type %q, which is not a container image",
-			clip(manifest.Config.MediaType))
+			clip.Message(manifest.Config.MediaType))
 	}
 	if s.config, err = blobOf(f, manifest.Config); err != nil {
 		return source{}, err
@@ -248,7 +250,7 @@ func openOCI(f files, want string, limits Limits, arch string) (source, error) {
 	}
 	for i, d := range manifest.Layers.List {
 		if !slices.Contains(layerTypes, d.MediaType) {
-			return source{}, fmt.Errorf("layer %d has unsupported media type %q: %w", i, clip(d.MediaType),
+			return source{}, fmt.Errorf("layer %d has unsupported media type %q: %w", i, clip.Message(d.MediaType),
 				errdefs.ErrNotImplemented)
 		}
 		if err := checkDigest(d.Digest.String()); err != nil {
@@ -295,7 +297,7 @@ func chooseOCI(manifests Descriptors, want string) (imagespec.Descriptor, bool, 
 			return d, false, nil
 		}
 		if name != "" {
-			names = append(names, clip(name))
+			names = append(names, clip.Message(name))
 		}
 	}
 	return imagespec.Descriptor{}, false, ambiguousImage(want, names)
@@ -318,7 +320,7 @@ func manifestOf(f files, d imagespec.Descriptor, arch string) (Manifest, error) 
 		}
 		if !slices.Contains(indexTypes, d.MediaType) {
 			return Manifest{}, invalid("%s has media type %q, want a manifest or an index", d.Digest,
-				clip(d.MediaType))
+				clip.Message(d.MediaType))
 		}
 		var x Index
 		if err := json.Unmarshal(raw, &x); err != nil {

@@ -9,6 +9,8 @@ import (
 	"path"
 	"strings"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // tree is a root filesystem that layers are unpacked into. Names resolve as for a process with this
@@ -135,7 +137,7 @@ func (t *tree) own(dir *os.Root, e entry) error {
 // modeOf returns the permission bits without setuid and setgid. The sticky bit is kept for
 // directories.
 func modeOf(e entry) fs.FileMode {
-	mode := fs.FileMode(e.header.Mode & 0o777) //nolint:gosec // nine bits
+	mode := fs.FileMode(e.header.Mode & 0o777) // nine bits
 	if e.kind == kindDir && e.header.Mode&0o1000 != 0 {
 		mode |= fs.ModeSticky
 	}
@@ -176,13 +178,13 @@ func (t *tree) link(real string, e entry) error {
 	defer from.Close()
 	was, err := from.Lstat(path.Base(e.link))
 	if errors.Is(err, fs.ErrNotExist) {
-		return invalid("hard link to %q: target not found", clip(e.link))
+		return invalid("hard link to %q: target not found", clip.Message(e.link))
 	}
 	if err != nil {
 		return err
 	}
 	if !was.Mode().IsRegular() && was.Mode().Type() != fs.ModeSymlink {
-		return invalid("hard link to %q: target is not a file", clip(e.link))
+		return invalid("hard link to %q: target is not a file", clip.Message(e.link))
 	}
 	return t.root.Link(path.Join(fromReal, path.Base(e.link)), path.Join(real, e.base))
 }
@@ -276,7 +278,7 @@ func (w *walker) down(part string, create bool) (link string, err error) {
 	case info.Mode().Type() == fs.ModeSymlink:
 		return w.at.Readlink(part)
 	case !info.IsDir():
-		return "", invalid("%q is not a directory", clip(path.Join(path.Join(w.real...), part)))
+		return "", invalid("%q is not a directory", clip.Message(path.Join(path.Join(w.real...), part)))
 	case len(w.real) >= maxDepth:
 		return "", invalid("deeper than %d directories", maxDepth)
 	}

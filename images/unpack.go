@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -67,7 +68,7 @@ func (s *Store) unpack(ctx context.Context, id string) error {
 		return err
 	}
 	// Commands of any user need access to the root.
-	if err := os.Chmod(root, 0o755); err != nil { //nolint:gosec // the parent directories are private
+	if err := os.Chmod(root, 0o755); err != nil { // the parent directories are private
 		return err
 	}
 	if err := s.fill(ctx, root, from.layers); err != nil {
@@ -76,10 +77,7 @@ func (s *Store) unpack(ctx context.Context, id string) error {
 	if err := syncFS(root); err != nil {
 		return err
 	}
-	if err := os.Rename(filepath.Dir(root), s.path("roots", hexOf(id))); err != nil {
-		return err
-	}
-	return syncDir(s.path("roots"))
+	return hostfile.RenameSynced(filepath.Dir(root), s.path("roots", hexOf(id)))
 }
 
 // fill applies the layers in order and creates the mount points.
@@ -201,5 +199,5 @@ func syncFS(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close()) //nolint:gosec // a descriptor fits an int
+	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close()) // a descriptor fits an int
 }

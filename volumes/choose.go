@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // selectDeltas returns the changes that paths select, and the directories that those changes need.
@@ -84,13 +86,13 @@ func (v *overlayView) matchPaths(paths []string) (selected []bool, unmatched str
 func relativePath(p string) (string, error) {
 	rel := strings.TrimPrefix(strings.TrimPrefix(p, MountedAt), "/")
 	if strings.HasPrefix(p, "/") && p != MountedAt && !strings.HasPrefix(p, MountedAt+"/") {
-		return "", fmt.Errorf("invalid path %q: not in %s: %w", shorten(p), MountedAt, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("invalid path %q: not in %s: %w", clip.Message(p), MountedAt, errdefs.ErrInvalidArgument)
 	}
 	if rel = path.Clean(rel); rel == "." {
 		return "", nil
 	}
 	if !filepath.IsLocal(rel) {
-		return "", fmt.Errorf("invalid path %q: outside the workspace: %w", shorten(p), errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("invalid path %q: outside the workspace: %w", clip.Message(p), errdefs.ErrInvalidArgument)
 	}
 	return rel, nil
 }

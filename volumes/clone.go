@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
@@ -76,7 +77,7 @@ func linkFile(from, to *os.File, name string, st *unix.Stat_t) error {
 		return copyFile(from, to, name, st, func() error { return nil })
 	}
 	if err != nil {
-		return fmt.Errorf("link %q: %w", shorten(name), err)
+		return fmt.Errorf("link %q: %w", clip.Message(name), err)
 	}
 	return nil
 }
@@ -164,7 +165,7 @@ func copyAttributes(from, to *os.File, wanted func(name string) bool) error {
 			err = unix.Fsetxattr(fdOf(to), name, value[:n], 0)
 		}
 		if err != nil {
-			return fmt.Errorf("attribute %q: %w", shorten(name), err)
+			return fmt.Errorf("attribute %q: %w", clip.Message(name), err)
 		}
 	}
 	return nil
@@ -229,7 +230,7 @@ func copyRegular(from, to *os.File, name string, next copyCheck) (err error) {
 	out := os.NewFile(uintptr(wr), name)
 	defer func() { err = errors.Join(err, out.Close()) }()
 	if err := copyData(in, out, next); err != nil {
-		return fmt.Errorf("copy %q: %w", shorten(name), err)
+		return fmt.Errorf("copy %q: %w", clip.Message(name), err)
 	}
 	return copyMetadata(in, out)
 }

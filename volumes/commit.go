@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -67,7 +68,7 @@ type PathError struct{ Overlay, Path string }
 
 // Error implements error.
 func (e *PathError) Error() string {
-	return fmt.Sprintf("path %q not found in the changes of overlay %s", shorten(e.Path), e.Overlay)
+	return fmt.Sprintf("path %q not found in the changes of overlay %s", clip.Message(e.Path), e.Overlay)
 }
 
 // Unwrap returns the errdefs class.
@@ -241,7 +242,7 @@ func (ws *mountedWorkspace) buildCommit(ctx context.Context, v *overlayView, cho
 				continue
 			}
 			if err := commitPath(upper, dst, d, shared[d.upper.Ino]); err != nil {
-				return fmt.Errorf("%s: %w", shorten(d.path), err)
+				return fmt.Errorf("%s: %w", clip.Message(d.path), err)
 			}
 		}
 		hitFailpoint("volumes.commit.built")
@@ -390,7 +391,7 @@ func removeAttributes(f *os.File) error {
 			continue
 		}
 		if err := unix.Fremovexattr(fdOf(f), name); err != nil && err != unix.ENODATA {
-			return fmt.Errorf("attribute %q: %w", shorten(name), err)
+			return fmt.Errorf("attribute %q: %w", clip.Message(name), err)
 		}
 	}
 	return nil

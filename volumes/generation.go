@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -200,7 +201,7 @@ func (ws *mountedWorkspace) promoteGeneration(ctx context.Context, temp string, 
 		return err
 	}
 	hitFailpoint("volumes.generation.made")
-	err := syncDir(ws.root) // Sync first: after a power cut the state must not name a missing generation.
+	err := hostfile.SyncDir(ws.root) // Sync first: after a power cut the state must not name a missing generation.
 	if err == nil {
 		err = ws.saveState(next)
 	}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // Layout of a workspace's directory:
@@ -119,19 +121,7 @@ func writeJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	temp := path + ".new"
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(temp, path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
+	return hostfile.ReplaceSynced(path, append(b, '\n'), 0o600, nil)
 }
 
 // readJSON reads what writeJSON wrote. A missing file leaves v unchanged.
@@ -144,13 +134,4 @@ func readJSON(path string, limit int64, v any) error {
 		return err
 	}
 	return decodeStrict(path, b, v)
-}
-
-// syncDir makes the names in dir durable.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
@@ -105,10 +106,7 @@ func (m *Manager) copySnapshot(ctx context.Context, e *entry, made snapshotMeta)
 	if err := writeJSON(filepath.Join(temp, snapshotFile), made); err != nil {
 		return err
 	}
-	if err := os.Rename(temp, filepath.Join(dir, made.ID)); err != nil {
-		return err
-	}
-	return syncDir(dir)
+	return hostfile.RenameSynced(temp, filepath.Join(dir, made.ID))
 }
 
 // quiesce checks that nothing uses a workspace, and unmounts it. The caller has the workspace's
@@ -331,7 +329,7 @@ func (m *Manager) swapContent(ctx context.Context, e *entry, s snapshotMeta) (er
 	m.mu.Lock()
 	e.state, e.root, e.prepared = next, "", false
 	m.mu.Unlock()
-	if err := errors.Join(syncDir(m.workspacePath(e.meta)), m.removeInterrupted(after, e.meta)); err != nil {
+	if err := errors.Join(hostfile.SyncDir(m.workspacePath(e.meta)), m.removeInterrupted(after, e.meta)); err != nil {
 		m.log.Warn("failed to remove files replaced by restore; will retry", "workspace", e.meta.Name, "error", err)
 	}
 	return nil
@@ -411,7 +409,7 @@ func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) err
 	if err := os.Rename(m.snapshotDir(e.meta, s.ID), gone); err != nil {
 		return err
 	}
-	if err := errors.Join(syncDir(dir), m.removeAll(ctx, gone)); err != nil {
+	if err := errors.Join(hostfile.SyncDir(dir), m.removeAll(ctx, gone)); err != nil {
 		m.removeLater(e, gone)
 		return fmt.Errorf("snapshot %s removed, but its space is not free yet: %w", s.ID, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -52,7 +53,7 @@ func (t *tree) openDir(rel string) (*os.File, error) {
 func (t *tree) open(rel string, flags uint64) (*os.File, error) {
 	if len(rel) > maxTreePath {
 		return nil, fmt.Errorf("path %q is longer than %d bytes: %w",
-			shorten(rel), maxTreePath, errdefs.ErrFailedPrecondition)
+			clip.Message(rel), maxTreePath, errdefs.ErrFailedPrecondition)
 	}
 	at := rel
 	if at == "" {
@@ -87,7 +88,7 @@ func (t *tree) openRegular(rel string) (*os.File, unix.Stat_t, error) {
 		return nil, st, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, st, fmt.Errorf("%q is not a regular file: %w", shorten(rel), errdefs.ErrFailedPrecondition)
+		return nil, st, fmt.Errorf("%q is not a regular file: %w", clip.Message(rel), errdefs.ErrFailedPrecondition)
 	}
 	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fdOf(handle)), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	return f, st, err
@@ -185,7 +186,7 @@ func (t *tree) walk(ctx context.Context, rel string,
 				return nil
 			}
 			if err != nil {
-				return &os.PathError{Op: "stat", Path: shorten(path.Join(at, name)), Err: err}
+				return &os.PathError{Op: "stat", Path: clip.Message(path.Join(at, name)), Err: err}
 			}
 			below := joinName(at, name)
 			into, err := do(below, dir, name, &st)
@@ -222,15 +223,6 @@ func parents(rel string) []string {
 		out = append(out, rel)
 	}
 	return out
-}
-
-// shorten limits a path for messages, and makes it valid UTF-8.
-func shorten(rel string) string {
-	const most = 200
-	if len(rel) > most {
-		rel = rel[:most] + "…"
-	}
-	return strings.ToValidUTF8(rel, "\uFFFD")
 }
 
 func fdOf(f *os.File) int { return int(f.Fd()) }

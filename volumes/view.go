@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // Conflict reports that others changed a path since an overlay was created.
@@ -23,9 +25,9 @@ func (c Conflict) String() string {
 		by = "another writer"
 	}
 	if c.At.IsZero() {
-		return fmt.Sprintf("%s was changed by %s", shorten(c.Path), by)
+		return fmt.Sprintf("%s was changed by %s", clip.Message(c.Path), by)
 	}
-	return fmt.Sprintf("%s was changed by %s at %s", shorten(c.Path), by, c.At.Format(time.RFC3339))
+	return fmt.Sprintf("%s was changed by %s at %s", clip.Message(c.Path), by, c.At.Format(time.RFC3339))
 }
 
 // overlayView is what an overlay would change now.

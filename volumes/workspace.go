@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
@@ -135,10 +136,7 @@ func (m *Manager) makeWorkspace(ctx context.Context, e *entry, opt CreateOptions
 	if err := writeJSON(filepath.Join(temp, metaFile), e.meta); err != nil {
 		return err
 	}
-	if err := os.Rename(temp, m.workspacePath(e.meta)); err != nil {
-		return err
-	}
-	return syncDir(m.dir)
+	return hostfile.RenameSynced(temp, m.workspacePath(e.meta))
 }
 
 // makeDisk makes a new workspace's disk.
@@ -288,7 +286,7 @@ func (m *Manager) Delete(ctx context.Context, name string) error {
 	e.waiters = nil
 	m.mu.Unlock()
 	<-e.lock
-	if err := errors.Join(syncDir(m.dir), m.deleteFiles(ctx, gone)); err != nil {
+	if err := errors.Join(hostfile.SyncDir(m.dir), m.deleteFiles(ctx, gone)); err != nil {
 		m.deleteFilesLater(gone)
 		return fmt.Errorf("workspace %s deleted, but its space is not free yet: %w", name, err)
 	}

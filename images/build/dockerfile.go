@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // Dockerfile is a parsed Dockerfile.
@@ -93,7 +95,7 @@ func (d *parser) from(in instruction) error {
 		return err
 	}
 	if ref == "" {
-		return fmt.Errorf("%s is empty: it must name an image", clip(written))
+		return fmt.Errorf("%s is empty: it must name an image", clip.Message(written))
 	}
 	own := strings.EqualFold(ref, scratch) || slices.Contains(d.stages, strings.ToLower(ref))
 	if !own || ref != written { // the engine may have other values for the variables
@@ -152,7 +154,7 @@ func (d *parser) copies(in instruction, name, rest string) error {
 	case strings.Contains(ref, "$"):
 		return errors.New("--from must not contain a variable")
 	case number.MatchString(ref) && (err != nil || n >= len(earlier)):
-		return fmt.Errorf("--from=%s: no such earlier stage", clip(ref))
+		return fmt.Errorf("--from=%s: no such earlier stage", clip.Message(ref))
 	case number.MatchString(ref), slices.Contains(earlier, strings.ToLower(ref)):
 		return nil
 	}
@@ -215,13 +217,4 @@ func expand(s string, known map[string]string) (string, error) {
 
 func bad(format string, args ...any) error {
 	return fmt.Errorf("dockerfile: %s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
-}
-
-// clip truncates untrusted text for a message.
-func clip(s string) string {
-	const most = 200
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return strings.ToValidUTF8(s, "�")
 }

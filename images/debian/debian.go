@@ -91,7 +91,7 @@ func Build(ctx context.Context, l List, base, dir string, log io.Writer, use fun
 		fmt.Errorf("debootstrap took longer than %s: %w", makeTime, errdefs.ErrUnavailable))
 	defer cancel()
 	root := filepath.Join(dir, "root")
-	if err := os.Mkdir(root, 0o755); err != nil { //nolint:gosec // dir is private
+	if err := os.Mkdir(root, 0o755); err != nil { // dir is private
 		return fmt.Errorf("create root: %w", err)
 	}
 	if err := l.bootstrap(ctx, root, log); err != nil {
@@ -161,7 +161,7 @@ func (l List) bootstrap(ctx context.Context, root string, log io.Writer) error {
 		args = append(args, l.Mirror)
 	}
 	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", isolate, "isolate", root, "debootstrap"},
-		args...)...) //nolint:gosec // arguments are validated
+		args...)...) // arguments are validated
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
 	for _, name := range []string{"http_proxy", "https_proxy", "no_proxy"} {

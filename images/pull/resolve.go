@@ -14,6 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 	"github.com/sandbox-orchestrator/orchestrator/images/signature"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // plan is the result of resolving a reference.
@@ -94,7 +95,7 @@ func kindOf(m registry.Manifest) (string, error) {
 	case declared.MediaType == "":
 		return "", bad("manifest %s has no media type", m.Digest)
 	case known && m.MediaType != declared.MediaType:
-		return "", bad("manifest %s has media type %q, but the registry sent %q", m.Digest, clip(declared.MediaType),
+		return "", bad("manifest %s has media type %q, but the registry sent %q", m.Digest, clip.Message(declared.MediaType),
 			m.MediaType)
 	}
 	return declared.MediaType, nil
@@ -110,7 +111,7 @@ func (p *Puller) variant(ctx context.Context, r ref.Reference, m registry.Manife
 		case slices.Contains(manifestTypes, kind):
 			return m, nil
 		case !slices.Contains(indexTypes, kind):
-			return m, bad("%s has media type %q, want a manifest or an index", m.Digest, clip(kind))
+			return m, bad("%s has media type %q, want a manifest or an index", m.Digest, clip.Message(kind))
 		}
 		var x images.Index
 		if err := json.Unmarshal(m.Raw, &x); err != nil {
@@ -145,7 +146,7 @@ func choose(entries []imagespec.Descriptor, arch string) (imagespec.Descriptor, 
 		}
 		if d.Platform.OS != "linux" || d.Platform.Architecture != arch {
 			if d.Platform.OS != "unknown" { // the platform of attestations
-				has = append(has, clip(d.Platform.OS+"/"+d.Platform.Architecture))
+				has = append(has, clip.Message(d.Platform.OS+"/"+d.Platform.Architecture))
 			}
 			continue
 		}
@@ -157,7 +158,7 @@ func choose(entries []imagespec.Descriptor, arch string) (imagespec.Descriptor, 
 	if best >= 0 {
 		d := entries[best]
 		if err := d.Digest.Validate(); err != nil || d.Digest.Algorithm() != "sha256" {
-			return d, bad("an index has invalid digest %q", clip(d.Digest.String()))
+			return d, bad("an index has invalid digest %q", clip.Message(d.Digest.String()))
 		}
 		return d, nil
 	}
@@ -166,7 +167,7 @@ func choose(entries []imagespec.Descriptor, arch string) (imagespec.Descriptor, 
 	}
 	slices.Sort(has)
 	return imagespec.Descriptor{}, bad("no variant for linux/%s, only for %s",
-		arch, clip(strings.Join(slices.Compact(has), ", ")))
+		arch, clip.Message(strings.Join(slices.Compact(has), ", ")))
 }
 
 // read gets the configuration and the layers of a manifest. It checks every size before it
@@ -177,7 +178,7 @@ func (p *Puller) read(ctx context.Context, m registry.Manifest, out *plan) error
 		return bad("manifest %s is invalid", m.Digest)
 	}
 	if !slices.Contains(configTypes, manifest.Config.MediaType) {
-		return bad("configuration has media type %q, which is not a container image", clip(manifest.Config.MediaType))
+		return bad("configuration has media type %q, which is not a container image", clip.Message(manifest.Config.MediaType))
 	}
 	limits := p.o.Store.Limits()
 	if n := manifest.Layers.Count; n > limits.Layers {
@@ -187,13 +188,13 @@ func (p *Puller) read(ctx context.Context, m registry.Manifest, out *plan) error
 	for i, d := range append(slices.Clone(manifest.Layers.List), manifest.Config) {
 		switch {
 		case d.Digest.Validate() != nil || d.Digest.Algorithm() != "sha256":
-			return bad("manifest has invalid digest %q", clip(d.Digest.String()))
+			return bad("manifest has invalid digest %q", clip.Message(d.Digest.String()))
 		case d.Size < 0:
 			return bad("manifest has invalid size of blob %s: %d", d.Digest, d.Size)
 		case d.Size > left:
 			return fmt.Errorf("layers are larger than %d bytes: %w", limits.Bytes, errdefs.ErrResourceExhausted)
 		case i < manifest.Layers.Count && !slices.Contains(layerTypes, d.MediaType):
-			return fmt.Errorf("layer %d has unsupported media type %q: %w", i, clip(d.MediaType),
+			return fmt.Errorf("layer %d has unsupported media type %q: %w", i, clip.Message(d.MediaType),
 				errdefs.ErrNotImplemented)
 		}
 		if size, twice := out.sizes[d.Digest.String()]; twice && size != d.Size {
@@ -279,12 +280,4 @@ func (p *Puller) verify(ctx context.Context, r, at ref.Reference, m registry.Man
 
 func bad(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrFailedPrecondition)
-}
-
-func clip(s string) string {
-	const most = 200
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return strings.ToValidUTF8(s, "�")
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // Pattern is one entry of an allow-list. It is written like a reference, normalised in the same
@@ -31,7 +33,7 @@ type Pattern struct {
 func ParsePattern(s string) (Pattern, error) {
 	p := Pattern{text: s}
 	bad := func(format string, args ...any) (Pattern, error) {
-		return Pattern{}, invalid("pattern %q: "+format, append([]any{clip(s)}, args...)...)
+		return Pattern{}, invalid("pattern %q: "+format, append([]any{clip.Message(s)}, args...)...)
 	}
 	switch {
 	case len(s) > maxLength:
@@ -42,7 +44,7 @@ func ParsePattern(s string) (Pattern, error) {
 	name, sum, pinned := strings.Cut(s, "@")
 	if pinned {
 		if d := digest.Digest(sum); d.Validate() != nil || d.Algorithm() != digest.SHA256 {
-			return bad("%q is not a sha256 digest", clip(sum))
+			return bad("%q is not a sha256 digest", clip.Message(sum))
 		}
 		p.digest = sum
 	}
@@ -50,7 +52,7 @@ func ParsePattern(s string) (Pattern, error) {
 	if at := strings.LastIndex(name, ":"); at > last && (last >= 0 || !strings.Contains(name[:at], ".")) {
 		name, p.tag = name[:at], name[at+1:]
 		if !tagPattern.MatchString(p.tag) {
-			return bad("invalid tag %q", clip(p.tag))
+			return bad("invalid tag %q", clip.Message(p.tag))
 		}
 	}
 	first, rest, more := strings.Cut(name, "/")
@@ -71,7 +73,7 @@ func ParsePattern(s string) (Pattern, error) {
 		p.path = []string{official, p.path[0]}
 	}
 	if !hostPattern.MatchString(p.registry) {
-		return bad("invalid host %q: use host or host:port; * may only be its first label", clip(p.registry))
+		return bad("invalid host %q: use host or host:port; * may only be its first label", clip.Message(p.registry))
 	}
 	p.labels = strings.HasPrefix(p.registry, "*.")
 	if n := len(p.path) - 1; p.path[n] == "**" {
@@ -79,7 +81,7 @@ func ParsePattern(s string) (Pattern, error) {
 	}
 	for _, part := range p.path {
 		if !partPattern.MatchString(part) || strings.Contains(part, "**") {
-			return bad("invalid path component %q; ** may only be the last one", clip(part))
+			return bad("invalid path component %q; ** may only be the last one", clip.Message(part))
 		}
 	}
 	return p, nil
@@ -196,5 +198,5 @@ func (l List) String() string {
 	for i, p := range l {
 		texts[i] = p.text
 	}
-	return clip(strings.Join(texts, ", "))
+	return clip.Message(strings.Join(texts, ", "))
 }

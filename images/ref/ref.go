@@ -9,6 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // maxLength is the maximum length of a reference in bytes, more than any registry accepts.
@@ -31,7 +33,7 @@ func Parse(s string) (Reference, error) {
 	}
 	named, err := reference.ParseNormalizedNamed(s)
 	if err != nil {
-		return Reference{}, invalid("image reference %q: %v", clip(s), err)
+		return Reference{}, invalid("image reference %q: %v", clip.Message(s), err)
 	}
 	r := Reference{Registry: reference.Domain(named), Repository: reference.Path(named)}
 	if t, ok := named.(reference.Tagged); ok {
@@ -39,7 +41,7 @@ func Parse(s string) (Reference, error) {
 	}
 	if d, ok := named.(reference.Digested); ok {
 		if d.Digest().Algorithm() != digest.SHA256 {
-			return Reference{}, invalid("image reference %q: only sha256 digests are supported", clip(s))
+			return Reference{}, invalid("image reference %q: only sha256 digests are supported", clip.Message(s))
 		}
 		r.Digest = d.Digest().String()
 	}
@@ -84,12 +86,4 @@ func (r Reference) Familiar() string {
 
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
-}
-
-func clip(s string) string {
-	const most = 200
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return strings.ToValidUTF8(s, "�")
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +15,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // Blob is a blob to download, with digest and size in bytes as in the manifest.
@@ -61,10 +62,14 @@ func (c *Client) Fetch(ctx context.Context, r ref.Reference, b Blob, path string
 		}
 		return err
 	}
-	if err := errors.Join(f.Sync(), os.Rename(part, path)); err != nil {
+	err = f.Sync()
+	if err == nil {
+		err = hostfile.RenameSynced(part, path)
+	}
+	if err != nil {
 		return disk(fmt.Errorf("write blob %s: %w", b.Digest, err))
 	}
-	return syncDir(filepath.Dir(path))
+	return nil
 }
 
 // download is the state of one Fetch.
@@ -200,7 +205,7 @@ func (d *download) checkRange(resp *http.Response) error {
 		if !ok || from != d.have || total >= 0 && total != d.b.Size {
 			d.spoilt = true
 			return refused("registry answered a request for bytes from %d with range %q", d.have,
-				clip(resp.Header.Get("Content-Range")))
+				clip.Message(resp.Header.Get("Content-Range")))
 		}
 	default:
 		if d.have > 0 {
@@ -284,12 +289,4 @@ func disk(err error) error {
 		return fmt.Errorf("the disk is full: %w (%w)", err, errdefs.ErrResourceExhausted)
 	}
 	return err
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // dockerConfig is the used part of a Docker configuration file.
@@ -143,14 +144,14 @@ var helperName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 // ask runs a credential helper on the host.
 func (c *Client) ask(ctx context.Context, helper, server string) (authn.Authenticator, error) {
 	if !helperName.MatchString(helper) {
-		return nil, refused("invalid credential helper %q: use a name without a path", clip(helper))
+		return nil, refused("invalid credential helper %q: use a name without a path", clip.Message(helper))
 	}
 	program := "docker-credential-" + helper
 	ctx, cancel := context.WithTimeoutCause(ctx, helperTime,
 		refused("credential helper %s did not answer within %s", program, helperTime))
 	defer cancel()
 	var out, stderr limited
-	cmd := exec.CommandContext(ctx, program, "get") //nolint:gosec // the operator's configuration names it
+	cmd := exec.CommandContext(ctx, program, "get") // the operator's configuration names it
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(server), &out, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -164,7 +165,7 @@ func (c *Client) ask(ctx context.Context, helper, server string) (authn.Authenti
 	case err != nil:
 		text := fmt.Sprintf("credential helper %s: %v", program, err)
 		if words := strings.TrimSpace(stderr.String()); words != "" {
-			text += ": " + clip(words)
+			text += ": " + clip.Message(words)
 		}
 		return nil, refused("%s", text)
 	}

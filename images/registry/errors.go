@@ -10,6 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // failed classifies an error of the network or the library. It removes URLs, because their queries
@@ -21,9 +23,9 @@ func (c *Client) failed(ctx context.Context, what string, known bool, err error)
 	if e, ok := errors.AsType[*transport.Error](err); ok {
 		var details []string
 		for _, d := range e.Errors {
-			details = append(details, clip(string(d.Code)+": "+d.Message))
+			details = append(details, clip.Message(string(d.Code)+": "+d.Message))
 		}
-		return fmt.Errorf("%s: %w", what, refusal(e.StatusCode, clip(strings.Join(details, "; ")), known))
+		return fmt.Errorf("%s: %w", what, refusal(e.StatusCode, clip.Message(strings.Join(details, "; ")), known))
 	}
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		err = e.Err
@@ -41,12 +43,12 @@ func (c *Client) failed(ctx context.Context, what string, known bool, err error)
 			what, errdefs.ErrFailedPrecondition)
 	case strings.Contains(text, "x509: "):
 		return fmt.Errorf("%s: %s: add the certificate authority to the system, or set SSL_CERT_FILE: %w",
-			what, clip(text), errdefs.ErrFailedPrecondition)
+			what, clip.Message(text), errdefs.ErrFailedPrecondition)
 	}
 	if before, _, found := strings.Cut(text, "no token in bearer response"); found {
 		text = before + "the token server sent no token"
 	}
-	return fmt.Errorf("%s: %s: %w", what, clip(text), errdefs.ErrUnavailable)
+	return fmt.Errorf("%s: %s: %w", what, clip.Message(text), errdefs.ErrUnavailable)
 }
 
 // refusal returns the error for a status. detail is text of the registry, or "".
@@ -77,13 +79,4 @@ var errBusy = fmt.Errorf("several attempts failed: %w", errdefs.ErrUnavailable)
 
 func refused(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrFailedPrecondition)
-}
-
-// clip truncates untrusted text for a message.
-func clip(s string) string {
-	const most = 300
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return strings.ToValidUTF8(s, "�")
 }

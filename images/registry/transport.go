@@ -54,7 +54,7 @@ func (s *guardedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		wait, asked := retryAfter(resp)
 		if !asked {
-			wait = pause/2 + rand.N(pause) //nolint:gosec // spreads load; not a secret
+			wait = pause/2 + rand.N(pause) // spreads load; not a secret
 		}
 		if try == tries || wait > s.options.Patience {
 			return resp, nil

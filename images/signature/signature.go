@@ -25,6 +25,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 const (
@@ -130,14 +131,14 @@ func check(raw []byte, image ref.Reference, digest string) error {
 		return denied("signed payload is not valid JSON")
 	}
 	if p.Critical.Type != kind {
-		return denied("signed payload has type %q, want an image", clip(p.Critical.Type))
+		return denied("signed payload has type %q, want an image", clip.Message(p.Critical.Type))
 	}
 	if p.Critical.Image.Digest != digest {
-		return denied("signature is for %s, want %s", clip(p.Critical.Image.Digest), digest)
+		return denied("signature is for %s, want %s", clip.Message(p.Critical.Image.Digest), digest)
 	}
 	named, err := ref.Parse(p.Critical.Identity.Reference)
 	if err != nil || named.Name() != image.Name() {
-		return denied("signature is for %q, want %s", clip(p.Critical.Identity.Reference), image.Name())
+		return denied("signature is for %q, want %s", clip.Message(p.Critical.Identity.Reference), image.Name())
 	}
 	return nil
 }
@@ -155,12 +156,4 @@ func Missing(image ref.Reference, digest string, reasons []error) error {
 
 func denied(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrPermissionDenied)
-}
-
-func clip(s string) string {
-	const most = 200
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return strings.ToValidUTF8(s, "�")
 }

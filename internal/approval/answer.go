@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -84,13 +85,13 @@ func (a Answer) validate(by string) error {
 	switch a.Action {
 	case AnswerApprove, AnswerDeny, AnswerModify, AnswerEscalate:
 	default:
-		return bad("action", "invalid action %q: use approve, deny, modify or escalate", truncate(a.Action, 64))
+		return bad("action", "invalid action %q: use approve, deny, modify or escalate", clip.Text(a.Action, 64))
 	}
 	switch {
 	case by == "":
 		return bad("by", "must not be empty: name the approver")
 	case a.Scope != "" && a.Scope != ScopeCall && a.Scope != ScopeSession:
-		return bad("scope", "invalid scope %q: use call or session", truncate(string(a.Scope), 64))
+		return bad("scope", "invalid scope %q: use call or session", clip.Text(string(a.Scope), 64))
 	case a.Scope == ScopeSession && (a.Action == AnswerModify || a.Action == AnswerEscalate):
 		return bad("scope", "session requires the action approve or deny")
 	case len(a.Note) > maxText:
@@ -281,7 +282,7 @@ func (g *Gate) List(ctx context.Context, f Filter) ([]Request, error) {
 	case "", Pending, Approved, Denied, Expired, Cancelled:
 	default:
 		return nil, fmt.Errorf("invalid state %q: use pending, approved, denied, expired or cancelled: %w",
-			truncate(string(f.State), 64), errdefs.ErrInvalidArgument)
+			clip.Text(string(f.State), 64), errdefs.ErrInvalidArgument)
 	}
 	if f.Limit <= 0 || f.Limit > MaxList {
 		f.Limit = MaxList

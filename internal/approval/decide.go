@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -241,7 +242,7 @@ func (g *Gate) createRequest(
 			reasons = append(reasons, q.Message)
 		}
 	}
-	row.Rule, row.Reason = strings.Join(rules, ", "), truncate(strings.Join(reasons, "; "), 2*maxText)
+	row.Rule, row.Reason = strings.Join(rules, ", "), clip.Text(strings.Join(reasons, "; "), 2*maxText)
 	e, err := load(row)
 	if err != nil {
 		return store.Approval{}, false, err
@@ -318,7 +319,7 @@ func decisionOf(r Request) (Decision, error) {
 func Refusal(r Request) string {
 	switch r.State {
 	case Denied:
-		return truncate(strings.TrimSpace(fmt.Sprintf("denied by %s. %s", r.By, r.Note)), maxText)
+		return clip.Text(strings.TrimSpace(fmt.Sprintf("denied by %s. %s", r.By, r.Note)), maxText)
 	case Expired:
 		return "no answer until " + r.Expires.Format(time.RFC3339)
 	case Cancelled:

@@ -58,14 +58,3 @@ func elide(s string, n int) string {
 	}
 	return fmt.Sprintf("%s … [%d of %d bytes are not shown] … %s", s[:head], tail-head, len(s), s[tail:])
 }
-
-// truncate keeps the start of s.
-func truncate(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"strings"
-	"unicode/utf8"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // seqPrefix is the start of every stored record. The sequence number follows.
@@ -56,7 +56,7 @@ func (l *Log) sanitize(r Record) Record {
 		}
 	}
 	for _, s := range []*string{&r.Caller, &r.Token, &r.Via, &r.Call} { // written by the service
-		*s = truncate(*s, maxName)
+		*s = clip.Text(*s, maxName)
 	}
 	for _, s := range []*string{
 		&r.Profile, &r.Session, &r.Action, &r.Approval, &r.By, &r.Sandbox, &r.Workspace, &r.Image,
@@ -78,18 +78,7 @@ func (l *Log) sanitize(r Record) Record {
 
 // redactTruncated returns s without secrets, truncated to about limit bytes.
 func (v *view) redactTruncated(s string, limit int) string {
-	return truncate(v.redactPrefix(s, limit), limit)
-}
-
-// truncate returns s as valid UTF-8 of about limit bytes at most.
-func truncate(s string, limit int) string {
-	if len(s) > limit {
-		for limit > 0 && !utf8.RuneStart(s[limit]) {
-			limit--
-		}
-		s = s[:limit] + "…"
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
+	return clip.Text(v.redactPrefix(s, limit), limit)
 }
 
 // closeRecord returns the record that closes a call. Fields that outcome leaves empty come from

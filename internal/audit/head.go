@@ -16,6 +16,8 @@ import (
 	"sync"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 const keyLength = 32
@@ -107,11 +109,7 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 
 // write replaces the file. Only one goroutine may call it.
 func (f *headFile) write(h head) error {
-	temp := f.path + ".new"
-	err := os.WriteFile(temp, []byte(h.String()+":"+f.code(h)+"\n"), 0o600)
-	if err == nil {
-		err = os.Rename(temp, f.path)
-	}
+	err := hostfile.Replace(f.path, []byte(h.String()+":"+f.code(h)+"\n"), 0o600)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.seq, f.err = h.Seq, err
@@ -166,11 +164,7 @@ func loadKey(path string) (key []byte, fresh bool, err error) {
 	}
 	key = make([]byte, keyLength)
 	_, _ = rand.Read(key) // Read never fails
-	temp := path + ".new"
-	if err := os.WriteFile(temp, key, 0o600); err != nil {
-		return nil, false, fmt.Errorf("load the audit log's key: %w", err)
-	}
-	if err := os.Rename(temp, path); err != nil {
+	if err := hostfile.Replace(path, key, 0o600); err != nil {
 		return nil, false, fmt.Errorf("load the audit log's key: %w", err)
 	}
 	return key, true, nil

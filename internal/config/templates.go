@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // maxTemplates limits how many files of a directory are read.
@@ -194,7 +196,7 @@ func (t Template) validate(key string) error {
 	case isRoot(t.User):
 		return bad(at("user"), quoted(t.User), "must not be root, who owns the guest; use another user (default: 1000:1000)")
 	case !isUser(t.User):
-		return bad(at("user"), quoted(clip(t.User)), "must be a user name in the image, UID or UID:GID")
+		return bad(at("user"), quoted(clip.Message(t.User)), "must be a user name in the image, UID or UID:GID")
 	case len(t.Image) > maxImage:
 		return bad(at("image"), fmt.Sprintf("of %d bytes", len(t.Image)), fmt.Sprintf("must be at most %d", maxImage))
 	case slices.ContainsFunc(t.Entrypoint, func(a string) bool { return strings.ContainsRune(a, 0) }):
@@ -282,12 +284,4 @@ func isUser(user string) bool {
 func isUserID(s string) bool {
 	n, err := strconv.ParseUint(s, 10, 32)
 	return err == nil && n <= maxUserID
-}
-
-func clip(s string) string {
-	const most = 100
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return s
 }

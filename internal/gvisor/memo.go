@@ -1,12 +1,17 @@
 package gvisor
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // Memo is a file that stores the result of a probe.
@@ -38,8 +43,7 @@ func (m Memo) Save(key string, v any) error {
 	if err != nil {
 		return err
 	}
-	next := m.File + ".new"
-	return errors.Join(os.WriteFile(next, text, 0o600), os.Rename(next, m.File))
+	return hostfile.Replace(m.File, text, 0o600)
 }
 
 // Once stores the result of a probe. A probe that failed because the engine was unavailable is
@@ -60,4 +64,24 @@ func (o *Once[T]) Do(find func() (T, error)) (T, error) {
 		o.done = !errdefs.IsUnavailable(o.err)
 	}
 	return o.found, o.err
+}
+
+// LockTrials opens and locks the file that serialises trials of several processes. The lock is held
+// until the file is closed. If another process holds it, LockTrials waits until ctx ends, or returns
+// nil without wait.
+func LockTrials(ctx context.Context, path string, wait bool) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock trials of class gvisor: %w", err)
+	}
+	locked := wait
+	if wait {
+		err = hostfile.Lock(ctx, f)
+	} else {
+		locked, err = hostfile.TryLock(f, unix.LOCK_EX)
+	}
+	if err != nil || !locked {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }

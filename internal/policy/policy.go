@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // messageData is the data of a message template.
@@ -345,16 +347,12 @@ func (r *evaluation) position(at span) *Position {
 		Text: truncate(r.src[start:end])}
 }
 
-// truncate shortens s to maxShown bytes at a rune boundary and appends an ellipsis.
+// truncate shortens s to maxShown bytes and appends an ellipsis.
 func truncate(s string) string {
 	if len(s) <= maxShown {
 		return s
 	}
-	s = s[:maxShown]
-	for len(s) > 0 && !utf8.ValidString(s[max(0, len(s)-4):]) && !utf8.RuneStart(s[len(s)-1]) {
-		s = s[:len(s)-1]
-	}
-	return strings.ToValidUTF8(s, "") + "…"
+	return strings.ToValidUTF8(clip.Bytes(s, maxShown), "") + "…"
 }
 
 // display replaces marks by readable characters and truncates s.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool/builtin"
 )
@@ -50,7 +51,7 @@ func (t *CompiledTool) Prepare(ctx context.Context, raw json.RawMessage, call ma
 		}
 		base, ok := builtin.Get(name)
 		if !ok {
-			return nil, t.broken("bases", fmt.Errorf("gives %q, which is not a built-in tool", shorten(name)))
+			return nil, t.broken("bases", fmt.Errorf("gives %q, which is not a built-in tool", clip.Message(name)))
 		}
 		c.Base = base
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 )
@@ -78,7 +79,7 @@ func (k *toolCompiler) dirs(dirs []string) ([]string, error) {
 	out := make([]string, 0, len(dirs))
 	for i, dir := range dirs {
 		if !path.IsAbs(dir) || path.Clean(dir) != dir || strings.ContainsRune(dir, 0) {
-			return nil, k.fail(fmt.Sprintf("caps.dirs[%d]", i), "is %q: use an absolute, clean path", shorten(dir))
+			return nil, k.fail(fmt.Sprintf("caps.dirs[%d]", i), "is %q: use an absolute, clean path", clip.Message(dir))
 		}
 		out = append(out, k.profile.inside(dir))
 	}

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // tree is a JSON object. Its values are map[string]any, []any, string, int64, float64, bool or nil.
@@ -155,7 +157,7 @@ func plain(src *source, path string, n *node) any {
 }
 
 func join(path, key string) string {
-	key = shorten(key)
+	key = clip.Message(key)
 	if path == "" {
 		return key
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
@@ -135,7 +136,7 @@ func (c *Compiled) compileApprovals(d *draft) error {
 				names[i] = t.spec.Name
 			}
 			return d.fail(fmt.Sprintf("approvals[%d]", i), "tool", "is %q: tool not found%s (tools: %s)",
-				shorten(r.Tool), nearest(r.Tool, names), strings.Join(names, ", "))
+				clip.Message(r.Tool), nearest(r.Tool, names), strings.Join(names, ", "))
 		}
 	}
 	var err error
@@ -169,7 +170,7 @@ func checkSettings(d *draft, p *Profile) error {
 		for _, dir := range []string{from, to} {
 			if !path.IsAbs(dir) || path.Clean(dir) != dir || dir == "/" || strings.ContainsRune(dir, 0) {
 				return d.fail("", join("paths", from), "maps %q to %q: both must be absolute, clean and not the root",
-					shorten(from), shorten(to))
+					clip.Message(from), clip.Message(to))
 			}
 		}
 	}
@@ -182,7 +183,7 @@ func checkOneOf(d *draft, at, field, value string, allowed ...string) error {
 		return nil
 	}
 	allowed = slices.DeleteFunc(allowed, func(s string) bool { return s == "" })
-	return d.fail(at, field, "is %q: use %s%s", shorten(value), strings.Join(allowed, ", "), nearest(value, allowed))
+	return d.fail(at, field, "is %q: use %s%s", clip.Message(value), strings.Join(allowed, ", "), nearest(value, allowed))
 }
 
 // toolCompiler compiles one tool of a profile.
@@ -237,7 +238,7 @@ func (k *toolCompiler) base() error {
 		if k.spec.Base == "" {
 			field = "name"
 		}
-		return k.fail(field, "is %q: built-in tool not found%s (built-in tools: %s)", shorten(name),
+		return k.fail(field, "is %q: built-in tool not found%s (built-in tools: %s)", clip.Message(name),
 			nearest(name, known),
 			strings.Join(known, ", "))
 	}
@@ -255,7 +256,7 @@ func (k *toolCompiler) limits() error {
 		if !validEffect.MatchString(string(e)) {
 			return k.fail(fmt.Sprintf("effects[%d]", i),
 				"is %q: use calls(…), reads(…), writes(…) or spawns(…)",
-				shorten(string(e)))
+				clip.Message(string(e)))
 		}
 	}
 	if r := k.spec.Rate; r != nil && (r.MaxCalls <= 0 || r.WindowMS <= 0) {

@@ -70,12 +70,3 @@ func nearest(name string, known []string) string {
 	}
 	return ""
 }
-
-// shorten truncates text of a file for an error.
-func shorten(s string) string {
-	const most = 80
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
-}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 )
@@ -50,7 +51,7 @@ func fromGateway(src *source, name string, n *node) (Profile, map[string][]origi
 	if !validName.MatchString(name) {
 		return Profile{}, nil,
 			src.fail("", "is named %q: use up to 64 of a-z, 0-9, - and _, starting with a letter or digit",
-				shorten(name))
+				clip.Message(name))
 	}
 	v, err := check(src, "", n, reflect.TypeFor[gatewayDoc]())
 	if err != nil {
@@ -63,7 +64,7 @@ func fromGateway(src *source, name string, n *node) (Profile, map[string][]origi
 		return Profile{}, nil, src.fail("", "cannot be decoded: %s", err)
 	}
 	if err := json.Unmarshal(b, &g.doc); err != nil {
-		return Profile{}, nil, src.fail("", "cannot be decoded: %s", shorten(err.Error()))
+		return Profile{}, nil, src.fail("", "cannot be decoded: %s", clip.Message(err.Error()))
 	}
 	for _, step := range []func() error{g.bash, g.files, g.http, g.browser, g.sandbox, g.approvals, g.policy} {
 		if err := step(); err != nil {
@@ -167,7 +168,7 @@ func (g *gatewayReader) directories(at string, dirs *[]string, c *Caps) error {
 		here := fmt.Sprintf("%s[%d]", at, i)
 		clean := path.Clean(dir)
 		if !path.IsAbs(dir) || clean == "/" || strings.ContainsRune(dir, 0) {
-			return g.src.fail(here, "is %q: use an absolute path below the root", shorten(dir))
+			return g.src.fail(here, "is %q: use an absolute path below the root", clip.Message(dir))
 		}
 		c.Dirs = append(c.Dirs, clean)
 		switch {
@@ -198,14 +199,14 @@ func (g *gatewayReader) sandbox() error {
 		g.warn(at+".enabled", "is false, but every call runs in a sandbox")
 	}
 	if s.Image != "" {
-		g.warn(at+".image", "%q is ignored: the template of the service sets the image", shorten(s.Image))
+		g.warn(at+".image", "%q is ignored: the template of the service sets the image", clip.Message(s.Image))
 	}
 	switch s.NetworkMode {
 	case "", "none":
 	case "bridge": // all public egress, still without a network interface
 		g.p.Network = NetworkBridge
 	default:
-		return g.src.fail(at+".networkMode", "is %q: use none or bridge", shorten(s.NetworkMode))
+		return g.src.fail(at+".networkMode", "is %q: use none or bridge", clip.Message(s.NetworkMode))
 	}
 	if len(s.VolumeMounts) > 0 {
 		g.warn(at+".volumeMounts", "are ignored: a call names its workspace, and host directories are never mounted")
@@ -216,7 +217,7 @@ func (g *gatewayReader) sandbox() error {
 	memory, ok := memorySize(s.MemoryLimit)
 	if !ok {
 		return g.src.fail(at+".memoryLimit", "is %q: use a number with k, m or g, such as 512m",
-			shorten(s.MemoryLimit))
+			clip.Message(s.MemoryLimit))
 	}
 	c := &g.tool("bash").Caps
 	c.MemoryBytes, c.CPUs = memory, s.CPULimit
@@ -250,7 +251,7 @@ func (g *gatewayReader) approvals() error {
 			return err
 		}
 		if !slices.Contains([]string{"approve", "deny", "prompt", "budget"}, r.Action) {
-			return g.src.fail(at+".action", "is %q: use approve, deny, prompt or budget%s", shorten(r.Action),
+			return g.src.fail(at+".action", "is %q: use approve, deny, prompt or budget%s", clip.Message(r.Action),
 				nearest(r.Action, []string{"approve", "deny", "prompt", "budget"}))
 		}
 		out := approval.Rule{ID: fmt.Sprintf("approval-%d", i+1), Tool: r.ToolName, Action: approval.Action(r.Action),
@@ -283,12 +284,12 @@ func (g *gatewayReader) budget(at string, r gatewayRule, out *approval.Rule) err
 	}
 	periods := []string{"daily", "weekly", "monthly"}
 	if !slices.Contains(periods, r.BudgetPeriod) {
-		return g.src.fail(at+".budgetPeriod", "is %q: use daily, weekly or monthly%s", shorten(r.BudgetPeriod),
+		return g.src.fail(at+".budgetPeriod", "is %q: use daily, weekly or monthly%s", clip.Message(r.BudgetPeriod),
 			nearest(r.BudgetPeriod, periods))
 	}
 	if r.BudgetField != "" {
 		if !fieldForm.MatchString(r.BudgetField) {
-			return g.src.fail(at+".budgetField", "is %q: must be a field name of the input", shorten(r.BudgetField))
+			return g.src.fail(at+".budgetField", "is %q: must be a field name of the input", clip.Message(r.BudgetField))
 		}
 		out.Amount = "double(input." + r.BudgetField + ")"
 	}
@@ -303,7 +304,7 @@ func (g *gatewayReader) checkTool(at, name string) error {
 			return nil
 		}
 	}
-	return g.src.fail(at, "is %q: tool not found%s (tools: %s)", shorten(name), nearest(name, gatewayTools),
+	return g.src.fail(at, "is %q: tool not found%s (tools: %s)", clip.Message(name), nearest(name, gatewayTools),
 		strings.Join(gatewayTools, ", "))
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/reach"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/webtool"
 )
@@ -17,7 +18,7 @@ func (g *gatewayReader) http() error {
 	for i, m := range h.AllowedMethods {
 		if !slices.Contains([]string{"GET", "POST", "PUT", "DELETE"}, m) {
 			return g.src.fail(fmt.Sprintf("%s.allowedMethods[%d]", at, i), "is %q: use GET, POST, PUT or DELETE",
-				shorten(m))
+				clip.Message(m))
 		}
 	}
 	if err := g.positive(at+".timeoutMs", float64(h.TimeoutMS)); err != nil {
@@ -59,7 +60,7 @@ func (g *gatewayReader) domains(at string, list []string) ([]string, error) {
 		}
 		if _, err := (reach.Hosts{Allow: hosts}).Compile(); err != nil {
 			_, why, _ := strings.Cut(err.Error(), " ")
-			return nil, g.src.fail(fmt.Sprintf("%s[%d]", at, i), "is not a host: %s", shorten(why))
+			return nil, g.src.fail(fmt.Sprintf("%s[%d]", at, i), "is not a host: %s", clip.Message(why))
 		}
 		out = append(out, hosts...)
 	}
@@ -76,7 +77,7 @@ const maxBrowserText = 200_000
 func (g *gatewayReader) browser() error {
 	b, h, at := &g.doc.Tools.Browser, &g.doc.Tools.HTTP, "tools.browser"
 	if b.Mode != "" && browserModes[b.Mode] == "" {
-		return g.src.fail(at+".mode", "is %q: use simple or playwright%s", shorten(b.Mode),
+		return g.src.fail(at+".mode", "is %q: use simple or playwright%s", clip.Message(b.Mode),
 			nearest(b.Mode, []string{"simple", "playwright"}))
 	}
 	g.enabled("browser", b.Enabled)

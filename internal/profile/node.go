@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // Bounds of a profile file.
@@ -92,9 +94,9 @@ func parseYAML(src *source, data []byte) (*node, error) {
 	if err := d.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, src.fail("", "is empty")
 	} else if err != nil {
-		out := &FileError{File: src.file, Reason: "is invalid YAML: " + shorten(err.Error())}
+		out := &FileError{File: src.file, Reason: "is invalid YAML: " + clip.Message(err.Error())}
 		if e, ok := errors.AsType[*yaml.LoadError](err); ok {
-			out.Line, out.Reason = e.Mark.Line, "is invalid YAML: "+shorten(e.Message)
+			out.Line, out.Reason = e.Mark.Line, "is invalid YAML: "+clip.Message(e.Message)
 		}
 		return nil, out
 	}
@@ -171,7 +173,7 @@ func (b *nodeBuilder) mapping(y *yaml.Node, depth int) (*node, error) {
 			return nil, b.fail(key.Line, "has a merge key (<<), which is not supported: use extends")
 		}
 		if line, ok := seen[key.Value]; ok {
-			return nil, b.fail(key.Line, "has duplicate key %q, first in line %d", shorten(key.Value), line)
+			return nil, b.fail(key.Line, "has duplicate key %q, first in line %d", clip.Message(key.Value), line)
 		}
 		seen[key.Value] = key.Line
 		v, err := b.yaml(y.Content[i+1], depth+1)
@@ -206,13 +208,13 @@ func (b *nodeBuilder) scalar(y *yaml.Node) (*node, error) {
 	case "!!timestamp": // a date is plain text
 		n.kind, n.value = text, y.Value
 	default:
-		return nil, b.fail(y.Line, "has a value with unsupported tag %s", shorten(tag))
+		return nil, b.fail(y.Line, "has a value with unsupported tag %s", clip.Message(tag))
 	}
 	if err != nil {
-		return nil, b.fail(y.Line, "has invalid value %s", shorten(y.Value))
+		return nil, b.fail(y.Line, "has invalid value %s", clip.Message(y.Value))
 	}
 	if f, ok := n.value.(float64); ok && (f != f || f > 1e300 || f < -1e300) {
-		return nil, b.fail(y.Line, "has invalid number %s", shorten(y.Value))
+		return nil, b.fail(y.Line, "has invalid number %s", clip.Message(y.Value))
 	}
 	return n, nil
 }
@@ -259,7 +261,7 @@ func (j *jsonReader) token() (json.Token, error) {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil, j.fail(line, "is an incomplete JSON value")
 	}
-	return nil, j.fail(line, "is invalid JSON: %s", shorten(err.Error()))
+	return nil, j.fail(line, "is invalid JSON: %s", clip.Message(err.Error()))
 }
 
 func (j *jsonReader) value(depth int) (*node, error) {
@@ -287,7 +289,7 @@ func (j *jsonReader) value(depth int) (*node, error) {
 		}
 		f, err := v.Float64()
 		if err != nil {
-			return nil, j.fail(line, "has invalid number %s", shorten(v.String()))
+			return nil, j.fail(line, "has invalid number %s", clip.Message(v.String()))
 		}
 		return &node{kind: number, line: line, value: f}, nil
 	}
@@ -321,7 +323,7 @@ func (j *jsonReader) object(line, depth int) (*node, error) {
 			return nil, j.fail(at, "has a key that is not text")
 		}
 		if first, ok := seen[key]; ok {
-			return nil, j.fail(at, "has duplicate key %q, first in line %d", shorten(key), first)
+			return nil, j.fail(at, "has duplicate key %q, first in line %d", clip.Message(key), first)
 		}
 		seen[key] = at
 		v, err := j.value(depth + 1)

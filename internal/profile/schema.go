@@ -12,6 +12,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/jsonschema-go/jsonschema"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // InputError describes an invalid input of a call. Its errdefs class is InvalidArgument.
@@ -51,14 +53,14 @@ type inputSchema struct {
 func newSchema(raw json.RawMessage) (*inputSchema, error) {
 	s := new(jsonschema.Schema)
 	if err := json.Unmarshal(raw, s); err != nil {
-		return nil, errors.New("is an invalid JSON Schema: " + shorten(err.Error()))
+		return nil, errors.New("is an invalid JSON Schema: " + clip.Message(err.Error()))
 	}
 	if s.Type != "object" {
 		return nil, errors.New(`must be the schema of an object: set "type: object"`)
 	}
 	r, err := s.Resolve(&jsonschema.ResolveOptions{ValidateDefaults: true})
 	if err != nil {
-		return nil, errors.New("is an invalid JSON Schema: " + shorten(err.Error()))
+		return nil, errors.New("is an invalid JSON Schema: " + clip.Message(err.Error()))
 	}
 	out := &inputSchema{schema: s, resolved: r, defaults: map[string]any{}}
 	for name, p := range s.Properties {
@@ -99,7 +101,7 @@ func (s *inputSchema) check(raw json.RawMessage) (map[string]any, error) {
 			return nil, e
 		}
 		return nil, &InputError{Problem: "value", Message: "does not match the schema of the tool: " +
-			shorten(err.Error())}
+			clip.Message(err.Error())}
 	}
 	return input, nil
 }
@@ -110,7 +112,7 @@ func decodeInput(raw json.RawMessage) (map[string]any, error) {
 	}
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
-		return nil, &InputError{Problem: "type", Message: "is invalid JSON: " + shorten(err.Error())}
+		return nil, &InputError{Problem: "type", Message: "is invalid JSON: " + clip.Message(err.Error())}
 	}
 	switch v := v.(type) {
 	case nil:
@@ -279,7 +281,7 @@ func show(v any) string {
 	if err != nil {
 		return typeOf(v)
 	}
-	return shorten(string(b))
+	return clip.Message(string(b))
 }
 
 // encodeJSON encodes v without escaping <, > and &.

@@ -17,6 +17,8 @@ import (
 	"sync"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 //go:embed data/*.yaml
@@ -47,7 +49,7 @@ func (s *Set) Get(name string) (*Compiled, error) {
 		return c, nil
 	}
 	known := slices.Sorted(maps.Keys(s.profiles))
-	return nil, fmt.Errorf("profile %q not found%s (known: %s): %w", shorten(name), nearest(name, known),
+	return nil, fmt.Errorf("profile %q not found%s (known: %s): %w", clip.Message(name), nearest(name, known),
 		strings.Join(known, ", "), errdefs.ErrNotFound)
 }
 
@@ -239,7 +241,7 @@ func read(file string, text []byte) (*draft, string, error) {
 	}
 	if !validName.MatchString(name) {
 		return nil, "", src.fail("name", "is %q: use up to 64 of a-z, 0-9, - and _, starting with a letter or digit",
-			shorten(name))
+			clip.Message(name))
 	}
 	return newDraft(body, src), name, checkTools(src, body)
 }
@@ -255,7 +257,7 @@ func checkTools(src *source, body tree) error {
 		}
 		if !validTool.MatchString(name) {
 			return src.fail(at+".name",
-				"is %q: use up to 64 letters, digits, '.', - and _, starting with a letter", shorten(name))
+				"is %q: use up to 64 letters, digits, '.', - and _, starting with a letter", clip.Message(name))
 		}
 		form := mcpName(name)
 		if first, ok := seen[form]; ok {
@@ -291,7 +293,7 @@ func (l *loader) merge(name string, chain []string) (*draft, error) {
 	case len(chain) > maxExtends:
 		return nil, src.fail("extends", "is a chain of %d profiles, more than %d", len(chain), maxExtends)
 	case l.drafts[parent] == nil:
-		return nil, src.fail("extends", "names unknown profile %q%s", shorten(parent), nearest(parent, l.order))
+		return nil, src.fail("extends", "names unknown profile %q%s", clip.Message(parent), nearest(parent, l.order))
 	}
 	p, err := l.merge(parent, chain)
 	if err != nil {
@@ -342,7 +344,7 @@ func decode(d *draft) (Profile, error) {
 		return p, d.files[0].fail("", "cannot be decoded: %s", err)
 	}
 	if err := json.Unmarshal(b, &p); err != nil {
-		return p, d.files[0].fail("", "cannot be decoded: %s", shorten(err.Error()))
+		return p, d.files[0].fail("", "cannot be decoded: %s", clip.Message(err.Error()))
 	}
 	p.Warnings = d.warnings
 	return p, nil

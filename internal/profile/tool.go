@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
@@ -27,7 +28,7 @@ func (c *Compiled) Tool(name string) (*CompiledTool, error) {
 	for i, t := range c.order {
 		known[i] = t.spec.Name
 	}
-	return nil, usererror.Errorf(errdefs.ErrNotFound, "tool %q is not in profile %s%s (known: %s)", shorten(name),
+	return nil, usererror.Errorf(errdefs.ErrNotFound, "tool %q is not in profile %s%s (known: %s)", clip.Message(name),
 		c.Profile.Name, nearest(name, known), strings.Join(known, ", "))
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // loopTries limits the attempts to get a free device: another process can take it between the query
@@ -77,18 +79,7 @@ func openLoop(n int) (*os.File, error) {
 // lockImage reports whether no loop device has the image. If so, it keeps that state until the file
 // is closed or attached. The lock belongs to the open file, which a loop device holds while it has
 // the image, even after this process ends.
-func lockImage(image *os.File) (free bool, err error) {
-	for {
-		switch err := unix.Flock(int(image.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-		case err == nil:
-			return true, nil
-		case errors.Is(err, unix.EWOULDBLOCK):
-			return false, nil
-		case !errors.Is(err, unix.EINTR):
-			return false, fmt.Errorf("lock %s: %w", image.Name(), err)
-		}
-	}
-}
+func lockImage(image *os.File) (free bool, err error) { return hostfile.TryLock(image, unix.LOCK_EX) }
 
 // findAttached finds and opens the loop device that has the image, which keeps the device. It
 // returns nil if there is none.

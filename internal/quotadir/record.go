@@ -8,10 +8,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 const (
@@ -82,27 +83,7 @@ func (r *record) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(dir, recordFile)
-	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(text, '\n'))
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(name+".new", name); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return hostfile.ReplaceSynced(filepath.Join(dir, recordFile), append(text, '\n'), 0o600, nil)
 }
 
 // lock serializes the calls on one disk. It waits until ctx ends.
@@ -117,23 +98,10 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	wait := time.Millisecond
-	for {
-		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-		case err == nil:
-			return func() { _ = f.Close() }, nil
-		case errors.Is(err, unix.EINTR):
-			continue
-		case !errors.Is(err, unix.EWOULDBLOCK):
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for lock of %s: %w", dir, context.Cause(ctx)), f.Close())
-		case <-time.After(wait):
-		}
-		wait = min(2*wait, 50*time.Millisecond)
+	if err := hostfile.Lock(ctx, f); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
+	return func() { _ = f.Close() }, nil
 }
 
 // makeRoot makes the root of a disk without an image.

@@ -10,6 +10,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // shrinkImage makes a smaller copy of a detached image and replaces the image with it. An
@@ -110,7 +112,7 @@ func finishShrink(dir string, rec *record) error {
 	if err := os.Rename(small, filepath.Join(dir, imageFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := syncDir(dir); err != nil {
+	if err := hostfile.SyncDir(dir); err != nil {
 		return err
 	}
 	rec.FromBytes = 0

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
@@ -98,12 +99,7 @@ func (c *Dir) record(d *cgroup.Delegated) error {
 	if err != nil {
 		return fmt.Errorf("record cgroups: %w", err)
 	}
-	fresh := c.recordPath() + ".new"
-	err = os.WriteFile(fresh, b, 0o600)
-	if err == nil {
-		err = os.Rename(fresh, c.recordPath())
-	}
-	if err != nil {
+	if err := hostfile.Replace(c.recordPath(), b, 0o600); err != nil {
 		return fmt.Errorf("record cgroups: %w", err)
 	}
 	return nil

@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // Dir is a locked temporary directory. Use Make.
@@ -95,12 +97,8 @@ func take(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, f.Close()
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	if locked, err := hostfile.TryLock(f, unix.LOCK_EX); !locked {
+		return nil, errors.Join(err, f.Close())
 	}
 	had, err := f.Stat()
 	if err != nil {

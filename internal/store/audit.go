@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // AuditDB is the database of the audit log. It has its own files beside the state database, so that
@@ -188,26 +189,8 @@ func (a *AuditDB) makePart(ctx context.Context, before *auditPart) (*auditPart, 
 
 // writeSeal replaces the seal of a part. When it returns nil, the seal survives a power loss.
 func writeSeal(dir string, number int, seal []byte) error {
-	path := filepath.Join(dir, AuditSealFile(number))
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(seal)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	failpoint.Hit("audit.seal.written")
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil //nolint:nilerr // the seal counts from its rename on
-	}
-	_ = d.Sync()
-	d.Close()
-	return nil
+	return hostfile.ReplaceSynced(filepath.Join(dir, AuditSealFile(number)), seal, 0o600,
+		func() { failpoint.Hit("audit.seal.written") })
 }
 
 // Remove deletes the file of a sealed part and replaces its seal. The new seal must say that the

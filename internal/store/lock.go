@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,7 +11,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // probeTime is far longer than a lock probe takes.
@@ -31,16 +33,13 @@ func LockDir(dir string) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	for end := time.Now().Add(probeTime); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end); {
-		time.Sleep(probeTime / 50)
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	defer cancel()
+	if err := hostfile.Lock(ctx, f); err != nil {
 		holder := make([]byte, 32)
 		n, _ := f.ReadAt(holder, 0) // only for the message
 		err = errors.Join(err, f.Close())
-		if errors.Is(err, unix.EWOULDBLOCK) {
+		if errors.Is(err, context.DeadlineExceeded) {
 			return nil, fmt.Errorf("state directory %s is held by process %s: %w",
 				dir, strings.TrimSpace(string(holder[:n])), errdefs.ErrUnavailable)
 		}

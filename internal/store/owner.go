@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -68,30 +69,9 @@ func (r ownerRecord) write(dir string) error {
 		return err
 	}
 	path := filepath.Join(dir, OwnerFile)
-	if err := writeSynced(path+".new", append(text, '\n')); err != nil {
+	err = hostfile.ReplaceSynced(path, append(text, '\n'), 0o600, func() { failpoint.Hit("start.owner.written") })
+	if err != nil {
 		return fmt.Errorf("write %s: %w", path, classify(err))
 	}
-	failpoint.Hit("start.owner.written")
-	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return syncFile(dir)
-}
-
-func writeSynced(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	return errors.Join(err, f.Sync(), f.Close())
-}
-
-// syncFile makes a file, or the entries of a directory, survive a power loss.
-func syncFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return nil
 }

@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // FieldError reports an invalid field of a document.
@@ -37,7 +39,7 @@ func Decode(data []byte, v any) error {
 		at = t.Offset // report the first of two errors
 	}
 	if name, found := unknownField(data, at, reflect.TypeOf(v)); found {
-		return &FieldError{clip(name), "is unknown"}
+		return &FieldError{clip.Message(name), "is unknown"}
 	}
 	if err != nil {
 		return explain(err, v)
@@ -51,8 +53,8 @@ func explain(err error, v any) error {
 		if field == "" {
 			field = "body"
 		}
-		return &FieldError{clip(field),
-			fmt.Sprintf("is a JSON %s and must be %s", clip(t.Value), kind(t.Type.String()))}
+		return &FieldError{clip.Message(field),
+			fmt.Sprintf("is a JSON %s and must be %s", clip.Message(t.Value), kind(t.Type.String()))}
 	}
 	switch text := err.Error(); {
 	case text == "unexpected end of JSON input":
@@ -60,16 +62,7 @@ func explain(err error, v any) error {
 	case strings.HasSuffix(text, "after top-level value"):
 		return &FieldError{"body", "has more than one JSON value"}
 	}
-	return &FieldError{"body", "is invalid JSON: " + clip(err.Error())}
-}
-
-// clip shortens text of the document for an error.
-func clip(s string) string {
-	const most = 256
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "…"
+	return &FieldError{"body", "is invalid JSON: " + clip.Message(err.Error())}
 }
 
 // fieldPath returns the path of a field as in the document, without the names of embedded Go types,

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
 // answerTimeout bounds the wait for a server's answer, before a command works without one.
@@ -170,7 +171,7 @@ func ServerPID(dir string) string {
 		return ""
 	}
 	defer f.Close()
-	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+	if free, _ := hostfile.TryLock(f, unix.LOCK_SH); free {
 		return ""
 	}
 	text := make([]byte, 32)

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
@@ -41,12 +41,12 @@ func LockFile(path string, how int) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return nil, errors.Join(cli.Refuse(errdefs.ErrUnavailable, "%s is held", path), f.Close())
-	case err != nil:
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	locked, err := hostfile.TryLock(f, how)
+	if err == nil && !locked {
+		err = cli.Refuse(errdefs.ErrUnavailable, "%s is held", path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }

@@ -20,7 +20,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
-	"unicode/utf8"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // Kinds of endpoints.
@@ -105,7 +106,7 @@ func (m *Model) Name() string { return m.o.Model }
 func (m *Model) Extract(ctx context.Context, prompt, address, text string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, m.o.Timeout, errLate)
 	defer cancel()
-	system, user := instructions(prompt, address, head(text))
+	system, user := instructions(prompt, address, clip.Bytes(text, MaxText))
 	req, err := m.request(ctx, system, user)
 	if err != nil {
 		return "", err
@@ -167,18 +168,6 @@ func refused(resp *http.Response) error {
 		}
 	}
 	return errors.New(s)
-}
-
-// head returns at most MaxText bytes of s, cut at a character.
-func head(s string) string {
-	if len(s) <= MaxText {
-		return s
-	}
-	n := MaxText
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
 }
 
 // instructions builds the prompts. The page is quoted between random marks, so that it cannot end

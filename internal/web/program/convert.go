@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
@@ -35,7 +36,7 @@ func (c *converted) into(a *web.Answer, limit int) {
 	}
 	if limit > 0 {
 		var short bool
-		text, short = firstRunes(text, limit)
+		text, short = clip.Runes(text, limit)
 		cut = cut || short
 	}
 	a.Text, a.Truncated = text, a.Truncated || cut

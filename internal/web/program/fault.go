@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
@@ -47,24 +48,9 @@ func oneLine(s string, limit int) string {
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r)
 	}), " ")
-	s, cut := firstRunes(s, limit)
+	s, cut := clip.Runes(s, limit)
 	if cut {
 		s += "…"
 	}
 	return s
-}
-
-// firstRunes returns at most the first limit characters of s, and whether s was cut.
-func firstRunes(s string, limit int) (string, bool) {
-	if len(s) <= limit {
-		return s, false
-	}
-	n := 0
-	for i := range s {
-		if n == limit {
-			return s[:i], true
-		}
-		n++
-	}
-	return s, false
 }
