@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -21,6 +23,26 @@ func CheckReplaceable(path string) error {
 		)
 	}
 	return nil
+}
+
+// SaveFile replaces the file at path by what it reads from in. If it fails, the old file stays.
+func SaveFile(path string, mode fs.FileMode, in io.Reader) (err error) {
+	if err := CheckReplaceable(path); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".orchestrator-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name())) // it is incomplete
+		}
+	}()
+	if err := errors.Join(WriteSparse(f, in), f.Chmod(mode), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
 }
 
 // WriteSparse writes in to a new file and leaves out blocks of zeros: a sparse file in a small

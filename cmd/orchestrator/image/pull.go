@@ -162,7 +162,7 @@ func terminalSize(w io.Writer) (width, height int) {
 	if !ok {
 		return 0, 0
 	}
-	at, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ) //nolint:gosec // a descriptor fits
+	at, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ) // a descriptor fits
 	if err != nil {
 		return 0, 0
 	}

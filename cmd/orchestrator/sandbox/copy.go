@@ -50,7 +50,7 @@ type copying struct {
 	from, to files
 
 	group   *errgroup.Group
-	ctx     context.Context //nolint:containedctx // of the group, for as long as it runs
+	ctx     context.Context // of the group, for as long as it runs
 	found   atomic.Int64
 	done    atomic.Int64
 	bytes   atomic.Int64

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -183,31 +182,14 @@ func (hostFiles) open(_ context.Context, path string) (io.ReadCloser, error) {
 	return f, nil
 }
 
-// write creates the file under a temporary name and renames it when it is complete.
-func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string, _ int64) (err error) {
-	if err := cli.CheckReplaceable(path); err != nil {
-		return err
-	}
+// write replaces a file when the new one is complete.
+func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string, _ int64) error {
 	perm, err := strconv.ParseUint(mode, 8, 32)
 	if err != nil {
 		perm = 0o644
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".cp-*")
-	if err != nil {
-		return hostError(err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name()) // it is incomplete
-		}
-	}()
-	err = cli.WriteSparse(f, in)
 	// Drop setuid and setgid: a file from a sandbox must not run as another user.
-	err = errors.Join(err, f.Chmod(fs.FileMode(perm)&fs.ModePerm), f.Close())
-	if err != nil {
-		return err
-	}
-	return hostError(os.Rename(f.Name(), path))
+	return hostError(cli.SaveFile(path, fs.FileMode(perm)&fs.ModePerm, in))
 }
 
 // isDirectory reports whether a path of this host is a directory or a link to one.

@@ -1,12 +1,11 @@
 package sandbox
 
 import (
+	"bytes"
 	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -114,7 +113,11 @@ func (j *junit) write(end error) error {
 	if err != nil {
 		return fmt.Errorf("write the report %s: %w", j.path, err)
 	}
-	return writeFileAtomically(j.path, append(append([]byte(xml.Header), body...), '\n'))
+	if err := cli.SaveFile(j.path, 0o644, io.MultiReader(strings.NewReader(xml.Header), bytes.NewReader(body),
+		strings.NewReader("\n"))); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return nil
 }
 
 // failureOf describes an error, and reports whether the command itself failed.
@@ -135,24 +138,4 @@ func failureOf(err error) (fault *junitFailure, failed bool) {
 	default: // a limit or a refusal, which Detail describes
 	}
 	return fault, true
-}
-
-// writeFileAtomically writes the whole file or leaves the old one.
-func writeFileAtomically(path string, content []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".junit-*")
-	if err != nil {
-		return fmt.Errorf("write the report: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("write the report: %w", err), os.Remove(f.Name()))
-		}
-	}()
-	if _, err := f.Write(content); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if err := errors.Join(f.Chmod(0o644), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

@@ -5,10 +5,8 @@ package workspace
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -232,29 +230,11 @@ func newWorkspaceGet(a *cli.App) *cobra.Command {
 					_, err := io.Copy(a.Stdout, in)
 					return err
 				}
-				return saveAs(target, in)
+				if err := cli.SaveFile(target, 0o644, in); err != nil {
+					return fmt.Errorf("write %s: %w", target, err)
+				}
+				return nil
 			})
 		},
 	}
-}
-
-// saveAs writes a complete file, or leaves the old one.
-func saveAs(target string, in io.Reader) (err error) {
-	if err := cli.CheckReplaceable(target); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(target), ".orchestrator-*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", target, err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	err = cli.WriteSparse(f, in)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", target, err)
-	}
-	return os.Rename(f.Name(), target)
 }
