@@ -55,6 +55,15 @@ type Capabilities map[Capability]string
 // Yes is the value of a capability that the driver has.
 const Yes = "yes"
 
+// AllYes returns every capability with the value Yes.
+func AllYes() Capabilities {
+	c := Capabilities{}
+	for _, name := range AllCapabilities() {
+		c[name] = Yes
+	}
+	return c
+}
+
 // Has reports whether the driver has the capability.
 func (c Capabilities) Has(name Capability) bool { return c[name] == Yes }
 

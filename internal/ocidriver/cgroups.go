@@ -12,10 +12,26 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // CgroupsPath returns the path of a sandbox's cgroup in every hierarchy.
 func CgroupsPath(id string) string { return "/orchestrator/" + id }
+
+// MakeGVisorCgroups makes the cgroups of a sandbox of class gvisor, which runsc has to join, and
+// returns their directories. FailedPrecondition: this host has cgroups that cannot cap it.
+func (d Driver) MakeGVisorCgroups(id string, l runtime.Limits) ([]string, error) {
+	caps := ocispec.GVisorCaps(l)
+	dirs, err := cgroup.Make(CgroupsPath(id),
+		cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
+	if errors.Is(err, cgroup.ErrUnsupported) {
+		return nil, d.Unfit(err.Error(), "a sandbox of class gvisor is capped by its cgroup alone")
+	}
+	return dirs, err
+}
 
 // CgroupsOf returns the directories of the cgroups that a sandbox still has, in all hierarchies.
 func CgroupsOf(id string) ([]string, error) {
@@ -25,7 +41,7 @@ func CgroupsOf(id string) ([]string, error) {
 	}
 	var dirs []string
 	for _, m := range hierarchies {
-		if dir := path.Join(m.Mountpoint, CgroupsPath(id)); exists(dir) {
+		if dir := path.Join(m.Mountpoint, CgroupsPath(id)); Exists(dir) {
 			dirs = append(dirs, dir)
 		}
 	}
@@ -67,7 +83,7 @@ func removeTree(dir, within string) error {
 	}
 	// A frozen process does not die.
 	for name, on := range map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"} {
-		if file := filepath.Join(dir, name); exists(file) {
+		if file := filepath.Join(dir, name); Exists(file) {
 			_ = os.WriteFile(file, []byte(on), 0) // the kill shows whether it worked
 		}
 	}
@@ -115,7 +131,7 @@ func killProcs(procs, within string) error {
 }
 
 // InCgroup reports whether a process is in a cgroup, or below it, in any hierarchy.
-func InCgroup(pid int, cgroup string) bool {
+func InCgroup(pid int, group string) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err != nil {
 		return false
@@ -123,16 +139,11 @@ func InCgroup(pid int, cgroup string) bool {
 	for line := range strings.Lines(string(text)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		// The runtime may have put our path below its own cgroup.
-		if len(parts) == 3 && strings.Contains(parts[2]+"/", cgroup+"/") {
+		if len(parts) == 3 && strings.Contains(parts[2]+"/", group+"/") {
 			return true
 		}
 	}
 	return false
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }
 
 // killedForMemory reports whether the kernel killed something in the sandbox's cgroup for memory.

@@ -49,7 +49,7 @@ func (d Driver) CheckCgroups() (host cgroup.Host, noSwap bool, err error) {
 	if err != nil {
 		return host, false, d.Unfit(err.Error(), "mount the cgroup file systems")
 	}
-	if exists(filepath.Join(own[cgroup.Memory], "memory.memsw.limit_in_bytes")) {
+	if Exists(filepath.Join(own[cgroup.Memory], "memory.memsw.limit_in_bytes")) {
 		return host, false, nil
 	}
 	swaps, err := os.ReadFile("/proc/swaps")
@@ -133,14 +133,23 @@ func firstLine(text string) string {
 	return strings.TrimSpace(line)
 }
 
-// CheckGuest requires that the guest's binary is executable and that the kernel supports pidfds.
-func (d Driver) CheckGuest(path string) error {
-	info, err := os.Stat(path)
+// CheckStart requires absolute paths, root, an executable guest, and that the kernel supports
+// pidfds.
+func (d Driver) CheckStart(stateDir, guest string) error {
+	for _, x := range []struct{ name, path string }{{"state dir", stateDir}, {"guest path", guest}} {
+		if !filepath.IsAbs(x.path) {
+			return fmt.Errorf("%s %q is not absolute: %w", x.name, x.path, errdefs.ErrInvalidArgument)
+		}
+	}
+	if os.Geteuid() != 0 {
+		return d.Unfit("it is not run as root", "run it as root, or use the docker driver")
+	}
+	info, err := os.Stat(guest)
 	if err != nil {
 		return fmt.Errorf("guest: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
-		return fmt.Errorf("guest %s is not an executable file: %w", path, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("guest %s is not an executable file: %w", guest, errdefs.ErrInvalidArgument)
 	}
 	p, err := Open(os.Getpid())
 	if err != nil {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/containerd/errdefs"
@@ -18,15 +20,6 @@ import (
 
 // ErrEnded is the reason why a sandbox is lost.
 var ErrEnded = errors.New("the sandbox's first process has ended")
-
-// Sandboxes holds a driver's running sandboxes by id. Set Remove, which destroys a sandbox, before
-// the first Hold. Safe for concurrent use.
-type Sandboxes struct {
-	Remove func(ctx context.Context, id string) error
-
-	mu   sync.Mutex
-	live map[string]*Sandbox
-}
 
 // Stderr is the last output of a sandbox on standard error. It explains why a sandbox was lost.
 type Stderr interface {
@@ -42,22 +35,22 @@ type Sandbox struct {
 	Init   *Process
 	Stderr Stderr // nil: none
 
-	set   *Sandboxes
+	base  *Base
 	id    string
 	class runtime.Class
 
 	alive context.Context // ends with ErrEnded when Init does
 	died  context.CancelCauseFunc
 	watch sync.WaitGroup
-	once  sync.Once // guards Forget
+	once  sync.Once // guards forget
 }
 
 var _ runtime.Sandbox = (*Sandbox)(nil)
 
-// Hold adds a sandbox and watches its first process, in a goroutine that Forget waits for. It takes
+// hold adds a sandbox and watches its first process, in a goroutine that forget waits for. It takes
 // ownership of the run directory, the process and the output.
-func (s *Sandboxes) Hold(id string, class runtime.Class, c *rundir.Dir, init *Process, words Stderr) *Sandbox {
-	h := &Sandbox{RunDir: c, Init: init, set: s, id: id, class: class, Stderr: words}
+func (b *Base) hold(id string, class runtime.Class, c *rundir.Dir, init *Process, words Stderr) *Sandbox {
+	h := &Sandbox{RunDir: c, Init: init, base: b, id: id, class: class, Stderr: words}
 	h.alive, h.died = context.WithCancelCause(context.Background())
 	h.watch.Go(func() {
 		if init.Block() {
@@ -65,30 +58,27 @@ func (s *Sandboxes) Hold(id string, class runtime.Class, c *rundir.Dir, init *Pr
 			h.died(ErrEnded)
 		}
 	})
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.live == nil {
-		s.live = map[string]*Sandbox{}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.live == nil {
+		b.live = map[string]*Sandbox{}
 	}
-	s.live[id] = h
+	b.live[id] = h
 	return h
 }
 
-// Get returns the sandbox with this id, or nil.
-func (s *Sandboxes) Get(id string) *Sandbox {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.live[id]
+// Get returns the sandbox with this id if this process holds it, or nil.
+func (b *Base) Get(id string) *Sandbox {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.live[id]
 }
 
-// Release releases all sandboxes. They keep running.
-func (s *Sandboxes) Release() error {
-	s.mu.Lock()
-	held := make([]*Sandbox, 0, len(s.live))
-	for _, h := range s.live {
-		held = append(held, h)
-	}
-	s.mu.Unlock()
+// Close releases every held sandbox. They keep running.
+func (b *Base) Close() error {
+	b.mu.Lock()
+	held := slices.Collect(maps.Values(b.live))
+	b.mu.Unlock()
 	errs := make([]error, 0, len(held))
 	for _, h := range held {
 		errs = append(errs, h.Release())
@@ -96,15 +86,15 @@ func (s *Sandboxes) Release() error {
 	return errors.Join(errs...)
 }
 
-// Forget ends the watch and removes the sandbox from its set. Afterwards Done is closed if the
+// forget ends the watch and removes the sandbox from its driver. Afterwards Done is closed if the
 // first process has ended, and stays open otherwise.
-func (h *Sandbox) Forget() {
+func (h *Sandbox) forget() {
 	h.once.Do(func() {
-		h.set.mu.Lock()
-		if h.set.live[h.id] == h {
-			delete(h.set.live, h.id)
+		h.base.mu.Lock()
+		if h.base.live[h.id] == h {
+			delete(h.base.live, h.id)
 		}
-		h.set.mu.Unlock()
+		h.base.mu.Unlock()
 		if h.Init.Ended() {
 			h.died(ErrEnded)
 			h.Init.Reap()
@@ -181,10 +171,10 @@ func (h *Sandbox) Unbind(ctx context.Context) error {
 func (h *Sandbox) Figures(context.Context) (runtime.Figures, error) { return Figures(h.RunDir) }
 
 // Destroy removes the sandbox.
-func (h *Sandbox) Destroy(ctx context.Context) error { return h.set.Remove(ctx, h.id) }
+func (h *Sandbox) Destroy(ctx context.Context) error { return h.base.Remove(ctx, h.id) }
 
 // Release gives up the sandbox, which keeps running.
 func (h *Sandbox) Release() error {
-	h.Forget()
+	h.forget()
 	return h.RunDir.Close()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -161,5 +162,64 @@ func TestFitRlimitsUnderOwnLimits(t *testing.T) {
 		{Type: "RLIMIT_SIGPENDING", Hard: 1, Soft: 1}}
 	if err := FitRlimits(list); err != nil || list[0].Hard != 1 || list[2].Hard != 1 {
 		t.Errorf("low limits: %+v, %v", list, err)
+	}
+}
+
+// An image may have any file at a mount point: links are not followed, and files are replaced by
+// directories.
+func TestSkeletonFollowsNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	outside, root := t.TempDir(), t.TempDir()
+	victim := filepath.Join(outside, "hostname")
+	for _, err := range []error{
+		os.WriteFile(victim, []byte("host\n"), 0o600),
+		os.Symlink(outside, filepath.Join(root, "etc")),
+		os.Symlink("/", filepath.Join(root, "home")),
+		os.WriteFile(filepath.Join(root, "proc"), nil, 0o600),
+		os.MkdirAll(filepath.Join(root, "workspace", "kept"), 0o700),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var first, second os.FileInfo
+	for _, info := range []*os.FileInfo{&first, &second} {
+		err := WriteSkeleton(root)
+		if err == nil {
+			*info, err = os.Lstat(filepath.Join(root, "etc/hosts"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !os.SameFile(first, second) {
+		t.Error("the second WriteSkeleton replaced a file that sandboxes may use")
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
+		t.Errorf("a file outside holds %q, %v", text, err)
+	}
+	for _, name := range []string{"proc", "sys", "dev", "tmp", "run/orchestrator", "workspace/kept", "home/user", "etc"} {
+		if info, err := os.Lstat(filepath.Join(root, name)); err != nil || !info.IsDir() {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(root, "etc/hostname")); err != nil || string(text) != "sandbox\n" {
+		t.Errorf("hostname is %q, %v", text, err)
+	}
+	other := t.TempDir()
+	for _, err := range []error{
+		os.Mkdir(filepath.Join(other, "etc"), 0o700),
+		os.Symlink(victim, filepath.Join(other, "etc/hostname")),
+		os.MkdirAll(filepath.Join(other, "etc/hosts/folder"), 0o700),
+		WriteSkeleton(other),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
+		t.Errorf("a file outside holds %q, %v", text, err)
 	}
 }

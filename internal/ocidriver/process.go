@@ -126,6 +126,14 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
+// EndsSoon reports whether the process ends within a moment. An operation on a sandbox can fail a
+// moment before the process that causes the failure is gone.
+func (p *Process) EndsSoon(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	return p.Wait(ctx) == nil
+}
+
 // Reap collects the process in case it is our child: if the orchestrator is PID 1 or a subreaper,
 // it inherits what the runtime left.
 func (p *Process) Reap() {

@@ -5,7 +5,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Share returns what commands may use: the sandbox's caps less the guest's reserve.
+// Share returns what commands may use: the sandbox's caps less the guest's reserve. The guest
+// answers even when they use all of it.
 func Share(l runtime.Limits) cgroup.Share {
 	return cgroup.Share{
 		MemoryBytes: l.MemoryBytes - runtime.GuestReserveBytes,

@@ -1,18 +1,13 @@
 package containerd
 
 import (
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
-// Classes returns container, and gvisor if a trial run with runsc succeeded. The trial runs once.
-func (d *Driver) Classes() []runtime.Class {
-	classes := []runtime.Class{runtime.ClassContainer}
-	if d.Why(runtime.ClassGVisor) == nil {
-		classes = append(classes, runtime.ClassGVisor)
-	}
-	return classes
-}
+// Classes returns container, and gvisor if a trial run of runsc succeeded. The trial runs once.
+func (d *Driver) Classes() []runtime.Class { return ocidriver.Classes(d.Why) }
 
 // Why returns why a class is not offered and what to do about it, or nil if it is.
 func (d *Driver) Why(class runtime.Class) error {
@@ -25,12 +20,5 @@ func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
 	if d.Why(class) != nil {
 		return nil
 	}
-	if class == runtime.ClassGVisor {
-		return ocispec.GVisorCapabilities()
-	}
-	caps := runtime.Capabilities{}
-	for _, c := range runtime.AllCapabilities() {
-		caps[c] = runtime.Yes
-	}
-	return caps
+	return ocispec.ClassCapabilities(class)
 }

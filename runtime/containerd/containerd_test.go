@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -132,7 +133,7 @@ func TestLauncher(t *testing.T) {
 		if (err == nil) != c.ok || c.ok && string(out) != want {
 			t.Errorf("%q: %q, %v", c.args, out, err)
 		}
-		if exists(procs) != c.in {
+		if ocidriver.Exists(procs) != c.in {
 			t.Errorf("%q: in the cgroup is not %v", c.args, c.in)
 		}
 	}
@@ -174,57 +175,6 @@ func TestPeerIsWhoListens(t *testing.T) {
 	}
 	if err := checkPeer(t.Context(), address); err != nil {
 		t.Error(err)
-	}
-}
-
-// An image may have any file at a mount point: links are not followed, and files are replaced by
-// directories.
-func TestSkeletonFollowsNothing(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root")
-	}
-	outside, root := t.TempDir(), t.TempDir()
-	victim := filepath.Join(outside, "hostname")
-	for _, err := range []error{
-		os.WriteFile(victim, []byte("host\n"), 0o600),
-		os.Symlink(outside, filepath.Join(root, "etc")),
-		os.Symlink("/", filepath.Join(root, "home")),
-		os.WriteFile(filepath.Join(root, "proc"), nil, 0o600),
-		os.MkdirAll(filepath.Join(root, "workspace", "kept"), 0o700),
-	} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 2 {
-		if err := writeSkeleton(root); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
-		t.Errorf("a file outside holds %q, %v", text, err)
-	}
-	for _, name := range []string{"proc", "sys", "dev", "tmp", "run/orchestrator", "workspace/kept", "home/user", "etc"} {
-		if info, err := os.Lstat(filepath.Join(root, name)); err != nil || !info.IsDir() {
-			t.Errorf("%s: %v, %v", name, info, err)
-		}
-	}
-	if text, err := os.ReadFile(filepath.Join(root, "etc/hostname")); err != nil || string(text) != "sandbox\n" {
-		t.Errorf("hostname is %q, %v", text, err)
-	}
-	other := t.TempDir()
-	for _, err := range []error{
-		os.Mkdir(filepath.Join(other, "etc"), 0o700),
-		os.Symlink(victim, filepath.Join(other, "etc/hostname")),
-		os.MkdirAll(filepath.Join(other, "etc/hosts/folder"), 0o700),
-		writeSkeleton(other),
-	} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
-		t.Errorf("a file outside holds %q, %v", text, err)
 	}
 }
 

@@ -140,7 +140,7 @@ func TestDaemonIsKilledInTheMiddleOfCreate(t *testing.T) {
 			// containerd 1.6 does not clean up a bundle without a file "runtime" at its start. The
 			// bundle has no shim and is removed at the next start, when no record names it any more.
 			bundle := filepath.Join(daemonTasks, b.namespace, spec.ID)
-			if exists(bundle) && !exists(filepath.Join(bundle, "runtime")) && len(b.shimsOf(spec.ID)) == 0 {
+			if ocidriver.Exists(bundle) && !ocidriver.Exists(filepath.Join(bundle, "runtime")) && len(b.shimsOf(spec.ID)) == 0 {
 				t.Log("the daemon could not clear away what it had begun")
 				daemon(t, "kill")
 				back()

@@ -27,8 +27,6 @@ import (
 )
 
 const (
-	// undoTime bounds the removal of what a failed call made.
-	undoTime = 20 * time.Second
 	// stepTime bounds one step of the daemon during a create. The longest takes 50 ms on a quiet
 	// machine.
 	stepTime = 20 * time.Second
@@ -56,26 +54,21 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := d.busy.Lock(ctx, spec.ID)
-	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
-	}
-	defer unlock()
-	root, err := d.rootMounts(ctx, spec.Image)
-	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
-	}
-	if err := d.record(ctx, spec, h); err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
-	}
-	failpoint.Hit("containerd.create.intent")
-	s, err := d.create(ctx, spec, root)
-	if err == nil {
-		return s, nil
-	}
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	return nil, errors.Join(fmt.Errorf("create sandbox %s: %w", spec.ID, err), d.removal.Destroy(undo, spec.ID))
+	var root []*types.Mount
+	return d.Base.Create(ctx, spec, func(ctx context.Context) (err error) {
+		if root, err = d.rootMounts(ctx, spec.Image); err != nil {
+			return err
+		}
+		if err := d.record(ctx, spec, h); err != nil {
+			return err
+		}
+		failpoint.Hit("containerd.create.intent")
+		return nil
+	}, func(ctx context.Context, c *rundir.Dir) (*ocidriver.Process, ocidriver.Stderr, error) {
+		failpoint.Hit("containerd.create.cell")
+		init, err := d.fill(ctx, spec, root, c)
+		return init, nil, err
+	})
 }
 
 // rootMounts returns how a shim mounts the image's root. If the root was removed since Prepare, it
@@ -139,7 +132,7 @@ func (d *Driver) record(ctx context.Context, spec runtime.Spec, h handler) error
 // unrecord deletes a record whose writing was interrupted, since the daemon may have written it. A
 // record of another call stays.
 func (d *Driver) unrecord(ctx context.Context, id, try string) error {
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), ocidriver.UndoTime)
 	defer cancel()
 	got, err := d.api.ContainerService().Get(undo, id)
 	if err == nil && got.Labels[labelTry] == try {
@@ -153,7 +146,7 @@ func (d *Driver) unrecord(ctx context.Context, id, try string) error {
 
 // configOf returns the OCI configuration, with the root where the shim mounts it.
 func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, error) {
-	runDir, slotDir, err := rundir.Paths(d.cellOptions(spec.ID, spec.Limits))
+	runDir, slotDir, err := rundir.Paths(d.RunDirOptions(spec.ID, spec.Limits))
 	if err != nil {
 		return nil, err
 	}
@@ -183,23 +176,9 @@ func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, 
 	return config, nil
 }
 
-// create makes one part after the other. If it fails, destroy removes what it finds.
-func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mount) (*ocidriver.Sandbox, error) {
-	c, err := rundir.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
-	if err != nil {
-		return nil, err
-	}
-	failpoint.Hit("containerd.create.cell")
-	s, err := d.fill(ctx, spec, root, c)
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return s, nil
-}
-
 // fill creates a running container for the run directory.
 func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Mount,
-	c *rundir.Dir) (*ocidriver.Sandbox, error) {
+	c *rundir.Dir) (*ocidriver.Process, error) {
 	if spec.Class == runtime.ClassGVisor {
 		if err := d.makeGVisorCgroups(spec.ID, spec.Limits); err != nil {
 			return nil, err
@@ -224,7 +203,7 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Moun
 		return nil, err
 	}
 	failpoint.Hit("containerd.create.attached")
-	return d.live.Hold(spec.ID, spec.Class, c, init, nil), nil
+	return init, nil
 }
 
 // start starts the first process and gives it its cgroups.
@@ -240,10 +219,7 @@ func (d *Driver) start(ctx context.Context, spec runtime.Spec, c *rundir.Dir, in
 	if err == nil && !init.Ended() {
 		return nil
 	}
-	// An operation can fail a moment before the process that causes the failure is gone.
-	soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-	defer cancel()
-	if init.Wait(soon) != nil {
+	if !init.EndsSoon(ctx) {
 		return err
 	}
 	return fmt.Errorf("its first process ended at once%s: %w", d.exitOf(ctx, spec.ID), errdefs.ErrFailedPrecondition)

@@ -27,7 +27,6 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
-	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -65,23 +64,17 @@ type Options struct {
 
 // Driver creates sandboxes with containerd. It is safe for concurrent use.
 type Driver struct {
-	dir         string // S/containerd
-	cells       string // S/containerd/cells
-	guest       string
-	address     string
-	namespace   string
-	snapshotter string
-	info        string
-	noSwap      bool // the kernel does not count swap, and there is none
-	container   handler
-	gvisorOnce  gvisor.Once[handler]
-	search      func() (handler, error) // for class gvisor
-	api         *client.Client
-	log         *slog.Logger
-	busy        ocidriver.Locks // by sandbox, and by image
-
-	live    ocidriver.Sandboxes
-	removal ocidriver.Remover
+	ocidriver.Base        // its lock is also by image
+	dir            string // S/containerd
+	address        string
+	namespace      string
+	snapshotter    string
+	info           string
+	noSwap         bool // the kernel does not count swap, and there is none
+	container      handler
+	gvisorOnce     gvisor.Once[handler]
+	search         func() (handler, error) // for class gvisor
+	api            *client.Client
 }
 
 var (
@@ -104,18 +97,16 @@ func New(ctx context.Context, o Options) (_ *Driver, err error) {
 	if err := checkPeer(ctx, o.Address); err != nil {
 		return nil, err
 	}
+	dir := filepath.Join(o.StateDir, "containerd")
 	d := &Driver{
-		dir:       filepath.Join(o.StateDir, "containerd"),
-		cells:     filepath.Join(o.StateDir, "containerd", "cells"),
-		guest:     o.GuestPath,
+		Base:      ocidriver.Base{RunDirs: filepath.Join(dir, "cells"), Guest: o.GuestPath, Log: o.Log},
+		dir:       dir,
 		address:   o.Address,
 		namespace: o.Namespace,
 		noSwap:    noSwap,
-		log:       o.Log,
 	}
-	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Remaining: d.leftOf}
-	d.live.Remove = d.Remove
-	for _, dir := range []string{d.dir, d.cells, d.runtimeRoot(), filepath.Join(d.dir, runscName)} {
+	d.Find, d.TearDown, d.Remaining = d.find, d.tearDown, d.leftOf
+	for _, dir := range []string{d.dir, d.RunDirs, d.runtimeRoot(), filepath.Join(d.dir, runscName)} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("state of the containerd driver: %w", err)
 		}
@@ -141,7 +132,7 @@ func New(ctx context.Context, o Options) (_ *Driver, err error) {
 	d.info = fmt.Sprintf("containerd %s, %s, snapshots by %s, cgroup %s", version, d.container.release, d.snapshotter,
 		cgroups.Mode)
 	if err := d.sweepProbe(ctx); err != nil {
-		d.log.Warn("failed to remove leftovers of a killed start; will retry at the next start", "error", err)
+		d.Log.Warn("failed to remove leftovers of a killed start; will retry at the next start", "error", err)
 	}
 	d.search = func() (handler, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) }
 	return d, nil
@@ -161,16 +152,10 @@ func (o Options) withDefaults() Options {
 }
 
 func (o Options) validate() error {
-	for _, x := range []struct{ name, path string }{{"state dir", o.StateDir}, {"guest path", o.GuestPath},
-		{"containerd.address", o.Address}} {
-		if !filepath.IsAbs(x.path) {
-			return fmt.Errorf("%s %q is not absolute: %w", x.name, x.path, errdefs.ErrInvalidArgument)
-		}
+	if !filepath.IsAbs(o.Address) {
+		return fmt.Errorf("containerd.address %q is not absolute: %w", o.Address, errdefs.ErrInvalidArgument)
 	}
-	if os.Geteuid() != 0 {
-		return host.Unfit("it is not run as root", "run it as root, or use the docker driver")
-	}
-	return host.CheckGuest(o.GuestPath)
+	return host.CheckStart(o.StateDir, o.GuestPath)
 }
 
 // Name returns "containerd".
@@ -191,11 +176,7 @@ func (d *Driver) runtimeState(id string) string {
 	return filepath.Join(d.runtimeRoot(), d.namespace, id)
 }
 
-func (d *Driver) cellOptions(id string, l runtime.Limits) rundir.Options {
-	return rundir.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
-}
-
 // Close releases every held sandbox and the daemon. Sandboxes keep running.
 func (d *Driver) Close() error {
-	return errors.Join(d.live.Release(), d.api.Close())
+	return errors.Join(d.Base.Close(), d.api.Close())
 }

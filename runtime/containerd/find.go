@@ -16,13 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
-)
-
-// Labels that List and Adopt read; ocispec writes them.
-const (
-	labelOwner    = "orchestrator.owner"
-	labelTemplate = "orchestrator.template"
-	labelBuild    = "orchestrator.build"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // List returns what the daemon has recorded, and run directories of this state directory without a
@@ -31,7 +25,7 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	if !runtime.ValidID(owner) {
 		return nil, fmt.Errorf("list sandboxes of %q: not an owner: %w", owner, errdefs.ErrInvalidArgument)
 	}
-	recorded, err := d.api.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%s", labelOwner, owner))
+	recorded, err := d.api.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%s", ocispec.LabelOwner, owner))
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
@@ -43,10 +37,10 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	var found []runtime.Found
 	for _, c := range recorded {
 		known[c.ID] = true
-		found = append(found, runtime.Found{ID: c.ID, Template: c.Labels[labelTemplate], Build: c.Labels[labelBuild],
+		found = append(found, runtime.Found{ID: c.ID, Template: c.Labels[ocispec.LabelTemplate], Build: c.Labels[ocispec.LabelBuild],
 			Running: running[c.ID]})
 	}
-	left, err := rundir.Leftovers(d.cells)
+	left, err := rundir.Leftovers(d.RunDirs)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +61,7 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 // Owners returns the owners of the sandboxes that have a run directory in this state directory and
 // a record at the daemon, sorted. It finds sandboxes whose owner id was lost.
 func (d *Driver) Owners(ctx context.Context) ([]string, error) {
-	cells, err := rundir.Leftovers(d.cells)
+	cells, err := rundir.Leftovers(d.RunDirs)
 	if err != nil {
 		return nil, err
 	}
@@ -78,8 +72,8 @@ func (d *Driver) Owners(ctx context.Context) ([]string, error) {
 		case errdefs.IsNotFound(err): // it may be any owner's: see List
 		case err != nil:
 			return nil, fmt.Errorf("list owners: %w", err)
-		case runtime.ValidID(c.Labels[labelOwner]):
-			owners = append(owners, c.Labels[labelOwner])
+		case runtime.ValidID(c.Labels[ocispec.LabelOwner]):
+			owners = append(owners, c.Labels[ocispec.LabelOwner])
 		}
 	}
 	slices.Sort(owners)
@@ -105,50 +99,18 @@ func alive(t *task.Process) bool {
 	return t.Status == task.Status_RUNNING || t.Status == task.Status_PAUSED || t.Status == task.Status_PAUSING
 }
 
-// Adopt takes over a sandbox that an earlier driver on the same state directory created.
-func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
-	if !runtime.ValidID(id) {
-		return nil, fmt.Errorf("adopt sandbox %q: not an id: %w", id, errdefs.ErrInvalidArgument)
-	}
-	unlock, err := d.busy.Lock(ctx, id)
-	if err != nil {
-		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
-	}
-	defer unlock()
-	if d.live.Get(id) != nil {
-		return nil, fmt.Errorf("adopt sandbox %s: this process has it already: %w", id, errdefs.ErrAlreadyExists)
-	}
-	s, err := d.adopt(ctx, id)
-	if err != nil {
-		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
-	}
-	return s, nil
-}
-
-func (d *Driver) adopt(ctx context.Context, id string) (*ocidriver.Sandbox, error) {
+// find returns a sandbox whose first process runs.
+func (d *Driver) find(ctx context.Context, id string) (ocidriver.Recorded, error) {
 	record, err := d.api.ContainerService().Get(ctx, id)
 	if err != nil {
-		return nil, err
+		return ocidriver.Recorded{}, err
 	}
 	limits, err := limitsOf(record)
 	if err != nil {
-		return nil, err
+		return ocidriver.Recorded{}, err
 	}
 	init, err := d.initOf(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	c, err := rundir.Adopt(ctx, d.cellOptions(id, limits))
-	if err != nil {
-		init.Close()
-		return nil, err
-	}
-	class := runtime.Class(record.Labels[labelClass]).OrDefault()
-	if err := ocidriver.Attach(ctx, c, id, class, init.Pid, limits); err != nil {
-		init.Close()
-		return nil, errors.Join(err, c.Close())
-	}
-	return d.live.Hold(id, class, c, init, nil), nil
+	return ocidriver.Recorded{Class: runtime.Class(record.Labels[labelClass]).OrDefault(), Limits: limits, Init: init}, err
 }
 
 // limitsOf returns the caps that a sandbox was created with.

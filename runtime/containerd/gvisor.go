@@ -1,17 +1,14 @@
 package containerd
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
-	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
-	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 const (
@@ -57,17 +54,7 @@ func (d *Driver) gvisorHandler(g *gvisor.Program) (handler, error) {
 	if had, err := os.ReadFile(path); err == nil && string(had) == text {
 		return handler{shim: runcShim, binary: path, release: g.Release}, nil
 	}
-	next := path + ".new" // one name: the next start replaces what a killed one left
-	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o700)
-	if err != nil {
-		return handler{}, fmt.Errorf("launcher for class gvisor: %w", err)
-	}
-	_, err = f.WriteString(text)
-	err = errors.Join(err, f.Chmod(0o700), f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(next, path)
-	}
-	if err != nil {
+	if err := hostfile.ReplaceSynced(path, []byte(text), 0o700, nil); err != nil {
 		return handler{}, fmt.Errorf("launcher for class gvisor: %w", err)
 	}
 	return handler{shim: runcShim, binary: path, release: g.Release}, nil
@@ -95,12 +82,7 @@ func (d *Driver) makeGVisorCgroups(id string, l runtime.Limits) error {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fmt.Errorf("state of gVisor: %w", err)
 	}
-	caps := ocispec.GVisorCaps(l)
-	dirs, err := cgroup.Make(ocidriver.CgroupsPath(id),
-		cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
-	if errors.Is(err, cgroup.ErrUnsupported) {
-		return host.Unfit(err.Error(), "a sandbox of class gvisor is capped by its cgroup alone")
-	}
+	dirs, err := host.MakeGVisorCgroups(id, l)
 	if err != nil {
 		return err
 	}

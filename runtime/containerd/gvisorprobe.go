@@ -14,8 +14,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 	"github.com/google/uuid"
-	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
@@ -31,12 +29,14 @@ const (
 	probeDir = "probe"
 	// saidName is the file in there with what the guest printed.
 	saidName = "said"
+	// lockName is the file in there that is locked during a trial.
+	lockName = "lock"
 )
 
 // findGVisor finds runsc and the platform on which containerd can run a sandbox with it.
 func (d *Driver) findGVisor(ctx context.Context, name string) (handler, error) {
 	search := gvisor.Search{
-		Driver: host, Memo: gvisor.Memo{File: filepath.Join(d.dir, probeName)}, Scope: d.info, Try: d.tryPlatform, Log: d.log,
+		Driver: host, Memo: gvisor.Memo{File: filepath.Join(d.dir, probeName)}, Scope: d.info, Try: d.tryPlatform, Log: d.Log,
 		Down: func(ctx context.Context, err error) bool { return errdefs.IsUnavailable(err) && !d.answers(ctx) },
 	}
 	p, err := search.Find(ctx, name)
@@ -57,9 +57,9 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := lockProbe(dir, 0)
+	lock, err := gvisor.LockTrials(ctx, filepath.Join(dir, lockName), true)
 	if err != nil {
-		return fmt.Errorf("wait for another try: %w", err)
+		return err
 	}
 	defer func() { _ = lock.Close() }()
 	if err := d.endProbe(ctx, dir); err != nil {
@@ -78,43 +78,22 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.
 // sweepProbe removes the sandbox of a trial whose process was killed.
 func (d *Driver) sweepProbe(ctx context.Context) error {
 	dir := filepath.Join(d.dir, probeDir)
-	if !exists(dir) {
+	if !ocidriver.Exists(dir) {
 		return nil
 	}
-	lock, err := lockProbe(dir, unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil // it is under way
-	}
-	if err != nil {
+	lock, err := gvisor.LockTrials(ctx, filepath.Join(dir, lockName), false)
+	if err != nil || lock == nil { // nil: a trial is under way
 		return err
 	}
 	defer func() { _ = lock.Close() }()
 	return d.endProbe(ctx, dir)
 }
 
-// lockProbe takes the lock of trials, which is held until the file is closed.
-func lockProbe(dir string, how int) (*os.File, error) {
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|how); err != nil {
-		return nil, errors.Join(err, lock.Close())
-	}
-	return lock, nil
-}
-
 // writeProbe records the sandbox and makes its root, which contains only the guest.
 func (d *Driver) writeProbe(dir, id string) error {
-	guest, err := os.ReadFile(d.guest)
-	if err != nil {
-		return err
-	}
-	root := filepath.Join(dir, bundleRoot)
 	return errors.Join(
 		os.WriteFile(filepath.Join(dir, "id"), []byte(id), 0o600),
-		os.Mkdir(root, 0o755), //nolint:gosec // in a folder of root's
-		os.WriteFile(filepath.Join(root, "guest"), guest, 0o755), //nolint:gosec // a program
+		ocidriver.MakeProbeRoot(filepath.Join(dir, bundleRoot), d.Guest),
 	)
 }
 
@@ -124,15 +103,7 @@ func (d *Driver) runProbe(ctx context.Context, h handler, id, dir string) error 
 	if err != nil {
 		return err
 	}
-	config, err := typeurl.MarshalAny(&specs.Spec{
-		Version: "1.0.2",
-		Root:    &specs.Root{Path: filepath.Join(dir, bundleRoot), Readonly: true},
-		Process: &specs.Process{Args: []string{"/guest", "version"}, Env: ocispec.Env(), Cwd: "/", NoNewPrivileges: true},
-		Linux: &specs.Linux{CgroupsPath: ocidriver.CgroupsPath(id), Namespaces: []specs.LinuxNamespace{
-			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
-			{Type: specs.MountNamespace},
-		}},
-	})
+	config, err := typeurl.MarshalAny(ocispec.GVisorProbe(filepath.Join(dir, bundleRoot), ocidriver.CgroupsPath(id)))
 	if err != nil {
 		return fmt.Errorf("configuration: %w", err)
 	}
@@ -168,7 +139,7 @@ func (d *Driver) runProbe(ctx context.Context, h handler, id, dir string) error 
 
 // endProbe removes the sandbox of a try, if there is one.
 func (d *Driver) endProbe(ctx context.Context, dir string) error {
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), ocidriver.UndoTime)
 	defer cancel()
 	file := filepath.Join(dir, "id")
 	if id, err := os.ReadFile(file); err == nil && runtime.ValidID(string(id)) {

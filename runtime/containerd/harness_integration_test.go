@@ -170,7 +170,7 @@ func (b bench) wantNothingLeft(tb testing.TB, id string) {
 	if _, err := b.api.ContainerService().Get(context.Background(), id); !errdefs.IsNotFound(err) {
 		tb.Errorf("the record is left: %v", err)
 	}
-	if bundle := filepath.Join(daemonTasks, b.namespace, id); exists(bundle) {
+	if bundle := filepath.Join(daemonTasks, b.namespace, id); ocidriver.Exists(bundle) {
 		tb.Errorf("left: %s", bundle)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -20,6 +21,8 @@ import (
 	"github.com/opencontainers/image-spec/identity"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -34,7 +37,7 @@ const (
 // rootName is the name of an image's root in the snapshotter, and of its lease. It contains the
 // version of the skeleton.
 func rootName(image runtime.Image) string {
-	return "orchestrator-" + strings.TrimPrefix(image.ID, "sha256:") + "-" + skeletonVersion
+	return "orchestrator-" + strings.TrimPrefix(image.ID, "sha256:") + "-" + ocidriver.SkeletonVersion
 }
 
 // viewName is the name of the read-only view of that root, which all sandboxes of the image share.
@@ -53,7 +56,7 @@ func (d *Driver) Prepare(ctx context.Context, image runtime.Image) error {
 	if err := checkImage(image); err != nil {
 		return err
 	}
-	unlock, err := d.busy.Lock(ctx, image.ID)
+	unlock, err := d.Lock(ctx, image.ID)
 	if err != nil {
 		return fmt.Errorf("image %q: %w", image.Ref, err)
 	}
@@ -116,11 +119,11 @@ func (d *Driver) unpack(ctx context.Context, image runtime.Image) (err error) {
 		return fmt.Errorf("lease to unpack it: %w", err)
 	}
 	defer func() {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), ocidriver.UndoTime)
 		defer cancel()
 		// At once: the archive is as large as the root.
 		if derr := d.api.LeasesService().Delete(undo, lease, leases.SynchronousDelete); derr != nil {
-			d.log.Warn("what was needed to unpack an image is kept for an hour", "image", image.Ref, "error", derr)
+			d.Log.Warn("what was needed to unpack an image is kept for an hour", "image", image.Ref, "error", derr)
 		}
 	}()
 	held := leases.WithLease(ctx, lease.ID)
@@ -193,17 +196,17 @@ func (d *Driver) commitRoot(ctx context.Context, image runtime.Image, parent str
 	if err != nil {
 		return err
 	}
-	err = d.withMounted(ctx, key, mounts, writeSkeleton)
+	err = d.withMounted(ctx, key, mounts, ocidriver.WriteSkeleton)
 	if err == nil {
 		err = snaps.Commit(ctx, rootName(image), key)
 	}
 	if err == nil {
 		return nil
 	}
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), ocidriver.UndoTime)
 	defer cancel()
 	if rerr := snaps.Remove(undo, key); rerr != nil && !errdefs.IsNotFound(rerr) {
-		d.log.Debug("half-made root is kept for an hour", "snapshot", key, "error", rerr)
+		d.Log.Debug("half-made root is kept for an hour", "snapshot", key, "error", rerr)
 	}
 	if errdefs.IsAlreadyExists(err) {
 		return nil // another process was faster
@@ -219,7 +222,7 @@ func (d *Driver) withMounted(ctx context.Context, name string, mounts []mount.Mo
 		return err
 	}
 	defer func() {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), ocidriver.UndoTime)
 		defer cancel()
 		err = errors.Join(err, unmount(undo, dir))
 	}()
@@ -229,13 +232,24 @@ func (d *Driver) withMounted(ctx context.Context, name string, mounts []mount.Mo
 	return do(dir)
 }
 
+// mountPoint is a directory for one of our mounts.
+func (d *Driver) mountPoint(name string) string { return filepath.Join(d.dir, "mount-"+name) }
+
+// unmount removes the mount at one of our directories, and the directory.
+func unmount(ctx context.Context, dir string) error {
+	if err := livemount.Sweep(ctx, dir, 2*time.Second); err != nil {
+		return err
+	}
+	return os.Remove(dir)
+}
+
 // Forget removes an image's root, at once if no sandbox uses it, otherwise with the last one. It
 // succeeds if there is none. The image can be prepared again.
 func (d *Driver) Forget(ctx context.Context, image runtime.Image) error {
 	if err := checkImage(image); err != nil {
 		return err
 	}
-	unlock, err := d.busy.Lock(ctx, image.ID)
+	unlock, err := d.Lock(ctx, image.ID)
 	if err != nil {
 		return fmt.Errorf("forget image %q: %w", image.Ref, err)
 	}

@@ -174,7 +174,7 @@ func TestSandboxesInParallel(t *testing.T) {
 func TestCellWithoutARecordIsFound(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec()
-	c, err := rundir.Make(t.Context(), b.cellOptions(spec.ID, spec.Limits))
+	c, err := rundir.Make(t.Context(), b.RunDirOptions(spec.ID, spec.Limits))
 	if err != nil {
 		t.Fatal(err)
 	}

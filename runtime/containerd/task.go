@@ -45,7 +45,7 @@ func (d *Driver) deleteTask(ctx context.Context, id string) error {
 		if time.Now().After(patience) {
 			// The shim hangs, or is gone without the daemon's knowledge. Without a shim the daemon
 			// cleans up.
-			d.log.Debug("the task is not deleted, its shim is killed", "sandbox", id, "error", err)
+			d.Log.Debug("the task is not deleted, its shim is killed", "sandbox", id, "error", err)
 			if err := d.endShims(ctx, id); err != nil {
 				return err
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -75,7 +76,7 @@ func (s *Sandbox) adoptLocal(ctx context.Context, c container.InspectResponse) e
 	if c.HostConfig.PidsLimit != nil {
 		limits.Pids = *c.HostConfig.PidsLimit
 	}
-	if err := s.join(ctx, c.State.Pid, share(limits)); err != nil {
+	if err := ocidriver.Attach(ctx, s.cell, s.id, s.class, c.State.Pid, limits); err != nil {
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
@@ -13,13 +14,7 @@ const (
 
 // Classes returns container, and gvisor if a trial run in the engine succeeded. The trial runs
 // once.
-func (d *Driver) Classes() []runtime.Class {
-	classes := []runtime.Class{runtime.ClassContainer}
-	if d.Why(runtime.ClassGVisor) == nil {
-		classes = append(classes, runtime.ClassGVisor)
-	}
-	return classes
-}
+func (d *Driver) Classes() []runtime.Class { return ocidriver.Classes(d.Why) }
 
 // Why returns why a class is not offered and what to do about it, or nil if it is.
 func (d *Driver) Why(class runtime.Class) error { return d.checkClass(class) }
@@ -33,19 +28,14 @@ func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
 }
 
 func capabilities(mode string, class runtime.Class) runtime.Capabilities {
-	if mode != ModeStdio && class == runtime.ClassGVisor {
-		return ocispec.GVisorCapabilities()
+	if mode != ModeStdio {
+		return ocispec.ClassCapabilities(class)
 	}
-	c := runtime.Capabilities{}
-	for _, name := range runtime.AllCapabilities() {
-		c[name] = runtime.Yes
+	c := runtime.AllYes()
+	for _, name := range []runtime.Capability{runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM,
+		runtime.CapEndingPids} {
+		c[name] = noCgroup
 	}
-	if mode == ModeStdio {
-		for _, name := range []runtime.Capability{runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM,
-			runtime.CapEndingPids} {
-			c[name] = noCgroup
-		}
-		c[runtime.CapLateBind], c[runtime.CapLateBindRO], c[runtime.CapQuota] = noBind, noBind, noBind
-	}
+	c[runtime.CapLateBind], c[runtime.CapLateBindRO], c[runtime.CapQuota] = noBind, noBind, noBind
 	return c
 }

@@ -13,13 +13,10 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
-
-// commandCPU is the commands' share of a sandbox's CPU: the guest answers even when they use all of
-// it.
-const commandCPU = 0.95
 
 // createTime bounds a Create whose caller set no deadline; abandonTime bounds the undoing of one.
 const (
@@ -91,20 +88,11 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) erro
 	if err := s.start(ctx); err != nil {
 		return err
 	}
-	if err := s.attach(ctx, share(spec.Limits)); err != nil {
+	if err := s.attach(ctx, spec.Limits); err != nil {
 		return err
 	}
 	failpoint.Hit("docker.create.attached")
 	return nil
-}
-
-// share returns the commands' part of a sandbox's caps.
-func share(l runtime.Limits) cgroup.Share {
-	return cgroup.Share{
-		MemoryBytes: l.MemoryBytes - runtime.GuestReserveBytes,
-		Pids:        l.Pids - runtime.GuestReservePids,
-		CPU:         l.CPUs * commandCPU,
-	}
 }
 
 // make creates the run directory, or prepares the guest's volume, and creates the container.
@@ -203,7 +191,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 }
 
 // attach returns a handle of the first process of a started container.
-func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
+func (s *Sandbox) attach(ctx context.Context, l runtime.Limits) error {
 	if s.mode == ModeStdio {
 		s.bridge = newBridge(s.d, s.container)
 		s.watch()
@@ -232,7 +220,7 @@ func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
 		return fmt.Errorf("docker: sandbox %s ended while it was started: %v: %w", s.id, err, errdefs.ErrUnavailable)
 	}
 	s.watch()
-	switch err := s.join(ctx, state.Pid, share); {
+	switch err := ocidriver.Attach(ctx, s.cell, s.id, s.class, state.Pid, l); {
 	case errors.Is(err, cgroup.ErrUnsupported):
 		return refused("sandbox %s: its commands cannot be capped apart from the guest: %v", s.id, err)
 	case err != nil:

@@ -34,10 +34,10 @@ const (
 
 // Labels of everything that the driver creates in an engine.
 const (
-	labelOwner    = "orchestrator.owner"
-	labelID       = "orchestrator.id"
-	labelTemplate = "orchestrator.template"
-	labelBuild    = "orchestrator.build"
+	labelOwner    = ocispec.LabelOwner
+	labelID       = ocispec.LabelID
+	labelTemplate = ocispec.LabelTemplate
+	labelBuild    = ocispec.LabelBuild
 	labelMode     = "orchestrator.mode"
 	labelClass    = "orchestrator.class"
 	labelScratch  = "orchestrator.scratch"

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -13,8 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
@@ -43,12 +42,7 @@ func (d *Driver) layLauncher() error {
 	if had, err := os.ReadFile(path); err == nil && string(had) == string(launcher) {
 		return nil
 	}
-	next := path + ".new"
-	err := os.WriteFile(next, launcher, 0o700) //nolint:gosec // a program
-	if err = errors.Join(err, os.Chmod(next, 0o700)); err == nil {
-		err = os.Rename(next, path)
-	}
-	if err != nil {
+	if err := hostfile.Replace(path, launcher, 0o700); err != nil {
 		return fmt.Errorf("docker: write the launcher for class gvisor: %w", err)
 	}
 	return nil
@@ -57,12 +51,7 @@ func (d *Driver) layLauncher() error {
 // setupCgroups makes the cgroups of a sandbox of class gvisor and writes their names for the
 // launcher, which joins them. done deletes the names; the cgroups go with the sandbox.
 func (s *Sandbox) setupCgroups(l runtime.Limits) (done func(), err error) {
-	caps := ocispec.GVisorCaps(l)
-	dirs, err := cgroup.Make(ocidriver.CgroupsPath(s.id),
-		cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
-	if errors.Is(err, cgroup.ErrUnsupported) {
-		return nil, refused("class gvisor: %v: a sandbox of this class is capped by its cgroup alone", err)
-	}
+	dirs, err := driverName.MakeGVisorCgroups(s.id, l)
 	if err != nil {
 		return nil, fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
@@ -110,32 +99,12 @@ func forGVisor(h *container.HostConfig, l runtime.Limits, runsc, seccomp string)
 	h.Ulimits = ulimits(ocispec.GVisorRlimits(l))
 }
 
-// fromSandbox returns a check of a stream's peer: it must be a process of gVisor for this sandbox,
-// since gVisor's file server opens the stream to the guest. Commands cannot reach the socket,
-// because its directory belongs to root; on the host only root's processes can.
-func fromSandbox(id string) func(pid int) error {
-	return func(pid int) error {
-		if !ocidriver.InCgroup(pid, ocidriver.CgroupsPath(id)) {
-			return fmt.Errorf("peer is process %d, which is not in the cgroup of the sandbox", pid)
-		}
-		return nil
-	}
-}
-
 // inside returns what the paths of the first process's cgroups contain.
 func (s *Sandbox) inside() string {
 	if s.class == runtime.ClassGVisor {
 		return ocidriver.CgroupsPath(s.id) + "\n"
 	}
 	return s.container
-}
-
-// join admits the guest's streams and, if the class has them, binds the cgroups of commands.
-func (s *Sandbox) join(ctx context.Context, pid int, share cgroup.Share) error {
-	if s.class == runtime.ClassGVisor {
-		return s.cell.AttachAs(ctx, pid, fromSandbox(s.id))
-	}
-	return s.cell.Attach(ctx, pid, share)
 }
 
 // checkClass refuses a class that is not offered here.

@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 	"github.com/moby/moby/client"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
@@ -29,6 +28,8 @@ const (
 	gvisorTime = 30 * time.Second
 	// gvisorName remembers a successful trial, in the driver's directory.
 	gvisorName = "gvisor.json"
+	// lockName is locked during a trial, in the driver's directory.
+	lockName = "gvisor.lock"
 	// maxLauncher bounds what is read of a program that may be the launcher, in bytes.
 	maxLauncher = 64 << 10
 	// proberPrefix starts the ids of trial sandboxes and the name of their owner.
@@ -152,11 +153,8 @@ func (d *Driver) prober() string { return proberPrefix + d.helper }
 // sweepTries removes what interrupted trials left. If another process, such as doctor, holds the
 // lock, the trials are its own and stay.
 func (d *Driver) sweepTries(ctx context.Context) error {
-	lock, err := d.lockTries(unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil
-	}
-	if err != nil {
+	lock, err := gvisor.LockTrials(ctx, filepath.Join(d.dir, lockName), false)
+	if err != nil || lock == nil {
 		return err
 	}
 	defer func() { _ = lock.Close() }()
@@ -180,22 +178,10 @@ func (d *Driver) removeTries(ctx context.Context) error {
 	return nil
 }
 
-// lockTries takes the lock of trials, which is held until the file is closed.
-func (d *Driver) lockTries(how int) (*os.File, error) {
-	lock, err := os.OpenFile(filepath.Join(d.dir, "gvisor.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("docker: lock tries of class gvisor: %w", err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|how); err != nil {
-		return nil, errors.Join(fmt.Errorf("docker: lock tries of class gvisor: %w", err), lock.Close())
-	}
-	return lock, nil
-}
-
 // tryGVisor creates a sandbox that contains only the guest, waits until the guest has dialled, and
 // removes it.
 func (d *Driver) tryGVisor(ctx context.Context) (err error) {
-	lock, err := d.lockTries(0)
+	lock, err := gvisor.LockTrials(ctx, filepath.Join(d.dir, lockName), true)
 	if err != nil {
 		return err
 	}

@@ -101,21 +101,22 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = p.close() }()
+	defer p.Close()
 	cut, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, errSlow)
 	defer cancel()
-	if err := p.wait(cut); !errors.Is(err, errSlow) {
+	if err := p.Wait(cut); !errors.Is(err, errSlow) {
 		t.Fatalf("a wait that was cut: %v", err)
 	}
 	over := make(chan error, 1)
 	go func() {
 		q, err := openProcess(pid, "test", string(own))
 		if err == nil {
-			err = errors.Join(q.wait(t.Context()), q.close())
+			err = q.Wait(t.Context())
+			q.Close()
 		}
 		over <- err
 	}()
-	if err := p.kill(); err != nil {
+	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -127,7 +128,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 		t.Fatal("the end of a process was not seen")
 	}
 	waited <- <-waited
-	if err := p.kill(); err != nil {
+	if err := p.Kill(); err != nil {
 		t.Fatalf("a second kill: %v", err)
 	}
 	if _, err := openProcess(pid, "test", string(own)); !errdefs.IsNotFound(err) {

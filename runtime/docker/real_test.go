@@ -125,9 +125,10 @@ func TestKilledPIDOneIsSeenAndRemoved(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(p.kill(), p.close()); err != nil {
+			if err := p.Kill(); err != nil {
 				t.Fatal(err)
 			}
+			p.Close()
 			ended(t, box)
 			if got := ids(t, d, s.Owner); !slices.Equal(got, []string{s.ID}) {
 				t.Errorf("a dead sandbox is listed as %q", got)
@@ -224,7 +225,7 @@ func TestRemoveWorksFromEveryState(t *testing.T) {
 				steps := []func() error{
 					func() error { return box.make(t.Context(), s, known) },
 					func() error { return box.start(t.Context()) },
-					func() error { return box.attach(t.Context(), share(s.Limits)) },
+					func() error { return box.attach(t.Context(), s.Limits) },
 				}
 				for _, step := range steps[:until] {
 					if err := step(); err != nil {

@@ -29,9 +29,9 @@ type Sandbox struct {
 	begun     bool   // a container may exist
 	started   bool   // and something may run in it
 
-	cell   *rundir.Dir // local mode
-	proc   *process    // local mode
-	bridge *bridge     // stdio mode
+	cell   *rundir.Dir        // local mode
+	proc   *ocidriver.Process // local mode
+	bridge *bridge            // stdio mode
 
 	done chan struct{}
 	// ctx ends when the sandbox has ended or was released; its cause says which. stop ends it, and
@@ -225,8 +225,8 @@ func (s *Sandbox) kill(ctx context.Context) error {
 		return nil
 	default:
 	}
-	if err := s.proc.kill(); err != nil {
-		return err
+	if err := s.proc.Kill(); err != nil {
+		return fmt.Errorf("kill process %d: %w", s.proc.Pid, err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, killTime, errors.New("it does not end"))
 	defer cancel()
@@ -276,12 +276,10 @@ func (s *Sandbox) Release() error {
 // forget ends the goroutine and the bridge of the sandbox.
 func (s *Sandbox) forget() {
 	s.stop(errReleased)
+	s.proc.Close() // which ends the watch
 	s.wg.Wait()
 	if s.bridge != nil {
 		s.bridge.close()
-	}
-	if s.proc != nil {
-		_ = s.proc.close()
 	}
 }
 
@@ -303,10 +301,10 @@ var errEnded = errors.New("the sandbox has ended")
 func (s *Sandbox) watch() {
 	s.wg.Go(func() {
 		var err error
-		if s.proc != nil {
-			err = s.proc.wait(s.ctx)
-		} else {
+		if s.proc == nil {
 			err = s.d.waitContainer(s.ctx, s.container)
+		} else if !s.proc.Block() {
+			err = errReleased
 		}
 		switch {
 		case err == nil:

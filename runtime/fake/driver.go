@@ -54,10 +54,7 @@ func New(o Options) *Driver {
 		o.Classes = []runtime.Class{runtime.ClassContainer}
 	}
 	if o.Capabilities == nil {
-		o.Capabilities = runtime.Capabilities{}
-		for _, c := range runtime.AllCapabilities() {
-			o.Capabilities[c] = runtime.Yes
-		}
+		o.Capabilities = runtime.AllYes()
 	}
 	return &Driver{options: o, host: o.Host}
 }

@@ -279,7 +279,7 @@ func readFrame(r io.Reader) (wire.Kind, []byte, error) {
 func writeFrame(w io.Writer, kind wire.Kind, payload []byte) error {
 	frame := make([]byte, 5, 5+len(payload))
 	frame[0] = byte(kind)
-	binary.BigEndian.PutUint32(frame[1:], uint32(len(payload))) //nolint:gosec // payloads are at most MaxHeader
+	binary.BigEndian.PutUint32(frame[1:], uint32(len(payload))) // payloads are at most MaxHeader
 	_, err := w.Write(append(frame, payload...))
 	return err
 }

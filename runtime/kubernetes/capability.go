@@ -20,10 +20,7 @@ func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
 	if class.OrDefault() != runtime.ClassContainer {
 		return nil
 	}
-	c := runtime.Capabilities{}
-	for _, name := range runtime.AllCapabilities() {
-		c[name] = runtime.Yes
-	}
+	c := runtime.AllYes()
 	c[runtime.CapCommandCgroup], c[runtime.CapUsage] = noCgroup, noCgroup
 	c[runtime.CapLateBind], c[runtime.CapLateBindRO], c[runtime.CapQuota] = noBind, noBind, noBind
 	c[runtime.CapMountFlags] = noFlags

@@ -52,7 +52,7 @@ func BenchmarkParts(b *testing.B) {
 			*sum += time.Since(last)
 			last = time.Now()
 		}
-		c, err := rundir.Make(ctx, w.cellOptions(id, h.spec.Limits))
+		c, err := rundir.Make(ctx, w.RunDirOptions(id, h.spec.Limits))
 		lap(&makeCell, err)
 		lap(&bundle, w.makeBundle(h.spec, c))
 		said, err := newWords()

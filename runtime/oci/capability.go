@@ -1,35 +1,21 @@
 package oci
 
 import (
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // Classes returns container, and gvisor if a trial run of runsc succeeded. The trial runs once.
-func (d *Driver) Classes() []runtime.Class {
-	classes := []runtime.Class{runtime.ClassContainer}
-	if _, err := d.findRunsc(); err == nil {
-		classes = append(classes, runtime.ClassGVisor)
-	}
-	return classes
-}
+func (d *Driver) Classes() []runtime.Class { return ocidriver.Classes(d.Why) }
 
 // Why returns why a class is not offered and what to do about it, or nil if it is.
-func (d *Driver) Why(class runtime.Class) error {
-	return d.checkClass(runtime.Spec{Class: class, Limits: runtime.Limits{}.WithDefaults()})
-}
+func (d *Driver) Why(class runtime.Class) error { return d.checkClass(class) }
 
 // Capabilities returns all for class container: New fails on a host that cannot provide one.
 func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
 	if d.Why(class) != nil {
 		return nil
 	}
-	if class == runtime.ClassGVisor {
-		return ocispec.GVisorCapabilities()
-	}
-	caps := runtime.Capabilities{}
-	for _, c := range runtime.AllCapabilities() {
-		caps[c] = runtime.Yes
-	}
-	return caps
+	return ocispec.ClassCapabilities(class)
 }

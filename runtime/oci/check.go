@@ -7,8 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
@@ -17,36 +17,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
-// unfit returns an error that says what this host lacks and how to get it.
-func unfit(lack, fix string) error { return host.Unfit(lack, fix) }
-
 // host names this driver in the shared checks.
 const host = ocidriver.Driver("oci")
-
-func (o Options) validate() error {
-	if !filepath.IsAbs(o.StateDir) {
-		return fmt.Errorf("state dir %q is not absolute: %w", o.StateDir, errdefs.ErrInvalidArgument)
-	}
-	if os.Geteuid() != 0 {
-		return unfit("it is not run as root", "run it as root, or use the docker driver")
-	}
-	if !filepath.IsAbs(o.GuestPath) {
-		return fmt.Errorf("guest path %q is not absolute: %w", o.GuestPath, errdefs.ErrInvalidArgument)
-	}
-	info, err := os.Stat(o.GuestPath)
-	if err != nil {
-		return fmt.Errorf("guest: %w", err)
-	}
-	if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
-		return fmt.Errorf("guest %s is not an executable file: %w", o.GuestPath, errdefs.ErrInvalidArgument)
-	}
-	p, err := ocidriver.Open(os.Getpid())
-	if err != nil {
-		return unfit("pidfds cannot be used ("+err.Error()+")", "use Linux 5.10 or later")
-	}
-	p.Close()
-	return nil
-}
 
 // probePrefix begins the names of directories that something is tried in.
 const probePrefix = ".probe-"
@@ -65,9 +37,9 @@ func probeOverlay(dir, skeleton string) (err error) {
 	err = mountRoot(at, skeleton, filepath.Join(dir, "runc"))
 	switch {
 	case errors.Is(err, unix.ENODEV):
-		return unfit("the kernel has no overlay file system", "modprobe overlay")
+		return host.Unfit("the kernel has no overlay file system", "modprobe overlay")
 	case errors.Is(err, unix.EPERM):
-		return unfit("mounting is not permitted", "run with CAP_SYS_ADMIN on the host, not in a container")
+		return host.Unfit("mounting is not permitted", "run with CAP_SYS_ADMIN on the host, not in a container")
 	case err != nil:
 		return fmt.Errorf("probe overlay: %w", err)
 	}
@@ -84,6 +56,6 @@ func probeID(dir string) string {
 // directories.
 func sweepProbes(ctx context.Context, dir string) error {
 	return scratch.Sweep(dir, probePrefix, func(probe string) error {
-		return errors.Join(ocidriver.RemoveCgroups(ctx, probeID(probe)), livemount.Sweep(ctx, probe, stateTime))
+		return errors.Join(ocidriver.RemoveCgroups(ctx, probeID(probe)), livemount.Sweep(ctx, probe, time.Second))
 	})
 }

@@ -19,9 +19,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
-// undoTime bounds the removal of what a failed Create made.
-const undoTime = 20 * time.Second
-
 // Create creates a sandbox. After an error nothing is left; if something could not be removed, the
 // error says so, and List finds it.
 func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
@@ -32,60 +29,45 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := checkImage(spec.Image); err != nil {
 		return nil, err
 	}
-	if err := d.checkClass(spec); err != nil {
+	if err := d.checkClass(spec.Class); err != nil {
 		return nil, err
 	}
-	unlock, err := d.busy.Lock(ctx, spec.ID)
-	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
-	}
-	defer unlock()
-	if err := os.Mkdir(d.bundle(spec.ID), 0o700); err != nil {
-		if errors.Is(err, os.ErrExist) {
-			err = errdefs.ErrAlreadyExists
-		}
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
-	}
-	s, err := d.create(ctx, spec)
-	if err == nil {
-		return s, nil
-	}
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	return nil, errors.Join(fmt.Errorf("create sandbox %s: %w", spec.ID, err), d.removal.Destroy(undo, spec.ID))
-}
-
-// create makes one part after the other. If it fails, destroy removes what it finds.
-func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocidriver.Sandbox, error) {
 	rec := record{
 		ID: spec.ID, Owner: spec.Owner, Template: spec.Template, Build: spec.Build, Class: spec.Class,
 		Created: time.Now().UTC(), Limits: spec.Limits, BootID: d.bootID,
 	}
-	if err := d.write(rec); err != nil {
-		return nil, err
-	}
-	failpoint.Hit("oci.create.intent")
-	c, err := rundir.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
-	if err != nil {
-		return nil, err
-	}
-	s, err := d.fill(ctx, spec, rec, c)
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return s, nil
+	return d.Base.Create(ctx, spec, func(context.Context) error { return d.begin(rec) },
+		func(ctx context.Context, c *rundir.Dir) (*ocidriver.Process, ocidriver.Stderr, error) {
+			return d.fill(ctx, spec, rec, c)
+		})
 }
 
-// fill creates a container for the run directory.
-func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *rundir.Dir) (*ocidriver.Sandbox, error) {
+// begin makes the directory with the record, from which List and Remove know the sandbox.
+func (d *Driver) begin(rec record) error {
+	if err := os.Mkdir(d.bundle(rec.ID), 0o700); err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return errdefs.ErrAlreadyExists
+		}
+		return err
+	}
+	if err := d.write(rec); err != nil {
+		return errors.Join(err, os.RemoveAll(d.bundle(rec.ID)))
+	}
+	failpoint.Hit("oci.create.intent")
+	return nil
+}
+
+// fill starts a container for the run directory.
+func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record,
+	c *rundir.Dir) (*ocidriver.Process, ocidriver.Stderr, error) {
 	failpoint.Hit("oci.create.cell")
 	if err := d.makeBundle(spec, c); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	failpoint.Hit("oci.create.overlay")
 	said, err := newWords()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	start := d.start
 	if spec.Class == runtime.ClassGVisor {
@@ -93,7 +75,7 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *run
 	}
 	init, err := start(ctx, spec, said)
 	if err != nil {
-		return nil, errors.Join(err, said.Close())
+		return nil, nil, errors.Join(err, said.Close())
 	}
 	failpoint.Hit("oci.create.started")
 	rec.Pid, rec.Started = init.Pid, init.Started
@@ -104,19 +86,16 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *run
 	if err != nil || init.Ended() {
 		err = endedAtOnce(ctx, init, said, err)
 		init.Close()
-		return nil, errors.Join(err, said.Close())
+		return nil, nil, errors.Join(err, said.Close())
 	}
 	failpoint.Hit("oci.create.attached")
-	return d.live.Hold(spec.ID, spec.Class, c, init, said), nil
+	return init, said, nil
 }
 
 // endedAtOnce returns the error of a failed start: that the first process has ended, with its
-// output, or otherwise err. An operation can fail a moment before the process that causes the
-// failure is gone.
+// output, or otherwise err.
 func endedAtOnce(ctx context.Context, init *ocidriver.Process, said *words, err error) error {
-	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-	defer cancel()
-	if init.Wait(ctx) != nil {
+	if !init.EndsSoon(ctx) {
 		return err
 	}
 	return fmt.Errorf("%s: %w", said.Annotate("its first process ended at once"), errdefs.ErrFailedPrecondition)

@@ -27,7 +27,6 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
-	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -52,21 +51,15 @@ type Options struct {
 
 // Driver creates sandboxes with an OCI runtime. It is safe for concurrent use.
 type Driver struct {
+	ocidriver.Base
 	dir      string // S/oci
-	cells    string // S/cells
-	guest    string
 	skeleton string
 	bootID   string
 	info     string
 	noSwap   bool // the kernel does not count swap, and there is none
 	runtime  *runc.Runc
-	log      *slog.Logger
-	busy     ocidriver.Locks
 	// findRunsc finds runsc at the first use of the class.
 	findRunsc func() (*gvisor.Program, error)
-
-	live    ocidriver.Sandboxes
-	removal ocidriver.Remover
 }
 
 var _ runtime.Driver = (*Driver)(nil)
@@ -78,7 +71,7 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if err := o.validate(); err != nil {
+	if err := host.CheckStart(o.StateDir, o.GuestPath); err != nil {
 		return nil, err
 	}
 	cgroups, noSwap, err := host.CheckCgroups()
@@ -94,34 +87,31 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
+		Base:   ocidriver.Base{RunDirs: filepath.Join(o.StateDir, "cells"), Guest: o.GuestPath, Log: o.Log},
 		dir:    filepath.Join(o.StateDir, "oci"),
-		cells:  filepath.Join(o.StateDir, "cells"),
-		guest:  o.GuestPath,
 		bootID: boot,
 		info:   fmt.Sprintf("%s, cgroup %s", release, cgroups.Mode),
 		noSwap: noSwap,
-		log:    o.Log,
 		// A runtime that outlived this process would go on making a sandbox that the next process
 		// removes.
 		runtime: &runc.Runc{Command: command, Root: filepath.Join(o.StateDir, "oci", "runc"), PdeathSignal: syscall.SIGKILL},
 	}
-	for _, dir := range []string{d.dir, d.cells, d.runtime.Root} {
+	d.Find, d.TearDown, d.Remaining = d.find, d.tearDown, d.leftOf
+	for _, dir := range []string{d.dir, d.RunDirs, d.runtime.Root} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("state of the oci driver: %w", err)
 		}
 	}
-	if d.skeleton, err = makeSkeleton(d.dir); err != nil {
-		return nil, err
+	d.skeleton = filepath.Join(d.dir, ".skeleton")
+	if err := ocidriver.WriteSkeleton(d.skeleton); err != nil {
+		return nil, fmt.Errorf("mount points: %w", err)
 	}
 	if err := sweepProbes(ctx, d.dir); err != nil {
-		d.log.Warn("failed to remove leftovers of a killed start; will retry at the next start", "error", err)
+		d.Log.Warn("failed to remove leftovers of a killed start; will retry at the next start", "error", err)
 	}
 	if err := probeOverlay(d.dir, d.skeleton); err != nil {
 		return nil, err
 	}
-	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Remaining: d.leftOf}
-	d.live.Remove = d.Remove
-
 	d.findRunsc = sync.OnceValues(func() (*gvisor.Program, error) {
 		return d.findGVisor(context.WithoutCancel(ctx), o.GVisor)
 	})
@@ -179,9 +169,9 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 		}
 		rec, err := d.read(id)
 		switch {
-		case errors.Is(err, os.ErrNotExist) && !exists(d.bundle(id)):
+		case errors.Is(err, os.ErrNotExist) && !ocidriver.Exists(d.bundle(id)):
 		case err != nil:
-			d.log.Warn("sandbox with an unreadable record", "sandbox", id, "error", err)
+			d.Log.Warn("sandbox with an unreadable record", "sandbox", id, "error", err)
 			found = append(found, runtime.Found{ID: id})
 		case rec.Owner == owner:
 			found = append(found, runtime.Found{ID: id, Template: rec.Template, Build: rec.Build, Running: d.running(rec)})
@@ -210,57 +200,22 @@ func (d *Driver) Owners(context.Context) ([]string, error) {
 	return slices.Compact(owners), nil
 }
 
-// Adopt takes over a sandbox that an earlier driver on the same state directory created.
-func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
-	if !runtime.ValidID(id) {
-		return nil, fmt.Errorf("adopt sandbox %q: not an id: %w", id, errdefs.ErrInvalidArgument)
-	}
-	unlock, err := d.busy.Lock(ctx, id)
-	if err != nil {
-		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
-	}
-	defer unlock()
-	if d.live.Get(id) != nil {
-		return nil, fmt.Errorf("adopt sandbox %s: this process has it already: %w", id, errdefs.ErrAlreadyExists)
-	}
-	s, err := d.adopt(ctx, id)
-	if err != nil {
-		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
-	}
-	return s, nil
-}
-
-func (d *Driver) adopt(ctx context.Context, id string) (_ *ocidriver.Sandbox, err error) {
+// find returns a sandbox whose first process runs.
+func (d *Driver) find(_ context.Context, id string) (ocidriver.Recorded, error) {
 	rec, err := d.read(id)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, errdefs.ErrNotFound
+		return ocidriver.Recorded{}, errdefs.ErrNotFound
 	}
 	if err != nil {
-		return nil, err
+		return ocidriver.Recorded{}, err
 	}
 	init, err := d.initOf(rec)
 	if err != nil {
-		return nil, err
+		return ocidriver.Recorded{}, err
 	}
 	if init == nil || init.Ended() {
 		init.Close()
-		return nil, fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound)
+		return ocidriver.Recorded{}, fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound)
 	}
-	c, err := rundir.Adopt(ctx, d.cellOptions(id, rec.Limits))
-	if err != nil {
-		init.Close()
-		return nil, err
-	}
-	if err := ocidriver.Attach(ctx, c, id, rec.Class, init.Pid, rec.Limits); err != nil {
-		init.Close()
-		return nil, errors.Join(err, c.Close())
-	}
-	return d.live.Hold(id, rec.Class, c, init, nil), nil
-}
-
-// Close releases every held sandbox. They keep running.
-func (d *Driver) Close() error { return d.live.Release() }
-
-func (d *Driver) cellOptions(id string, l runtime.Limits) rundir.Options {
-	return rundir.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
+	return ocidriver.Recorded{Class: rec.Class, Limits: rec.Limits, Init: init}, nil
 }

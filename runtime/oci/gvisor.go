@@ -2,7 +2,6 @@ package oci
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -13,11 +12,9 @@ import (
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
-	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // DefaultGVisor is the program for sandboxes of class gvisor unless Options names another.
@@ -56,10 +53,7 @@ func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words
 	if err != nil {
 		return nil, err
 	}
-	dirs, err := cgroup.Make(ocidriver.CgroupsPath(spec.ID), whole(ocispec.GVisorCaps(spec.Limits)))
-	if errors.Is(err, cgroup.ErrUnsupported) {
-		return nil, unfit(err.Error(), "a sandbox of class gvisor is capped by its cgroup alone")
-	}
+	dirs, err := host.MakeGVisorCgroups(spec.ID, spec.Limits)
 	if err != nil {
 		return nil, err
 	}
@@ -80,14 +74,9 @@ func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words
 	return d.take(ctx, spec.ID, pid, said)
 }
 
-// whole returns the caps of a whole sandbox.
-func whole(l runtime.Limits) cgroup.Share {
-	return cgroup.Share{MemoryBytes: l.MemoryBytes, Pids: l.Pids, CPU: l.CPUs}
-}
-
 // checkClass refuses a class that is not offered here.
-func (d *Driver) checkClass(spec runtime.Spec) error {
-	switch spec.Class.OrDefault() {
+func (d *Driver) checkClass(class runtime.Class) error {
+	switch class.OrDefault() {
 	case runtime.ClassContainer:
 		return nil
 	case runtime.ClassGVisor:
@@ -95,6 +84,6 @@ func (d *Driver) checkClass(spec runtime.Spec) error {
 		return err
 	default:
 	}
-	return fmt.Errorf("class %s: the oci driver has no virtual machines; use class gvisor: %w", spec.Class,
+	return fmt.Errorf("class %s: the oci driver has no virtual machines; use class gvisor: %w", class,
 		errdefs.ErrFailedPrecondition)
 }

@@ -9,9 +9,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
@@ -25,7 +22,7 @@ const probeName = ".gvisor.json"
 // findGVisor finds runsc and the platform on which it can run a sandbox here.
 func (d *Driver) findGVisor(ctx context.Context, name string) (*gvisor.Program, error) {
 	search := gvisor.Search{Driver: host, Memo: gvisor.Memo{File: filepath.Join(d.dir, probeName)}, Try: d.tryPlatform,
-		Log: d.log}
+		Log: d.Log}
 	return search.Find(ctx, name)
 }
 
@@ -39,14 +36,14 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.
 	}
 	dir, id := probe.Path, probeID(probe.Path)
 	defer func() {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), ocidriver.UndoTime)
 		defer cancel()
 		err = errors.Join(err, ocidriver.RemoveCgroups(undo, id), probe.Remove())
 	}()
 	if err := d.probeBundle(dir); err != nil {
 		return err
 	}
-	dirs, err := cgroup.Make(ocidriver.CgroupsPath(id), whole(ocispec.GVisorCaps(runtime.Limits{}.WithDefaults())))
+	dirs, err := host.MakeGVisorCgroups(id, runtime.Limits{}.WithDefaults())
 	if err != nil {
 		return err
 	}
@@ -66,25 +63,10 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.
 
 func (d *Driver) probeBundle(dir string) error {
 	root := filepath.Join(dir, overlayName)
-	guest, err := os.ReadFile(d.guest)
+	config, err := json.Marshal(ocispec.GVisorProbe(root, ""))
 	if err != nil {
 		return err
 	}
-	config, err := json.Marshal(specs.Spec{
-		Version: "1.0.2",
-		Root:    &specs.Root{Path: root, Readonly: true},
-		Process: &specs.Process{Args: []string{"/guest", "version"}, Env: ocispec.Env(), Cwd: "/", NoNewPrivileges: true},
-		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
-			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
-			{Type: specs.MountNamespace},
-		}},
-	})
-	if err != nil {
-		return err
-	}
-	return errors.Join(
-		os.Mkdir(root, 0o755),
-		os.WriteFile(filepath.Join(root, "guest"), guest, 0o755), //nolint:gosec // a program
-		os.WriteFile(filepath.Join(dir, bundleConfig), config, 0o600),
-	)
+	return errors.Join(ocidriver.MakeProbeRoot(root, d.Guest),
+		os.WriteFile(filepath.Join(dir, bundleConfig), config, 0o600))
 }

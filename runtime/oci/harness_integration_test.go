@@ -125,7 +125,7 @@ func (b bench) wantNothingLeft(tb testing.TB) {
 	if strings.Contains(string(mounts), b.state) {
 		tb.Errorf("mounts are left below %s:\n%s", b.state, mounts)
 	}
-	for _, dir := range []string{b.cells, b.runtime.Root} {
+	for _, dir := range []string{b.RunDirs, b.runtime.Root} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			tb.Fatal(err)

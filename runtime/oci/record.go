@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -87,11 +88,7 @@ func (d *Driver) write(rec record) error {
 	if err != nil {
 		return fmt.Errorf("record: %w", err)
 	}
-	path := filepath.Join(d.bundle(rec.ID), recordName)
-	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
-		return fmt.Errorf("record: %w", err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err := hostfile.Replace(filepath.Join(d.bundle(rec.ID), recordName), text, 0o600); err != nil {
 		return fmt.Errorf("record: %w", err)
 	}
 	return nil
@@ -123,9 +120,4 @@ func (d *Driver) running(rec record) bool {
 	}
 	started, err := ocidriver.StartTime(rec.Pid)
 	return err == nil && started == rec.Started
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }

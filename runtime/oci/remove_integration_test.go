@@ -44,7 +44,7 @@ func (h *half) record() {
 func (h *half) withCell() {
 	h.tb.Helper()
 	h.record()
-	c, err := rundir.Make(h.tb.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
+	c, err := rundir.Make(h.tb.Context(), h.b.RunDirOptions(h.spec.ID, h.spec.Limits))
 	if err != nil {
 		h.tb.Fatal(err)
 	}

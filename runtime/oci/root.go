@@ -4,49 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// makeSkeleton makes the upper of the two read-only layers of every root: the mount points, as real
-// directories whatever an image has at their paths, and the three files that name the machine. All
-// sandboxes share it, so that nothing is written per sandbox.
-func makeSkeleton(dir string) (string, error) {
-	top := filepath.Join(dir, ".skeleton")
-	for _, name := range []string{"", "proc", "sys", "dev", "tmp", "run", "run/orchestrator", "workspace", "home",
-		"home/user", "etc"} {
-		path := filepath.Join(top, name)
-		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return "", fmt.Errorf("mount points: %w", err)
-		}
-		mode := os.FileMode(0o755) // regardless of our umask
-		if name == "tmp" {
-			mode = 0o777 | os.ModeSticky // runc gives a tmpfs the mode of what it covers
-		}
-		if err := os.Chmod(path, mode); err != nil {
-			return "", fmt.Errorf("mount points: %w", err)
-		}
-	}
-	for name, text := range map[string]string{
-		"etc/hostname":    "sandbox\n",
-		"etc/hosts":       "127.0.0.1 localhost sandbox\n::1 localhost\n",
-		"etc/resolv.conf": "",
-	} {
-		path := filepath.Join(top, name)
-		if have, err := os.ReadFile(path); err == nil && string(have) == text {
-			continue
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			return "", fmt.Errorf("mount points: %w", err)
-		}
-		if err := os.Chmod(path, 0o644); err != nil {
-			return "", fmt.Errorf("mount points: %w", err)
-		}
-	}
-	return top, nil
-}
 
 // mountRoot mounts an image's root below the skeleton. Without an upper layer the file system
 // itself is read-only. The layers are passed as descriptors: no character of a path has a special

@@ -107,6 +107,20 @@ func GVisorSeccompJSON() ([]byte, error) {
 	return seccompText(filter)
 }
 
+// GVisorProbe returns the configuration of a trial of runsc, which runs "guest version". The guest
+// is the only file of the root. cgroupsPath may be empty.
+func GVisorProbe(root, cgroupsPath string) *specs.Spec {
+	return &specs.Spec{
+		Version: version,
+		Root:    &specs.Root{Path: root, Readonly: true},
+		Process: &specs.Process{Args: []string{"/guest", "version"}, Env: Env(), Cwd: "/", NoNewPrivileges: true},
+		Linux: &specs.Linux{CgroupsPath: cgroupsPath, Namespaces: []specs.LinuxNamespace{
+			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+			{Type: specs.MountNamespace},
+		}},
+	}
+}
+
 // forGVisor turns a configuration into one for runsc.
 func forGVisor(config *specs.Spec, l runtime.Limits) {
 	config.Process.Rlimits = GVisorRlimits(l)

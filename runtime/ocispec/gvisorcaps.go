@@ -5,13 +5,19 @@ import "github.com/sandbox-orchestrator/orchestrator/runtime"
 // NoGVisorBind is why a sandbox of class gvisor has no late mounts.
 const NoGVisorBind = "no: gVisor shows no mount that is made after the start; files travel over the stream"
 
+// ClassCapabilities returns the capabilities of a class where the host enforces everything that it
+// can: all for class container.
+func ClassCapabilities(class runtime.Class) runtime.Capabilities {
+	if class == runtime.ClassGVisor {
+		return GVisorCapabilities()
+	}
+	return runtime.AllYes()
+}
+
 // GVisorCapabilities returns the capabilities of class gvisor, the same for every driver. The
 // reasons for missing ones are those of the committed table.
 func GVisorCapabilities() runtime.Capabilities {
-	caps := runtime.Capabilities{}
-	for _, c := range runtime.AllCapabilities() {
-		caps[c] = runtime.Yes
-	}
+	caps := runtime.AllYes()
 	for c, why := range map[runtime.Capability]string{
 		runtime.CapFiles: "no: gVisor follows links to folders even when it is told not to; through one, files " +
 			"outside of the workspace are reached, as the commands' user",

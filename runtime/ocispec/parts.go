@@ -53,12 +53,17 @@ func Env() []string {
 // Labels returns the labels by which the owner finds a container again.
 func Labels(spec runtime.Spec) map[string]string {
 	return map[string]string{
-		"orchestrator.owner":    spec.Owner,
-		"orchestrator.id":       spec.ID,
-		"orchestrator.template": spec.Template,
-		"orchestrator.build":    spec.Build,
+		LabelOwner: spec.Owner, LabelID: spec.ID, LabelTemplate: spec.Template, LabelBuild: spec.Build,
 	}
 }
+
+// The names of the labels.
+const (
+	LabelOwner    = "orchestrator.owner"
+	LabelID       = "orchestrator.id"
+	LabelTemplate = "orchestrator.template"
+	LabelBuild    = "orchestrator.build"
+)
 
 // Capabilities returns the guest's capabilities: to become the commands' user, and to signal its
 // processes. Commands have none.

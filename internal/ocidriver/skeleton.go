@@ -1,24 +1,24 @@
-package containerd
+package ocidriver
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
-
-	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"syscall"
 )
 
-// skeletonVersion changes whenever writeSkeleton does.
-const skeletonVersion = "2"
+// SkeletonVersion changes whenever WriteSkeleton does.
+const SkeletonVersion = "2"
 
-// writeSkeleton makes the mount points of every sandbox, as real directories whatever the image has
-// at their paths, and the three files that name the machine. The image is untrusted: nothing in it
-// is followed.
-func writeSkeleton(dir string) error {
+// WriteSkeleton makes the mount points of every sandbox below dir, as real directories whatever an
+// image has at their paths, and the three files that name the machine. The image is untrusted:
+// nothing in it is followed. A file that is as it should be stays, since sandboxes may use it.
+func WriteSkeleton(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { // every sandbox reads it
+		return err
+	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -67,8 +67,15 @@ func makeFolder(root *os.Root, name string) error {
 	return root.Chmod(name, mode)
 }
 
-// makeFile replaces whatever is at name with a new file.
+// makeFile replaces whatever is at name with a new file, unless it is such a file.
 func makeFile(root *os.Root, name, text string) error {
+	if info, err := root.Lstat(name); err == nil && info.Mode() == 0o644 && info.Size() == int64(len(text)) {
+		own, ok := info.Sys().(*syscall.Stat_t)
+		have, err := root.ReadFile(name)
+		if err == nil && string(have) == text && ok && own.Uid == 0 && own.Gid == 0 && own.Nlink == 1 {
+			return nil
+		}
+	}
 	if err := root.RemoveAll(name); err != nil {
 		return err
 	}
@@ -80,13 +87,14 @@ func makeFile(root *os.Root, name, text string) error {
 	return errors.Join(err, f.Chmod(0o644), f.Close())
 }
 
-// mountPoint is a directory for one of our mounts.
-func (d *Driver) mountPoint(name string) string { return filepath.Join(d.dir, "mount-"+name) }
-
-// unmount removes the mount at one of our directories, and the directory.
-func unmount(ctx context.Context, dir string) error {
-	if err := livemount.Sweep(ctx, dir, 2*time.Second); err != nil {
+// MakeProbeRoot makes the root of a trial of gVisor. It contains only the guest.
+func MakeProbeRoot(root, guest string) error {
+	text, err := os.ReadFile(guest)
+	if err != nil {
 		return err
 	}
-	return os.Remove(dir)
+	return errors.Join(
+		os.Mkdir(root, 0o755), // in a directory of root's
+		os.WriteFile(filepath.Join(root, "guest"), text, 0o755), // a program
+	)
 }
