@@ -44,7 +44,7 @@ func (f Files) Read(ctx context.Context, path string, r Range) (io.ReadCloser, e
 // body is a response body that reports a broken connection as ErrLost.
 type body struct {
 	io.ReadCloser
-	ctx    context.Context //nolint:containedctx // of the call that made it
+	ctx    context.Context // of the call that made it
 	client *Client
 }
 

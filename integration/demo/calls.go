@@ -213,7 +213,7 @@ func crash(ctx context.Context, s *service) (outcome, error) {
 
 // killer collects output and kills the service in the middle.
 type killer struct {
-	ctx  context.Context //nolint:containedctx // of the call that made it
+	ctx  context.Context // of the call that made it
 	s    *service
 	got  bytes.Buffer
 	done bool

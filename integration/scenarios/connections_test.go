@@ -27,7 +27,7 @@ func limitedBinary(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "orchestrator")
 	script := fmt.Sprintf("#!/bin/sh\nulimit -n 1024\nexec %q \"$@\"\n", harness.Need(t, harness.EnvBin))
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { //nolint:gosec // the test executes it
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { // the test executes it
 		t.Fatal(err)
 	}
 	return path

@@ -151,7 +151,7 @@ func (h *Hub) dropOldest() {
 }
 
 func hubEventAt(at *chain.Element) *hubEvent {
-	return at.Value.(*hubEvent) //nolint:errcheck,forcetypeassert // nothing else is in the lists
+	return at.Value.(*hubEvent) // nothing else is in the lists
 }
 
 // eventBatch holds the events after a position.

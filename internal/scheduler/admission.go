@@ -108,7 +108,7 @@ func (b *hostCapacity) isStarved() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, wanted := b.next()
-	return wanted && !b.fits(e.Value.(*capacityRequest).memory) //nolint:forcetypeassert // nothing else is put in
+	return wanted && !b.fits(e.Value.(*capacityRequest).memory) // nothing else is put in
 }
 
 // next returns the request to serve next and reports whether a caller waits for it. The caller
@@ -117,7 +117,7 @@ func (b *hostCapacity) next() (best *list.Element, wanted bool) {
 	var least uint64
 	seen := map[*poolDemand]int{} // counts a pool's requests, which stand for different waiters
 	for e := b.waiting.Front(); e != nil; e = e.Next() {
-		from := e.Value.(*capacityRequest).from //nolint:forcetypeassert // nothing else is put in
+		from := e.Value.(*capacityRequest).from // nothing else is put in
 		turn, waits := from.nextWaiter(from.creating + seen[from])
 		seen[from]++
 		if best == nil || waits && (!wanted || turn < least) {
@@ -153,7 +153,7 @@ func (b *hostCapacity) adjust(n int, memory int64) {
 func (b *hostCapacity) admitWaiting() {
 	for b.waiting.Len() > 0 {
 		e, _ := b.next()
-		s := e.Value.(*capacityRequest) //nolint:forcetypeassert // nothing else is put in
+		s := e.Value.(*capacityRequest) // nothing else is put in
 		if !b.fits(s.memory) {
 			return
 		}

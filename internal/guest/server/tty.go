@@ -104,7 +104,6 @@ func (t *terminal) close() {
 // resize sets the size. The kernel signals the foreground processes.
 func (t *terminal) resize(cols, rows int) error {
 	return t.control(func(fd int) error {
-		//nolint:gosec // checked
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(cols), Row: uint16(rows)})
 	})
 }
