@@ -67,8 +67,8 @@ func (o *Once[T]) Do(find func() (T, error)) (T, error) {
 }
 
 // LockTrials opens and locks the file that serialises trials of several processes. The lock is held
-// until the file is closed. If another process holds it, LockTrials waits until ctx ends, or returns
-// nil without wait.
+// until the file is closed. If another process holds it, LockTrials waits until ctx ends, or
+// returns nil without wait.
 func LockTrials(ctx context.Context, path string, wait bool) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
