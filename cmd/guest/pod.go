@@ -18,7 +18,8 @@ import (
 )
 
 const podUsage = usageError(
-	"usage: guest install [--dir PATH=MODE:UID:GID]... | guest isolate | guest pod [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...",
+	"usage: guest install [--dir PATH=MODE:UID:GID]... | guest isolate | " +
+		"guest pod [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...",
 )
 
 // oomScoreAdj makes the kernel kill a sandbox before other processes of its host.
@@ -187,7 +188,8 @@ func parsePod(args []string) (podOptions, error) {
 
 func rlimitNumbers() map[string]int {
 	return map[string]int{
-		"RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK, "RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE, "RLIMIT_NICE": unix.RLIMIT_NICE,
+		"RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK, "RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE,
+		"RLIMIT_NICE":   unix.RLIMIT_NICE,
 		"RLIMIT_NOFILE": unix.RLIMIT_NOFILE, "RLIMIT_RTPRIO": unix.RLIMIT_RTPRIO, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
 	}
 }

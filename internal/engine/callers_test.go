@@ -123,8 +123,10 @@ func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 	flipped := []byte(good.Secret)
 	flipped[len(flipped)-3] ^= 1
 	for name, token := range map[string]string{
-		"revoked": revoked.Secret, "expired": expired.Secret, "another secret": string(flipped), "of another id": "orc_0123456789abcdef" + good.Secret[20:],
-		"short": good.Secret[:len(good.Secret)-1], "long": good.Secret + "a", "empty": "", "prefix": "orc_", "id": "orc_" + good.ID, "id and nothing": "orc_" + good.ID + "_",
+		"revoked": revoked.Secret, "expired": expired.Secret, "another secret": string(flipped),
+		"of another id": "orc_0123456789abcdef" + good.Secret[20:],
+		"short":         good.Secret[:len(good.Secret)-1], "long": good.Secret + "a", "empty": "", "prefix": "orc_",
+		"id": "orc_" + good.ID, "id and nothing": "orc_" + good.ID + "_",
 		"NUL": good.Secret + "\x00", "huge": strings.Repeat("orc_", 1<<18),
 	} {
 		if got, err := s.Callers.Identify(t.Context(), token); !errors.Is(err, caller.ErrToken) ||
@@ -214,7 +216,8 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 			t.Fatal(err)
 		}
 		body := strings.NewReader(p.Caller)
-		if _, err := s.Workspaces.WriteFile(t.Context(), p, "w", wire.FileRequest{Path: "who", Mode: 0o644, Size: int64(body.Len())}, body); err != nil {
+		if _, err := s.Workspaces.WriteFile(t.Context(), p, "w", wire.FileRequest{Path: "who", Mode: 0o644,
+			Size: int64(body.Len())}, body); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -188,7 +188,8 @@ func TestTokensOfOneCallerShareSandboxes(t *testing.T) {
 	if got := s.call(t, weak, "system.bash", r); got.Ending != "policy_denied" || got.Verdict.Class != profile.ClassTrust {
 		t.Errorf("run in the session: %+v", got)
 	}
-	if got := s.call(t, weak, "system.kill", v1.ToolCall{Session: "one", Input: json.RawMessage(`{"shell_id": "x"}`)}); got.Ending != "policy_denied" {
+	if got := s.call(t, weak, "system.kill", v1.ToolCall{Session: "one",
+		Input: json.RawMessage(`{"shell_id": "x"}`)}); got.Ending != "policy_denied" {
 		t.Errorf("end a shell: %+v", got)
 	}
 }

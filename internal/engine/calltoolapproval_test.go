@@ -49,14 +49,16 @@ func TestOperatorAnswersApproval(t *testing.T) {
 	) {
 		t.Errorf("the caller's own answer: %v", err)
 	}
-	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID,
+		v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(
 		err,
 	) {
 		t.Errorf("an input that the policy denies: %v", err)
 	}
 	op := caller.Local("")
 	op.By = "ada"
-	if _, err := s.Governed.AnswerApproval(t.Context(), op, q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "rm y"}`)}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), op, q.ID,
+		v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "rm y"}`)}); err != nil {
 		t.Fatal(err)
 	}
 	got := <-done
@@ -72,7 +74,8 @@ func TestOperatorAnswersApproval(t *testing.T) {
 func TestDeniedApprovalIsResult(t *testing.T) {
 	s := newWorld(t).governed(t)
 	q, done := s.ask(t, agent, bash("rm x"))
-	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "deny", Note: "not today"}); err != nil {
+	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID,
+		v1.ApprovalAnswer{Action: "deny", Note: "not today"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-done; got.Ending != "approval_denied" || !strings.Contains(got.Verdict.Message, "not today") {
@@ -179,7 +182,8 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 		return caller.Principal{Caller: "agent", Profile: "team", Trust: trust}
 	}
 	answer := func(q v1.Approval, action string) {
-		if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
+		if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID,
+			v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
 			t.Fatal(err)
 		}
 	}

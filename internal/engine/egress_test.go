@@ -45,7 +45,8 @@ func TestInvalidEgressIsRefused(t *testing.T) {
 		field     string
 	}{
 		{caller.Principal{Caller: "ann"}, v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}, errdefs.IsPermissionDenied, "egress"},
-		{caller.Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test", Paths: []string{"/"}}}}, errdefs.IsInvalidArgument, "egress.rules[0].paths"},
+		{caller.Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test", Paths: []string{"/"}}}},
+			errdefs.IsInvalidArgument, "egress.rules[0].paths"},
 		{caller.Local(""), v1.Egress{Secrets: []string{"api"}}, errdefs.IsInvalidArgument, "egress.rules"},
 		{caller.Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}, Secrets: []string{"x"}}, errdefs.IsNotFound, "egress.secrets[0]"},
 	} {
@@ -66,7 +67,8 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(w.dir, "profiles"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(w.dir, "profiles", "wide.yaml"), []byte("name: wide\nextends: default\nnetwork: bridge\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.dir, "profiles", "wide.yaml"),
+		[]byte("name: wide\nextends: default\nnetwork: bridge\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := w.governed(t)

@@ -66,7 +66,8 @@ func TestCallersCannotAccessOthersSandboxes(t *testing.T) {
 	_, kill := s.KillShell(t.Context(), you, sh.ID, 0, true)
 	_, exec := s.Exec(t.Context(), you, id, v1.Exec{Argv: []string{"true"}}, core.Stream{})
 	_, _, read := s.ReadFile(t.Context(), you, id, wire.FileRequest{Path: "a"})
-	for _, err := range []error{s.Remove(t.Context(), you, id), stop, get, shells, shell, kill, exec, read, s.SignalShell(t.Context(), you, sh.ID, 9)} {
+	for _, err := range []error{s.Remove(t.Context(), you, id), stop, get, shells, shell, kill, exec, read,
+		s.SignalShell(t.Context(), you, sh.ID, 9)} {
 		if !errdefs.IsNotFound(err) {
 			t.Errorf("got %v", err)
 		}

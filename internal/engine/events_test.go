@@ -63,10 +63,12 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 	if err != nil || !slices.Equal(mine, []string{"sandbox.stopping", "shell.ended", "sandbox.gone"}) {
 		t.Errorf("%v, %v", mine, err)
 	}
-	if err := s.Events.Watch(t.Context(), caller.Principal{Caller: "you"}, eventhub.Query{}, func(e v1.ServiceEvent) error { t.Errorf("another is told %+v", e); return nil }); err != nil {
+	if err := s.Events.Watch(t.Context(), caller.Principal{Caller: "you"}, eventhub.Query{},
+		func(e v1.ServiceEvent) error { t.Errorf("another is told %+v", e); return nil }); err != nil {
 		t.Error(err)
 	}
-	if err := s.Events.Watch(t.Context(), op, eventhub.Query{Since: time.Now().Add(time.Hour)}, func(e v1.ServiceEvent) error { t.Errorf("too old: %+v", e); return nil }); err != nil {
+	if err := s.Events.Watch(t.Context(), op, eventhub.Query{Since: time.Now().Add(time.Hour)},
+		func(e v1.ServiceEvent) error { t.Errorf("too old: %+v", e); return nil }); err != nil {
 		t.Error(err)
 	}
 }

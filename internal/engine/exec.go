@@ -81,7 +81,14 @@ func storedExecResult(r v1.ExecResult) v1.ExecResult {
 }
 
 // exec runs a command in a lease. tune, if set, adjusts the guest's command.
-func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st core.Stream, tune func(*wire.Command)) (v1.ExecResult, error) {
+func (e *Engine) exec(
+	ctx context.Context,
+	l *scheduler.Lease,
+	id string,
+	x v1.Exec,
+	st core.Stream,
+	tune func(*wire.Command),
+) (v1.ExecResult, error) {
 	return e.runCommand(ctx, l, id, x, st, tune, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
 		return e.execShell(use, x, c, io)
 	})
@@ -150,7 +157,13 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 
 // resolveResult decides the ending of a command. It ends the lease if processes of the command may
 // have survived.
-func (e *Engine) resolveResult(ctx context.Context, l *scheduler.Lease, began time.Time, r runtime.Result, err error) (runtime.Result, error) {
+func (e *Engine) resolveResult(
+	ctx context.Context,
+	l *scheduler.Lease,
+	began time.Time,
+	r runtime.Result,
+	err error,
+) (runtime.Result, error) {
 	switch {
 	case err != nil:
 		if r, err = e.lostResult(l, began, err); err != nil {

@@ -248,7 +248,8 @@ func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {
 		Workspace: cmp.Or(
 			r.Lease.Named,
 			r.Lease.Workspace,
-		), ReadOnly: r.Lease.ReadOnly, Mode: modeOf(r.Lease), Class: r.Lease.Class, Egress: r.Lease.Egress, Session: r.Lease.Session, Labels: r.Lease.Labels, Warm: r.Warm,
+		), ReadOnly: r.Lease.ReadOnly, Mode: modeOf(r.Lease), Class: r.Lease.Class, Egress: r.Lease.Egress,
+		Session: r.Lease.Session, Labels: r.Lease.Labels, Warm: r.Warm,
 		CreatedAt: r.Created, ExpiresAt: r.Expires, IdleMS: r.Idle.Milliseconds(), LastUseAt: r.Used, Reason: r.Reason,
 	}
 	if l := e.sched; l != nil {

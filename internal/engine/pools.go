@@ -17,7 +17,8 @@ func (e *Engine) Pools(_ context.Context, principal caller.Principal) []v1.Pool 
 			p.LastError = ""
 		}
 		out = append(out, v1.Pool{
-			Template: p.Template, Image: p.Image, Min: p.Settings.Min, Max: p.Settings.Max, Target: p.Target, Adaptive: p.Settings.Adaptive, Creating: p.Creating, Warm: p.Warm,
+			Template: p.Template, Image: p.Image, Min: p.Settings.Min, Max: p.Settings.Max, Target: p.Target,
+			Adaptive: p.Settings.Adaptive, Creating: p.Creating, Warm: p.Warm,
 			Leased: p.Leased, Waiting: p.Waiting, Created: p.Created, Failed: p.Failed, LastError: p.LastError,
 		})
 	}

@@ -138,7 +138,8 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 		) {
 			t.Fatalf("%v", err)
 		}
-		if err := s.Governed.RefuseCall(t.Context(), agent, "x", []byte(`{"a":"`+strings.Repeat("x", 10<<10)+`"}`), governed.ErrUngoverned); !errors.Is(
+		if err := s.Governed.RefuseCall(t.Context(), agent, "x", []byte(`{"a":"`+strings.Repeat("x", 10<<10)+`"}`),
+			governed.ErrUngoverned); !errors.Is(
 			err,
 			governed.ErrUngoverned,
 		) {
@@ -155,7 +156,8 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 	}
 	operator := agent
 	operator.Operator = true
-	for name, c := range map[string]caller.Principal{"an operator of that name": operator, "the local operator": caller.Local(""), "another caller": {Caller: "other", Profile: "team", Trust: 3}} {
+	for name, c := range map[string]caller.Principal{"an operator of that name": operator,
+		"the local operator": caller.Local(""), "another caller": {Caller: "other", Profile: "team", Trust: 3}} {
 		if got := s.call(t, c, "system.bash", bash("true")); got.Ending != "exited" {
 			t.Errorf("%s: %+v", name, got)
 		}

@@ -132,7 +132,8 @@ func TestSecretsPerCallerAreBounded(t *testing.T) {
 	if _, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: env(most)}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a lease over the bound: %v, want ResourceExhausted", err)
 	}
-	if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), governed.Watch{}); !errdefs.IsResourceExhausted(
+	if _, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)),
+		governed.Watch{}); !errdefs.IsResourceExhausted(
 		err,
 	) {
 		t.Errorf("a call over the bound: %v, want ResourceExhausted", err)

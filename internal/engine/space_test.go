@@ -176,7 +176,8 @@ func TestRestoreOfTooLargeSnapshotIsRefused(t *testing.T) {
 	}
 	content := make([]byte, 12<<20)
 	rand.NewChaCha8([32]byte{}).Read(content)
-	if _, err := s.Workspaces.WriteFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))}, bytes.NewReader(content)); err != nil {
+	if _, err := s.Workspaces.WriteFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644,
+		Size: int64(len(content))}, bytes.NewReader(content)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Workspaces.Snapshot(t.Context(), ann, "a", "s"); err != nil {

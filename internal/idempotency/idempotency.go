@@ -131,7 +131,8 @@ func storedAnswer[T any](k store.Key) (answer T, err error) {
 	case store.KeyEvicted:
 		err = usererror.Errorf(
 			errdefs.ErrFailedPrecondition,
-			"the answer for Idempotency-Key %q was evicted: the first request ran, and newer answers replaced its own: check what it did before you retry with a new key",
+			"the answer for Idempotency-Key %q was evicted: "+
+				"the first request ran, and newer answers replaced its own: check what it did before you retry with a new key",
 			k.Key,
 		)
 	case store.KeyTooLarge:

@@ -116,7 +116,8 @@ func (c *copiedWorkspace) copyIn(ctx context.Context, l *Lease, b runtime.Bindin
 	if sum.Room > c.limits.Bytes {
 		return usererror.Errorf(
 			errdefs.ErrFailedPrecondition,
-			"workspace %s has %s of files and does not fit: it is copied into this sandbox, whose /workspace holds %s: raise limits.scratch of template %s, or use a template of class container",
+			"workspace %s has %s of files and does not fit: "+
+				"it is copied into this sandbox, whose /workspace holds %s: raise limits.scratch of template %s, or use a template of class container",
 			c.name,
 			units.BytesSize(float64(sum.Room)),
 			units.BytesSize(float64(c.limits.Bytes)),

@@ -291,7 +291,8 @@ func TestRecoverAfterCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A stored sandbox whose container was never created, and an unknown container.
-	if err := st.Insert(t.Context(), store.Sandbox{ID: "intended1", State: store.Creating, Template: "default", Runtime: "fake", Created: time.Now()}); err != nil {
+	if err := st.Insert(t.Context(), store.Sandbox{ID: "intended1", State: store.Creating, Template: "default",
+		Runtime: "fake", Created: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
 	orphan := runtime.Spec{

@@ -64,8 +64,9 @@ type lineInput struct {
 
 var systemBash = Define(Tool{
 	Name: "system.bash", Title: "Run a shell command", Trust: 3, Destructive: true,
-	Description: "Runs a command line with bash in a disposable sandbox without a network. Everything that it started is dead when it returns; use run_in_background for what shall go on.",
-	Effects:     []Effect{CallsShell, WritesFiles, Spawns},
+	Description: "Runs a command line with bash in a disposable sandbox without a network. " +
+		"Everything that it started is dead when it returns; use run_in_background for what shall go on.",
+	Effects: []Effect{CallsShell, WritesFiles, Spawns},
 }, func(in *bashInput) (Prepared, error) {
 	if err := checkCommand("command", in.Command); err != nil {
 		return Prepared{}, err
@@ -96,8 +97,9 @@ var systemRun = Define(Tool{
 // systemLine is for profiles of systems that split a command line themselves.
 var systemLine = Define(Tool{
 	Name: "system.line", Title: "Run a program by a line", Trust: 3, Destructive: true,
-	Description: "Runs a program given as one line, split into words by quoting alone, in a disposable sandbox without a network. No shell looks at it.",
-	Effects:     []Effect{WritesFiles, Spawns},
+	Description: "Runs a program given as one line, split into words by quoting alone, " +
+		"in a disposable sandbox without a network. No shell looks at it.",
+	Effects: []Effect{WritesFiles, Spawns},
 }, func(in *lineInput) (Prepared, error) {
 	in.cmd = &Command{Line: in.Command}
 	return in.prepare(in.cmd)

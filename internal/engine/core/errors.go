@@ -28,7 +28,8 @@ type (
 // The texts of errors that wrap it may name host paths or quote a driver.
 func ForCallers(err error) error {
 	for _, find := range []func(error) error{
-		As[*usererror.InvalidError], As[*strictjson.FieldError], As[*caller.QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*web.Fault], As[*search.AnswerError], As[*guest.Error],
+		As[*usererror.InvalidError], As[*strictjson.FieldError], As[*caller.QuotaError], As[*EmptyError], As[*EndedError],
+		As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*web.Fault], As[*search.AnswerError], As[*guest.Error],
 	} {
 		if got := find(err); got != nil {
 			return got

@@ -102,7 +102,8 @@ func (s *auditedSandbox) missedRecord(sandbox string) audit.Record {
 	return audit.Record{
 		Kind: audit.KindEvent, Action: "egress.missed", Caller: s.caller, Sandbox: sandbox, Uncharged: s.caller == caller.LocalCaller,
 		Error: fmt.Sprintf(
-			"%d connections were not recorded: they came faster than %d a second, %d of the caller's were waiting, or the caller's share of the log was used up",
+			"%d connections were not recorded: they came faster than %d a second, "+
+				"%d of the caller's were waiting, or the caller's share of the log was used up",
 			n,
 			recordRate,
 			callerQueue,
@@ -162,7 +163,8 @@ func (a *auditor) enqueue(c netpolicy.Connection) {
 		return
 	}
 	r := audit.Record{
-		Kind: audit.KindEgress, Action: "egress", Caller: owner, Uncharged: owner == caller.LocalCaller, Sandbox: c.Session, Verdict: "deny", DurationMS: core.Milliseconds(c.Duration),
+		Kind: audit.KindEgress, Action: "egress", Caller: owner, Uncharged: owner == caller.LocalCaller,
+		Sandbox: c.Session, Verdict: "deny", DurationMS: core.Milliseconds(c.Duration),
 		Egress: &audit.Egress{
 			Host:     c.Host,
 			Port:     c.Port,

@@ -32,7 +32,13 @@ type Build struct {
 
 // Build builds an image from a Dockerfile in a tar archive and imports it. Only operators may
 // call it, because the container engine runs RUN commands with its own network.
-func (s *Service) Build(ctx context.Context, p caller.Principal, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
+func (s *Service) Build(
+	ctx context.Context,
+	p caller.Principal,
+	r v1.BuildRequest,
+	files io.Reader,
+	tell func(v1.PullEvent),
+) ([]v1.Image, error) {
 	if err := p.Operate("build images"); err != nil {
 		return nil, err
 	}
@@ -53,7 +59,11 @@ func (b Build) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, tell 
 		return images.Image{}, fmt.Errorf("image builds are not configured on this service: %w", errdefs.ErrNotImplemented)
 	}
 	if _, err := images.ParseName(r.Ref); err != nil {
-		return images.Image{}, &usererror.InvalidError{Field: "ref", Message: "is the name that the image gets: " + err.Error(), Class: errdefs.ErrInvalidArgument}
+		return images.Image{}, &usererror.InvalidError{
+			Field:   "ref",
+			Message: "is the name that the image gets: " + err.Error(),
+			Class:   errdefs.ErrInvalidArgument,
+		}
 	}
 	if r.File == "" {
 		r.File = "Dockerfile"
@@ -110,7 +120,12 @@ func (b Build) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, tell 
 }
 
 // buildAndImport runs the builder and imports its image.
-func (b Build) buildAndImport(ctx context.Context, r v1.BuildRequest, what runtime.Build, pack func(io.Writer) error) (img images.Image, err error) {
+func (b Build) buildAndImport(
+	ctx context.Context,
+	r v1.BuildRequest,
+	what runtime.Build,
+	pack func(io.Writer) error,
+) (img images.Image, err error) {
 	in, out := io.Pipe()
 	packed := make(chan struct{})
 	go func() { // waited for below

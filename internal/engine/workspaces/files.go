@@ -9,6 +9,7 @@ import (
 
 func presentInfo(i safefile.Info) v1.File {
 	return v1.File{
-		Name: i.Name, Path: i.Path, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode), UID: i.UID, GID: i.GID, ModTime: i.ModTime, Target: i.Target,
+		Name: i.Name, Path: i.Path, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode), UID: i.UID, GID: i.GID,
+		ModTime: i.ModTime, Target: i.Target,
 	}
 }

@@ -78,7 +78,8 @@ func (c *call) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r 
 	}
 	if res.ExitCode != 0 && len(out.kept) == 0 {
 		// Some parser libraries abort the program on malformed input.
-		c.opts.Log.Info("web program failed without an answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)))
+		c.opts.Log.Info("web program failed without an answer", "sandbox", l.ID, "code", res.ExitCode,
+			"said", oneLine(string(errOut.kept)))
 		return unreadableAnswer("the program that converts it failed"), nil
 	}
 	a, err := readAnswer(out.kept, r)

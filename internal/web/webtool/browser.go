@@ -125,8 +125,9 @@ type BrowserOutput struct {
 
 var browserOpen = tool.Define(tool.Tool{
 	Name: "browser.open", Title: "Open a web page in a browser", Trust: 1, ReadOnly: true, Idempotent: true,
-	Description: "Opens a page in a browser of its own, in a sandbox that is destroyed afterwards: its text as it is seen, its links, a picture, a PDF. Only hosts that the rules allow are reached.",
-	Effects:     []tool.Effect{tool.CallsNetwork},
+	Description: "Opens a page in a browser of its own, in a sandbox that is destroyed afterwards: " +
+		"its text as it is seen, its links, a picture, a PDF. Only hosts that the rules allow are reached.",
+	Effects: []tool.Effect{tool.CallsNetwork},
 }, func(in *browserInput) (p tool.Prepared, err error) {
 	if in.at, err = address(in.URL); err != nil {
 		return p, err

@@ -74,8 +74,9 @@ type FetchOutput struct {
 
 var webFetch = tool.Define(tool.Tool{
 	Name: "web.fetch", Title: "Fetch a web page", Trust: 1, Cacheable: true, ReadOnly: true, Idempotent: true,
-	Description: "Fetches a web page as Markdown, or what it says about a prompt. Pages are kept for 15 minutes. A redirect to another host is reported and not followed.",
-	Effects:     []tool.Effect{tool.CallsNetwork},
+	Description: "Fetches a web page as Markdown, or what it says about a prompt. " +
+		"Pages are kept for 15 minutes. A redirect to another host is reported and not followed.",
+	Effects: []tool.Effect{tool.CallsNetwork},
 }, func(in *fetchInput) (p tool.Prepared, err error) {
 	if in.at, err = address(in.URL); err != nil {
 		return p, err

@@ -71,8 +71,9 @@ type RequestOutput struct {
 
 var httpRequest = tool.Define(tool.Tool{
 	Name: "http.request", Title: "Make an HTTP request", Trust: 2, Destructive: true,
-	Description: "Makes an HTTP request and gives the answer, whatever its status. Only public hosts can be asked; each redirect is decided on like the request.",
-	Effects:     []tool.Effect{tool.CallsNetwork},
+	Description: "Makes an HTTP request and gives the answer, whatever its status. " +
+		"Only public hosts can be asked; each redirect is decided on like the request.",
+	Effects: []tool.Effect{tool.CallsNetwork},
 }, func(in *requestInput) (p tool.Prepared, err error) {
 	if in.at, err = address(in.URL); err != nil {
 		return p, err

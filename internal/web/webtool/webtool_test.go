@@ -129,16 +129,23 @@ func TestWhatAPageBecomes(t *testing.T) {
 	b = newExchanges(t,
 		"# Prices\n\nThe lamp costs twelve.\n\n# History\n\n"+strings.Repeat("Nothing of note happened then. ", 100))
 	if out = fetched(t, b,
-		`{"url": "https://a.example/", "prompt": "What does the lamp cost?"}`); out.Extraction != Passages || !strings.Contains(out.Content, "costs twelve") || strings.Contains(out.Content, "Nothing of note") {
+		`{"url": "https://a.example/", "prompt": "What does the lamp cost?"}`); out.Extraction != Passages ||
+		!strings.Contains(out.Content, "costs twelve") ||
+		strings.Contains(out.Content, "Nothing of note") {
 		t.Errorf("%+v", out)
 	}
 	if out = fetched(t, b,
-		`{"url": "https://a.example/", "prompt": "zzz"}`); out.Extraction != Whole || out.Note == "" || !strings.Contains(out.Content, "costs twelve") {
+		`{"url": "https://a.example/", "prompt": "zzz"}`); out.Extraction != Whole ||
+		out.Note == "" ||
+		!strings.Contains(out.Content, "costs twelve") {
 		t.Errorf("%+v", out)
 	}
 	b.web.Extract = model(func(prompt string) (string, error) { return "Twelve. " + prompt, nil })
 	if out = fetched(t, b,
-		`{"url": "https://a.example/", "prompt": "lamp", "max_chars": 6}`); out.Extraction != ByModel || out.Content != "Twelve\n... (content truncated)" || !out.Truncated || !out.Cached {
+		`{"url": "https://a.example/", "prompt": "lamp", "max_chars": 6}`); out.Extraction != ByModel ||
+		out.Content != "Twelve\n... (content truncated)" ||
+		!out.Truncated ||
+		!out.Cached {
 		t.Errorf("%+v", out)
 	}
 	b.web.Extract = model(func(string) (string, error) { return "", errors.New("the model is away") })
@@ -151,7 +158,9 @@ func TestWhatAPageBecomes(t *testing.T) {
 		return web.Answer{URL: x.Request.URL, Status: 302, RedirectURL: "https://b.example/y"}
 	}
 	if out = fetched(t, b,
-		`{"url": "https://c.example/"}`); out.RedirectURL != "https://b.example/y" || out.Content != "Redirected to different host. Fetch: https://b.example/y" || out.Cached {
+		`{"url": "https://c.example/"}`); out.RedirectURL != "https://b.example/y" ||
+		out.Content != "Redirected to different host. Fetch: https://b.example/y" ||
+		out.Cached {
 		t.Errorf("%+v", out)
 	}
 }
