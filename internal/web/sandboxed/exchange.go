@@ -84,7 +84,8 @@ func (c *call) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r 
 	}
 	a, err := readAnswer(out.kept, r)
 	if err != nil {
-		c.opts.Log.Warn("web program wrote an invalid answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)), "error", err)
+		c.opts.Log.Warn("web program wrote an invalid answer", "sandbox", l.ID, "code", res.ExitCode,
+			"said", oneLine(string(errOut.kept)), "error", err)
 		return unreadableAnswer("the program that converts it gave no usable answer"), nil
 	}
 	return a, nil
