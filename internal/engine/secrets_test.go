@@ -172,3 +172,27 @@ func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 		}
 	}
 }
+
+func TestRefusedCallRecordHidesHostErrors(t *testing.T) {
+	s := newWorld(t).governed(t)
+	for _, c := range []struct {
+		cause error
+		want  string
+	}{
+		{&hostFailure{"open /var/lib/orchestrator/state.db: disk I/O error"}, "the service could not do this"},
+		{usererror.Invalid("input", "is not an object"), "input is not an object"},
+	} {
+		if err := s.Governed.RefuseCall(t.Context(), agent, "system.bash", []byte(`{}`), c.cause); err != c.cause {
+			t.Fatal(err)
+		}
+		page, err := s.Governed.Audit(t.Context(), agent, governed.AuditFilter{Newest: true, Limit: 1})
+		if err != nil || len(page.Items) != 1 || page.Items[0].Error != c.want {
+			t.Errorf("the caller reads %+v, %v, want the error %q", page.Items, err, c.want)
+		}
+	}
+}
+
+// hostFailure is an error of the host.
+type hostFailure struct{ text string }
+
+func (e *hostFailure) Error() string { return e.text }

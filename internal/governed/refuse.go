@@ -82,7 +82,7 @@ func (s *Service) RefuseBody(
 func (s *Service) refusal(p caller.Principal, name string, cause error) audit.Record {
 	return audit.Record{
 		Kind: audit.KindEvent, Caller: p.Caller, Token: p.Token, Profile: s.profileOf(p), Trust: p.Trust, Via: p.Via,
-		Action: audit.TruncateName(name), Ending: EndedFailed, Error: cause.Error(), Uncharged: p.Operator,
+		Action: audit.TruncateName(name), Ending: EndedFailed, Error: auditText(cause), Uncharged: p.Operator,
 	}
 }
 

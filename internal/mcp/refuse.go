@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -161,9 +163,15 @@ func (s *Server) recordMissed(
 
 // refuse records a call that did not reach a tool, and returns the error to answer.
 func (s *Server) refuse(ctx context.Context, a Access, tool string, input json.RawMessage, cause error) error {
-	err := s.engine.RefuseCall(ctx, a.Principal, tool, input, cause)
 	s.opts.Refused(a.Principal, 1)
-	return err
+	said := cause
+	if e, ok := errors.AsType[*jsonrpc.Error](cause); ok { // its text is for the client
+		said = usererror.Errorf(errdefs.ErrInvalidArgument, "%s", e.Message)
+	}
+	if err := s.engine.RefuseCall(ctx, a.Principal, tool, input, said); err != said { //nolint:errorlint // as above
+		return errors.Join(cause, err)
+	}
+	return cause
 }
 
 // outcome is a ResponseWriter that keeps the text of a refusal.
