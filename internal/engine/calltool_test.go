@@ -32,8 +32,10 @@ policy:
 tools:
   - {name: fs.list, rate: {max_calls: 1, window_ms: 3600000}}
   - {name: fs.stat, disabled: true}
+  - {name: system.run, result: '{"code": r.missing.field}'}
 approvals:
   - {id: few, tool: fs.glob, action: budget, limit: 1, period: monthly}
+  - {id: once, tool: system.bash, when: 'input.command.startsWith("rm once")', action: budget, limit: 1, period: monthly}
 `
 
 // governed starts a service with tools. The audit log outlives it.
@@ -281,6 +283,17 @@ func TestValidatePlacementRejectsConflicts(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
+	}
+}
+
+// A token without a profile has the default profile, and may name it.
+func TestCallMayNameTheDefaultProfile(t *testing.T) {
+	s := newWorld(t).governed(t)
+	p := caller.Principal{Caller: "agent", Trust: 3}
+	r := bash("true")
+	r.Profile = "team"
+	if got := s.call(t, p, "system.bash", r); got.Ending != "exited" {
+		t.Errorf("%+v", got)
 	}
 }
 

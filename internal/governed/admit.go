@@ -27,7 +27,7 @@ func (r *refusal) Error() string { return r.verdict.Message }
 
 // find looks up the profile and the tool.
 func (t *transaction) find() (err error) {
-	if t.r.Profile != "" && !t.principal.Operator && t.r.Profile != t.principal.Profile {
+	if t.r.Profile != "" && !t.principal.Operator && t.r.Profile != t.s.profileOf(t.principal) {
 		return &usererror.InvalidError{
 			Field:   "profile",
 			Message: "is not yours to choose: leave it out",
