@@ -308,7 +308,7 @@ func decisionOf(r Request) (Decision, error) {
 	case r.State == Approved:
 		d.Outcome, d.Message, d.Reservation = OutcomeApproved, r.Note, r.ID
 	case r.State == Pending:
-		d.Outcome = OutcomeAsked
+		d.Outcome, d.Reservation = OutcomeAsked, r.ID
 	default:
 		d.Message = Refusal(r)
 	}

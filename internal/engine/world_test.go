@@ -173,6 +173,8 @@ type guestOfShells struct {
 	*fake.Guest
 	// refuse, if set, can reject an operation on shells.
 	refuse func(wire.Op) *wire.Failure
+	// lose, if set, selects requests whose streams end without an answer.
+	lose func(wire.Op) bool
 
 	mu     sync.Mutex
 	shells map[string]wire.Shell
@@ -216,6 +218,12 @@ func (g *guestOfShells) serve(ctx context.Context, conn net.Conn) {
 		Body struct{ ID string }
 	}
 	if json.Unmarshal(payload, &q) != nil {
+		return
+	}
+	g.mu.Lock()
+	lose := g.lose
+	g.mu.Unlock()
+	if lose != nil && lose(q.Op) {
 		return
 	}
 	switch q.Op {

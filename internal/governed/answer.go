@@ -46,7 +46,6 @@ func (t *transaction) answer(ctx context.Context, out any, o tool.Outcome, err e
 			if ctx.Err() != nil {
 				t.record.Ending = string(runtime.Cancelled)
 			}
-			t.record.Approval, t.record.By, t.record.Sandbox = t.approval, t.by, t.sandbox
 			return v1.ToolResult{}, err
 		}
 		out = nil
@@ -150,7 +149,7 @@ func failureOf(err error) (class string, ok bool) {
 // recordOutcome fills the closing audit record.
 func (t *transaction) recordOutcome(o tool.Outcome, end profile.End) {
 	r := &t.record
-	r.Ending, r.Sandbox, r.Approval, r.By = end.Ending, t.sandbox, t.approval, t.by
+	r.Ending = end.Ending
 	if t.verdict != nil {
 		r.Verdict, r.Rule = string(t.verdict.Action), t.verdict.Rule
 	}

@@ -98,6 +98,7 @@ func (t *transaction) applyDecision(ctx context.Context, q approval.Request) err
 	t.approval, t.by = q.ID, q.By
 	switch q.State {
 	case approval.Approved:
+		t.unused = q.ID
 	case approval.Expired:
 		return t.refuseApproval(profile.ClassExpired, q.Rule, approval.Refusal(q), 0)
 	default:
@@ -113,7 +114,6 @@ func (t *transaction) applyDecision(ctx context.Context, q approval.Request) err
 		}
 		t.record.Input = q.Modified
 	}
-	t.unused = q.ID
 	return nil
 }
 
@@ -132,15 +132,18 @@ func (t *transaction) refuseApproval(class, rule, message string, again time.Dur
 	return &refusal{ending: approvalDenied, verdict: v, again: again}
 }
 
-// refundBudget returns the approval budget of a call that did not run.
-func (t *transaction) refundBudget(ctx context.Context, why error) {
-	if t.reserved == "" || t.toolStarted {
+// refundBudget returns the approval budget of a call that ended with err before its tool started. A
+// call with an idempotency key that failed keeps the charge of its approval request: a retry with
+// the key resumes that request, and is not charged again.
+func (t *transaction) refundBudget(ctx context.Context, err error) {
+	resumable := err != nil && t.principal.Key != "" && t.reserved == t.approval
+	if t.reserved == "" || t.toolStarted || resumable {
 		return
 	}
 	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
 	if err := t.g.Gate.Refund(finish, t.reserved); err != nil {
-		t.s.log.Error("failed to refund an approval budget", "call", t.id, "error", err, "cause", why)
+		t.s.log.Error("failed to refund an approval budget", "call", t.id, "error", err)
 	}
 }
 

@@ -53,10 +53,12 @@ func (t *transaction) run(ctx context.Context, l *scheduler.Lease, scope string)
 	caps := t.tool.Caps()
 	switch run := t.ready.Call.(type) {
 	case tool.Run[tool.Runner]:
+		t.noteEffect()
 		r := &runner{transaction: t, caps: caps, lease: l, check: t.argvRules()}
 		out, o, err := run(ctx, caps, r)
 		return out, o, r.refused(err)
 	case tool.Run[tool.Shells]:
+		t.noteEffect()
 		return run(ctx, caps, &shells{t.s, t.principal.Keyless(), scope})
 	case tool.Run[tool.Files]:
 		use, err := l.Enter(ctx)
@@ -64,6 +66,7 @@ func (t *transaction) run(ctx context.Context, l *scheduler.Lease, scope string)
 			return nil, tool.Outcome{}, err
 		}
 		defer use.Leave()
+		t.noteEffect()
 		out, o, err := run(use.Ctx, caps, use)
 		return out, o, l.Explain(err)
 	case tool.Run[webtool.Web]:
@@ -74,9 +77,17 @@ func (t *transaction) run(ctx context.Context, l *scheduler.Lease, scope string)
 	return nil, tool.Outcome{}, fmt.Errorf("tool %s: calls cannot provide what %T needs", t.name, t.ready.Call)
 }
 
+// noteEffect notes that from now on the call may have changed something.
+func (t *transaction) noteEffect() { t.mayHaveRun = !t.tool.ReadOnly() }
+
+// webCall returns the call for a web tool, which sends nothing before it has a sandbox of its own.
 func (t *transaction) webCall(caps tool.Caps) sandboxed.Call {
 	return sandboxed.Call{
-		ID: t.id, Principal: t.principal.Keyless(), Profile: t.profile.Profile.Name, Caps: caps, Placed: t.notePlacement,
+		ID: t.id, Principal: t.principal.Keyless(), Profile: t.profile.Profile.Name, Caps: caps,
+		Placed: func(l *scheduler.Lease) {
+			t.noteEffect()
+			t.notePlacement(l)
+		},
 	}
 }
 
@@ -118,13 +129,16 @@ func (r *runner) Exec(ctx context.Context, x v1.Exec) (res v1.ExecResult, rest s
 	st := core.Stream{Stdout: out, Stderr: errOut}
 	res, err = r.s.opts.Sandboxes.ExecIn(ctx, r.lease, r.id, x, st, r.applyCaps)
 	if err != nil {
-		return res, "", errors.Join(err, out.drop(), errOut.drop())
+		out.finish(false)
+		errOut.finish(false)
+		return res, "", err
 	}
 	var cutOut, cutErr bool
 	res.Stdout, cutOut = out.keeper.Text()
 	res.Stderr, cutErr = errOut.keeper.Text()
 	res.Truncated = cutOut || cutErr
-	if r.s.outputs != nil && (out.finish(cutOut) || errOut.finish(cutErr)) {
+	moreOut, moreErr := out.finish(cutOut), errOut.finish(cutErr) // both: each closes its file
+	if moreOut || moreErr {
 		rest = r.id
 	}
 	return res, rest, nil
@@ -174,21 +188,17 @@ func (s *stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// finish closes the kept output and reports whether it holds more than the answer does.
+// finish closes the kept output and reports whether it holds more than the answer does. A failure
+// to keep it is only logged.
 func (s *stream) finish(cut bool) bool {
+	if s.kept == nil {
+		return false
+	}
 	have, err := s.kept.done(cut)
 	if err != nil {
 		s.log.Warn("failed to keep the whole output", "stream", s.name, "error", err)
 	}
 	return have && cut
-}
-
-func (s *stream) drop() error {
-	if s.kept == nil {
-		return nil
-	}
-	_, err := s.kept.done(false)
-	return err
 }
 
 // shells implements tool.Shells for one call.

@@ -114,6 +114,7 @@ type transaction struct {
 	record      audit.Record // closes the audit entry
 	sandbox     string
 	toolStarted bool // the tool itself was called
+	mayHaveRun  bool // the tool may have changed something
 	began       time.Time
 }
 
@@ -141,6 +142,7 @@ func (t *transaction) execute(ctx context.Context) (res v1.ToolResult, err error
 	}
 	defer func() {
 		t.record.DurationMS = core.Milliseconds(time.Since(t.began))
+		t.record.Approval, t.record.By, t.record.Sandbox = t.approval, t.by, t.sandbox
 		if err != nil {
 			t.record.Error = auditText(err)
 		}
@@ -153,8 +155,11 @@ func (t *transaction) execute(ctx context.Context) (res v1.ToolResult, err error
 	if unknown != nil {
 		return t.answer(ctx, nil, noOutcome, unknown)
 	}
+	t.record.Ending = EndedFailed // answer replaces it, unless the tool panics
 	out, outcome, err := t.executeRecorded(ctx)
-	return t.answer(ctx, out, outcome, err)
+	res, err = t.answer(ctx, out, outcome, err)
+	t.refundBudget(ctx, err)
+	return res, t.keepKey(ctx, err)
 }
 
 func (t *transaction) start() {
@@ -195,11 +200,7 @@ func (t *transaction) executeRecorded(ctx context.Context) (any, tool.Outcome, e
 	if err := t.obtainApproval(ctx, questions); err != nil {
 		return nil, none, err
 	}
-	out, outcome, err := t.runTool(ctx)
-	if err != nil {
-		t.refundBudget(ctx, err)
-	}
-	return out, outcome, err
+	return t.runTool(ctx)
 }
 
 // Watch observes a tool call in progress. Each function may be nil. They are called by one
