@@ -25,7 +25,7 @@ const (
 
 // Hub stores the latest events. When it is full, the caller with the most events loses its
 // oldest. A reader holds a position and no queue: a reader that is too slow misses dropped events
-// and is told so. Publishing never blocks.
+// and gets an event "gap" instead. Publishing never blocks.
 type Hub struct {
 	mu     sync.Mutex
 	events chain.List               // of *hubEvent, oldest first
@@ -202,28 +202,28 @@ type Query struct {
 	Follow bool
 }
 
-// Watch calls tell for each selected event in order. An operator gets all events, another caller
-// only their own. An event "gap" replaces events that a slow reader missed. watch returns when ctx
-// ends, when tell fails, or after the stored events if Follow is not set.
-func (h *Hub) Watch(ctx context.Context, p caller.Principal, q Query, tell func(v1.ServiceEvent) error) error {
+// Watch calls send for each selected event in order. An operator gets all events, another caller
+// only their own. An event "gap" replaces events that a slow reader missed. Watch returns when ctx
+// ends, when send fails, or after the stored events if Follow is not set.
+func (h *Hub) Watch(ctx context.Context, p caller.Principal, q Query, send func(v1.ServiceEvent) error) error {
 	id := q.After
 	if id < 0 {
 		id = h.last()
 	}
-	told := q.After > 0
+	reportGap := q.After > 0
 	for {
 		news := h.since(p, id)
-		if news.gap && told {
-			if err := tell(v1.ServiceEvent{ID: news.from - 1, At: time.Now().UTC(), Type: "gap"}); err != nil {
+		if news.gap && reportGap {
+			if err := send(v1.ServiceEvent{ID: news.from - 1, At: time.Now().UTC(), Type: "gap"}); err != nil {
 				return err
 			}
 		}
-		told = true
+		reportGap = true
 		for _, ev := range news.list {
 			if ev.At.Before(q.Since) {
 				continue
 			}
-			if err := tell(ev); err != nil {
+			if err := send(ev); err != nil {
 				return err
 			}
 		}

@@ -1,7 +1,0 @@
-package eventhub
-
-import (
-	"errors"
-)
-
-var ErrEnough = errors.New("enough")
