@@ -34,7 +34,7 @@ const (
 	tokenIDBytes = 8
 	maxNote      = 1024
 	maxTokenTTL  = 10 * 365 * 24 * time.Hour
-	maxTokens    = 100_000 // valid tokens, which are all kept in memory
+	maxTokens    = 100_000 // tokens in memory: those neither revoked nor expired
 )
 
 // NamePattern matches names of callers and of workspaces.
@@ -89,8 +89,9 @@ func Open(ctx context.Context, opts Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
+	now := s.Now()
 	for _, t := range rows {
-		if t.Revoked.IsZero() {
+		if t.Revoked.IsZero() && !expired(t, now) {
 			s.tokens[t.ID] = &grant{token: t}
 		}
 	}
@@ -191,21 +192,35 @@ func (s *Service) createToken(ctx context.Context, r v1.TokenRequest) (t store.T
 	return t, secret, s.add(ctx, t)
 }
 
-// add stores a token before it becomes valid.
+// add makes a token valid and stores it. The token is in memory before its row exists, so that
+// RevokeToken, which needs the row, always finds it there.
 func (s *Service) add(ctx context.Context, t store.Token) error {
-	s.mu.RLock()
-	n := len(s.tokens)
-	s.mu.RUnlock()
-	if n >= maxTokens {
-		return usererror.Errorf(errdefs.ErrResourceExhausted, "too many tokens (%d): revoke unused ones", n)
+	if !s.insert(t) {
+		if err := s.noteUses(ctx); err != nil { // drops expired tokens
+			return err
+		}
+		if !s.insert(t) {
+			return usererror.Errorf(errdefs.ErrResourceExhausted, "too many tokens (%d): revoke unused ones", maxTokens)
+		}
 	}
-	if err := s.store.InsertToken(ctx, t); err != nil {
-		return err
+	err := s.store.InsertToken(ctx, t)
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.tokens, t.ID)
 	}
+	return err
+}
+
+// insert adds a token to those in memory, and reports whether there was room.
+func (s *Service) insert(t store.Token) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.tokens) >= maxTokens {
+		return false
+	}
 	s.tokens[t.ID] = &grant{token: t}
-	return nil
+	return true
 }
 
 func (s *Service) checkToken(r v1.TokenRequest) error {
@@ -271,8 +286,8 @@ func (s *Service) Tokens(ctx context.Context, p Principal) ([]v1.Token, error) {
 	return out, nil
 }
 
-// RevokeToken revokes a token at once. Running calls continue. Revoking twice succeeds. Only
-// operators may call it.
+// RevokeToken revokes a token at once. It does not end requests that use the token. Revoking twice
+// succeeds. Only operators may call it.
 func (s *Service) RevokeToken(ctx context.Context, p Principal, id string) (v1.Token, error) {
 	if err := p.Operate("revoke tokens"); err != nil {
 		return v1.Token{}, err
@@ -338,19 +353,25 @@ func (s *Service) finalFlush(ctx context.Context) error {
 	return errors.Join(s.counts.flush(ctx, s.store), s.noteUses(ctx))
 }
 
-// noteUses stores when tokens were last used.
+// noteUses stores when tokens were last used, and drops expired tokens from memory.
 func (s *Service) noteUses(ctx context.Context) error {
 	s.mu.RLock()
 	all := maps.Clone(s.tokens)
 	s.mu.RUnlock()
+	now := s.Now()
 	used := map[string]time.Time{}
 	for id, g := range all {
 		if at := g.used.Load(); at != 0 && at != g.token.Used.UnixNano() {
 			used[id] = time.Unix(0, at)
 		}
 	}
-	if len(used) == 0 {
-		return nil
+	if len(used) > 0 {
+		if err := s.store.TouchTokens(ctx, used); err != nil {
+			return err
+		}
 	}
-	return s.store.TouchTokens(ctx, used)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.tokens, func(_ string, g *grant) bool { return expired(g.token, now) })
+	return nil
 }
