@@ -157,7 +157,7 @@ func (c *steadyCaller) hasRecords(t *testing.T, s *harness.Server) {
 }
 
 // report logs both distributions and their ratios. The median is about what it was before. It may
-// be maxMedianRatio times that: other programs of the machine may take its processors meanwhile.
+// be maxMedianRatio times that, because other programs of the machine use its processors too.
 func report(t *testing.T, before, under []time.Duration) {
 	t.Helper()
 	at := func(d []time.Duration, percent int) time.Duration { return d[(len(d)-1)*percent/100] }

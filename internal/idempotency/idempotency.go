@@ -58,7 +58,7 @@ func (k *Keys) Finish(ctx context.Context, row store.Key, body []byte) error {
 // Do runs do at most once per idempotency key of the caller. Later requests with the key
 // get the stored answer, or an error of class FailedPrecondition after it was dropped. Concurrent
 // requests with the key wait for the first. An error releases the key, because nothing was done,
-// unless it is errMayHaveRun.
+// unless it is ErrMayHaveRun.
 //
 // ref is the id of what do creates. After a crash it identifies what was begun.
 func Do[T any](
