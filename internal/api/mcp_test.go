@@ -40,7 +40,7 @@ func TestRefusedMCPCallIsRecorded(t *testing.T) {
 		`"params":{"name":"system_bash","arguments":{"command":"ls"}}}`
 	for _, c := range []struct{ path, body, says string }{
 		{mcpPath + "?profile=universal", call, "profile is not yours to choose"},
-		{mcpPath + "?profile=a&profile=b", call, "profile is given 2 times"},
+		{mcpPath + "?profile=a&profile=b", call, `"profile" is given 2 times`},
 		{mcpPath, strings.Replace(call, "ls", strings.Repeat("x", maxMCPBody), 1), "body is over"},
 		{mcpPath, call, "callers.max_requests"}, // the loop below removes the room
 	} {

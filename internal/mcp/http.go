@@ -156,7 +156,7 @@ func (s *Server) leave(r *http.Request, x *session, p *post) {
 func placement(q url.Values) (a Access, err error) {
 	for k, v := range q {
 		if len(v) > 1 {
-			return a, fmt.Errorf("%s is given %d times", k, len(v))
+			return a, fmt.Errorf("%s is given %d times", quote(k, maxName), len(v))
 		}
 		switch k {
 		case "profile":

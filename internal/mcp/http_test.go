@@ -299,7 +299,9 @@ func TestInvalidHTTPRequestsAreRefused(t *testing.T) {
 	}{
 		"an unknown parameter": {"?workspce=x", hello, http.StatusBadRequest, "workspce"},
 		"an invalid flag":      {"?read_only=perhaps", hello, http.StatusBadRequest, "read_only"},
-		"a repeated parameter": {"?job=a&job=b", hello, http.StatusBadRequest, "job is given 2 times"},
+		"a repeated parameter": {"?job=a&job=b", hello, http.StatusBadRequest, `"job" is given 2 times`},
+		"a repeated name with a control character": {"?%1b=a&%1b=b", hello, http.StatusBadRequest,
+			`"\x1b" is given 2 times`},
 		"many parameters": {"?" + strings.Repeat("job=a&", maxParameters), hello, http.StatusBadRequest,
 			"over 64 parameters"},
 		"not JSON": {"", "{", http.StatusBadRequest, "malformed"},
