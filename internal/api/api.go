@@ -65,7 +65,8 @@ type Options struct {
 	ShellCaller string
 	// MCP serves /mcp. If nil, the path does not exist.
 	MCP interface {
-		Serve(w http.ResponseWriter, r *http.Request, p caller.Principal)
+		// Serve answers a request. It calls over once, when nothing holds the request's body any more.
+		Serve(w http.ResponseWriter, r *http.Request, p caller.Principal, over func())
 		// Refuse records the tool calls of a request that is refused before Serve.
 		Refuse(w http.ResponseWriter, r *http.Request, p caller.Principal, cause error) error
 	}
@@ -417,6 +418,7 @@ func (s *Server) identify(r *http.Request) (caller.Principal, error) {
 // serveMCP forwards a request of the Model Context Protocol, which answers errors in its own form.
 // A body that is refused may be a tool call, so it is recorded as one.
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
+	over := func() {}
 	if in, ok := r.Body.(*httpguard.Body); ok {
 		raw, err := in.Hold()
 		if err != nil {
@@ -424,8 +426,9 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p caller.Princ
 			return s.refuseCall(r, p, mcpCall, nil, err)
 		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
+		over = in.Detach()
 	}
-	s.opts.MCP.Serve(w, r, p)
+	s.opts.MCP.Serve(w, r, p, over)
 	if out, ok := w.(*answer); ok && out.Status() >= http.StatusBadRequest {
 		s.opts.Refusals.Wait(p, 1) // net/http sends a short answer after the handler
 	}

@@ -20,7 +20,8 @@ import (
 // talker is an MCP server that reports who called.
 type talker struct{}
 
-func (talker) Serve(w http.ResponseWriter, _ *http.Request, p caller.Principal) {
+func (talker) Serve(w http.ResponseWriter, _ *http.Request, p caller.Principal, over func()) {
+	defer over()
 	fmt.Fprintf(w, "operator %v", p.Operator)
 }
 

@@ -347,7 +347,8 @@ func TestRefusedCallRecordsBoundedInput(t *testing.T) {
 // reading is an MCP server that reads the whole body.
 type reading struct{ during func(whole int) }
 
-func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ caller.Principal) {
+func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ caller.Principal, over func()) {
+	defer over()
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

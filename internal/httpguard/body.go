@@ -179,6 +179,14 @@ func (b *Body) Release() {
 	b.charged = 0
 }
 
+// Detach returns a function that returns the body's memory to the budget, in place of Release. It is
+// for bodies that are in memory after the handler returned.
+func (b *Body) Detach() (release func()) {
+	n := b.charged
+	b.charged = 0
+	return func() { b.opts.Budget.Release(b.principal, n) }
+}
+
 func (b *Body) charge(n int64) error {
 	if err := b.opts.Budget.Charge(b.principal, b.charged, n); err != nil {
 		return err

@@ -54,11 +54,14 @@ func newEventStore(maxBytes int) *eventStore {
 // Open implements mcp.EventStore. ctx belongs to the request that opens the stream, and identifies
 // its caller.
 func (e *eventStore) Open(ctx context.Context, session, stream string) error {
+	a, _ := ctx.Value(accessContext{}).(Access)
+	if a.post != nil {
+		a.post.opened(stream)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.sessions[session]
 	if s == nil {
-		a, _ := ctx.Value(accessContext{}).(Access)
 		s = &sessionEvents{owner: a.Principal.Caller, streams: map[string]*chain.Element{}}
 		e.sessions[session] = s
 	}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -26,18 +25,6 @@ const (
 )
 
 type accessContext struct{}
-
-// post is an HTTP request that may contain calls. Its context outlives the connection, so that a
-// client can resume.
-type post struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	in     *intake
-
-	mu      sync.Mutex
-	results int64 // bytes charged to the budget of results
-	ended   bool
-}
 
 // holder identifies who may use a session: tokens of one caller with the same rights. A token with
 // other rights could answer questions to the session's user.
@@ -65,22 +52,31 @@ func (s *Server) newHTTP() http.Handler {
 // Serve answers one request of the streamable HTTP transport for call's caller. The query may say
 // where tools run: workspace, read_only, template, job and, for operators, profile. Every tool call
 // in the request is recorded.
-func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p caller.Principal) {
+//
+// Serve calls over once, when the request's last call has ended. The calls of a client that left
+// may hold the request's body until then, after Serve has returned.
+func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p caller.Principal, over func()) {
 	if r.Method != http.MethodPost {
+		defer over()
 		s.serve(w, r, p, nil)
 		return
 	}
-	in := &intake{ReadCloser: r.Body}
+	of := newPost(r.Context(), over)
+	defer of.leave()
+	of.in = &intake{ReadCloser: r.Body}
 	out := &outcome{ResponseWriter: w}
-	r.Body = in
-	s.serve(out, r, p, in)
+	r.Body = of.in
+	s.serve(out, r, p, of)
+	if n := of.refusals(); n > 0 {
+		s.opts.Refused(p, n)
+	}
 	if out.status < http.StatusBadRequest && r.Context().Err() != nil {
 		return // the client left; calls may still reach their tools
 	}
-	_ = s.recordMissed(w, r, in, p, out.cause()) // the request was answered
+	_ = s.recordMissed(w, r, of.in, p, out.cause()) // the request was answered
 }
 
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principal, in *intake) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principal, of *post) {
 	if err := s.checkOrigin(r); err != nil {
 		http.Error(w, "Forbidden: "+err.Error(), http.StatusForbidden)
 		return
@@ -106,22 +102,22 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 	defer cancel()
 	switch r.Method {
 	case http.MethodPost:
-		calls, err := checkBatch(r)
-		in.calls = calls
+		m, err := checkMessages(r)
+		of.in.calls, of.in.counted = m.calls, m.read
 		if err != nil {
 			http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
 			return
 		}
-		a.post = newPost(r.Context())
-		a.post.in = in
-		defer a.post.end(s.results, p)
-		defer s.leave(r, x, a.post)
+		a.post = of
+		of.expect(m.requests)
+		defer of.end(s.results, p)
+		defer s.leave(r, x, of)
 	case http.MethodGet:
 		// Requests that only wait end at once when a hand-over begins.
 		defer context.AfterFunc(s.stopping, cancel)() //nolint:contextcheck // the server's, not the request's
-		// Ids that begin with "_" are events of the session's own stream.
-		if id := r.Header.Get(headerEvent); x != nil && id != "" && !strings.HasPrefix(id, "_") {
-			defer x.resume(s.opts.Resume)()
+		// An event's id is STREAM_INDEX. The session's own stream has no name.
+		if stream, _, _ := strings.Cut(r.Header.Get(headerEvent), "_"); x != nil && stream != "" {
+			defer x.resume(stream, s.opts.Resume)()
 		}
 	case http.MethodDelete:
 		if x != nil {
@@ -131,12 +127,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 	r = r.Clone(context.WithValue(ctx, accessContext{}, a))
 	r.Header.Set("Authorization", "Bearer checked") // the library requires a token; the real one is not passed on
 	s.http.ServeHTTP(w, r)
-}
-
-func newPost(ctx context.Context) *post {
-	p := &post{}
-	p.ctx, p.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	return p
+	if out, ok := w.(*outcome); ok && out.status > http.StatusOK {
+		of.expect(0) // the library passes on no request
+	}
 }
 
 // leave handles the end of a request. If the client left before the whole answer, it may resume for

@@ -25,7 +25,7 @@ func serve(t *testing.T, o Options) (string, *Server) {
 	s := New(o)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, profile, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), "/")
-		s.Serve(w, r, caller.Principal{Caller: name, Profile: profile, Operator: name == "root"})
+		s.Serve(w, r, caller.Principal{Caller: name, Profile: profile, Operator: name == "root"}, func() {})
 	}))
 	t.Cleanup(func() {
 		closeServer(t, s)
@@ -209,7 +209,7 @@ func TestResumedStreamKeepsItsCall(t *testing.T) {
 	state := func() (lost, resumed int) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		return len(x.lost), x.resumed
+		return len(x.lost), len(x.resumed)
 	}
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
@@ -240,14 +240,15 @@ func TestResumedStreamKeepsItsCall(t *testing.T) {
 		}
 	}()
 	eventually(t, "the return of the client", func() bool { _, resumed := state(); return resumed == 1 })
-	x.giveUp() // too late: the client resumed
+	lost := x.lost[0]
+	x.giveUp(lost) // too late: the client resumed
 	if len(f.killed) != 0 {
 		t.Error("the command was ended although its client came back")
 	}
 	leave()
 	<-gone
 	eventually(t, "the client's leaving", func() bool { _, resumed := state(); return resumed == 0 })
-	x.giveUp()
+	x.giveUp(lost)
 	within(t, f.killed, "the end of the command")
 }
 

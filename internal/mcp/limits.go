@@ -49,27 +49,43 @@ func (l *requestLimiter) enter(p caller.Principal, most int) (leave func(), err 
 	}, nil
 }
 
-// limit handles a request within the caller's limit. A tool call over the limit is recorded.
+// limit handles a request within the caller's limit, and delays the answer if it is refused. A tool
+// call over the limit is recorded. Requests over the limit hold no goroutine while they are delayed:
+// the delay is at the end of their POST.
 func (s *Server) limit(
 	ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request,
 ) (mcp.Result, error) {
 	a := s.access(req)
+	defer a.post.begin()()
+	call, isCall := req.GetParams().(*mcp.CallToolParamsRaw)
 	leave, err := s.requests.enter(a.Principal, cmp.Or(s.opts.Requests, DefaultRequests))
 	if err != nil {
-		if p, ok := req.GetParams().(*mcp.CallToolParamsRaw); ok {
+		a.post.decide(true)
+		if isCall {
 			if a.post != nil {
-				a.post.in.noteReached(p.Name)
+				a.post.in.noteReached(call.Name)
 			}
-			err = s.refuse(ctx, a, p.Name, p.Arguments, err)
+			err = s.engine.RefuseCall(ctx, a.Principal, call.Name, call.Arguments, err)
 		}
 		return nil, s.protocolError(a, err, "request refused")
 	}
 	defer leave()
-	r, err := next(ctx, method, req)
-	if err != nil {
-		return nil, err
+	// The library queues all messages of a session behind initialize, so its answer is not delayed.
+	greeting := method == methodInitialize
+	if !greeting {
+		a.post.decide(false)
 	}
-	return s.chargeResult(a, r)
+	r, err := next(ctx, method, req)
+	if err == nil {
+		r, err = s.chargeResult(a, r)
+	}
+	switch {
+	case greeting:
+		a.post.decide(err != nil)
+	case err != nil && !isCall: // callTool delays its own
+		s.opts.Refused(a.Principal, 1)
+	}
+	return r, err
 }
 
 // errEvicted is the reason of a session that ends for another caller's.

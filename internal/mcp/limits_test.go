@@ -66,11 +66,15 @@ func TestLostRequestsPerSessionAreBounded(t *testing.T) {
 	x := &session{}
 	posts := make([]*post, 0, maxLost+3)
 	for range maxLost + 3 {
-		p := newPost(t.Context())
+		p := newPost(t.Context(), func() {})
 		posts = append(posts, p)
 		x.addLost(p, time.Hour)
 	}
-	defer x.timer.Stop()
+	defer func() {
+		for _, p := range x.lost {
+			p.timer.Stop()
+		}
+	}()
 	for i, p := range posts {
 		if ended := errors.Is(context.Cause(p.ctx), errGone); ended != (i < 3) {
 			t.Errorf("request %d of %d ended: %v", i, len(posts), ended)

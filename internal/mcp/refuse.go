@@ -28,8 +28,9 @@ const (
 	headTime = 5 * time.Second
 	// methodCall is the method whose refusals are recorded. It replaces a tool name that cannot be
 	// read.
-	methodCall = "tools/call"
-	maxCause   = 300 // bytes of an answer's text
+	methodCall       = "tools/call"
+	methodInitialize = "initialize"
+	maxCause         = 300 // bytes of an answer's text
 )
 
 // intake is the body of a POST and its tool calls. Each call either reaches callTool, which records
@@ -39,8 +40,9 @@ type intake struct {
 	head []byte // the first bytes of the body
 	cut  bool   // the body is longer
 	eof  bool
-	// calls is the number of tool calls in a batch.
-	calls int
+	// calls is the number of tool calls in the body, if counted is set.
+	calls   int
+	counted bool
 
 	mu      sync.Mutex
 	reached []string // names of tools
@@ -68,8 +70,11 @@ func (in *intake) missed() []toolCall {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	calls := callsIn(in.head)
-	if calls == nil && in.cut && (len(in.reached) == 0 || len(in.reached) < in.calls) {
-		n := max(in.calls-len(in.reached), 1) // the body is too long to parse
+	if calls == nil && in.cut { // the kept bytes cannot be parsed
+		n := 1
+		if in.counted {
+			n = max(in.calls-len(in.reached), 0)
+		}
 		return slices.Repeat([]toolCall{{name: methodCall}}, n)
 	}
 	left := slices.Clone(in.reached)

@@ -53,7 +53,7 @@ func TestUnreadResultsAreBounded(t *testing.T) {
 func TestToolResultOverBudgetIsReplaced(t *testing.T) {
 	at, s := serve(t, Options{Engine: newFake()})
 	id := introduce(t, at, "ben")
-	other := newPost(t.Context())
+	other := newPost(t.Context(), func() {})
 	ben := caller.Principal{Caller: "ben"}
 	if err := other.charge(s.results, ben, maxCallerResults); err != nil {
 		t.Fatal(err)

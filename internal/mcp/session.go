@@ -42,11 +42,10 @@ type session struct {
 	access Access
 	names  names
 	calls  []string
-	// lost are requests whose HTTP stream broke. resumed counts the streams with which the client
-	// resumed.
+	// lost are requests whose HTTP stream broke. resumed counts the connections that resume a stream,
+	// by the stream's id.
 	lost    []*post
-	resumed int
-	timer   *time.Timer
+	resumed map[string]int
 }
 
 // admit opens the session of a client that initializes.
@@ -166,51 +165,4 @@ func (x *session) called(id string) {
 	if n := len(x.calls) - keptCalls; n > 0 {
 		x.calls = slices.Delete(x.calls, 0, n)
 	}
-}
-
-// addLost takes over a request whose stream broke. It ends unless the client resumes in time.
-func (x *session) addLost(p *post, in time.Duration) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.lost = append(x.lost, p)
-	if len(x.lost) > maxLost { // bounds clients that leave repeatedly
-		x.lost[0].cancel(errGone)
-		x.lost = slices.Delete(x.lost, 0, 1)
-	}
-	x.startTimer(in)
-}
-
-// resume records that the client resumed. The returned function records that it left again.
-func (x *session) resume(in time.Duration) (gone func()) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.resumed++
-	x.startTimer(in)
-	return func() {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		x.resumed--
-		x.startTimer(in)
-	}
-}
-
-func (x *session) startTimer(in time.Duration) {
-	if x.timer != nil {
-		x.timer.Stop()
-	}
-	if x.resumed == 0 && len(x.lost) > 0 {
-		x.timer = time.AfterFunc(in, x.giveUp)
-	}
-}
-
-func (x *session) giveUp() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.resumed > 0 {
-		return
-	}
-	for _, p := range x.lost {
-		p.cancel(errGone)
-	}
-	x.lost = nil
 }
