@@ -38,13 +38,20 @@ type RefusalPacer struct {
 	Burst int
 
 	mu      sync.Mutex
-	callers map[string]*rate.Limiter
+	callers map[string]*pacedCaller
 	waiting int // anonymous requests that wait
+}
+
+// pacedCaller counts the refusals of one caller. Its lock makes a reservation and its cancellation
+// one step: a cancellation does not give back what others reserved after it.
+type pacedCaller struct {
+	mu sync.Mutex
+	*rate.Limiter
 }
 
 // NewRefusalPacer returns a RefusalPacer that no caller has used.
 func NewRefusalPacer() *RefusalPacer {
-	return &RefusalPacer{Rate: refusalRate, Burst: refusalBurst, callers: map[string]*rate.Limiter{}}
+	return &RefusalPacer{Rate: refusalRate, Burst: refusalBurst, callers: map[string]*pacedCaller{}}
 }
 
 // Wait counts n refusals of the caller and returns when the answer may be sent, at most
@@ -77,14 +84,23 @@ func (p *RefusalPacer) WaitAmong(principal caller.Principal, n, most int) bool {
 // Allow charges one refusal to the caller if it is within the rate, and reports whether it is.
 // Operators are always within it.
 func (p *RefusalPacer) Allow(principal caller.Principal) bool {
-	return principal.Operator || p.limiter(principal.Caller).Allow()
+	if principal.Operator {
+		return true
+	}
+	l := p.limiter(principal.Caller)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Allow()
 }
 
 // reserve charges n refusals to the caller, in steps of at most the burst, and returns the delay of
 // the answer. The first step is charged only up to the longest delay, the others up to
 // maxRefusalDebt.
 func (p *RefusalPacer) reserve(caller string, n int) (delay time.Duration) {
-	l, now, most := p.limiter(caller), time.Now(), maxRefusalDelay
+	l, most := p.limiter(caller), maxRefusalDelay
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
 	for ; n > 0; n -= p.Burst {
 		r := l.ReserveN(now, min(n, p.Burst))
 		delay = r.DelayFrom(now)
@@ -109,7 +125,7 @@ func (p *RefusalPacer) addWaiting(n, most int) bool {
 }
 
 // limiter returns the limiter of a caller, or of requests without a caller if the name is empty.
-func (p *RefusalPacer) limiter(caller string) *rate.Limiter {
+func (p *RefusalPacer) limiter(caller string) *pacedCaller {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if l, ok := p.callers[caller]; ok {
@@ -122,7 +138,7 @@ func (p *RefusalPacer) limiter(caller string) *rate.Limiter {
 			}
 		}
 	}
-	l := rate.NewLimiter(p.Rate, p.Burst)
+	l := &pacedCaller{Limiter: rate.NewLimiter(p.Rate, p.Burst)}
 	p.callers[caller] = l
 	return l
 }

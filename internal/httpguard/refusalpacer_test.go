@@ -2,6 +2,7 @@ package httpguard
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -108,4 +109,22 @@ func TestRefusalPacerForgetsCallers(t *testing.T) {
 			t.Errorf("%d callers are remembered, want at most %d", got, maxPacedCallers)
 		}
 	})
+}
+
+// Reservations that are canceled leave no debt, also when many are made at once.
+func TestConcurrentRefusalsLeaveBoundedDebt(t *testing.T) {
+	p := NewRefusalPacer()
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 2000 {
+				p.reserve("hog", 5)
+			}
+		})
+	}
+	all.Wait()
+	most := float64(p.Rate)*maxRefusalDelay.Seconds() + 1
+	if debt := -p.limiter("hog").Tokens(); debt > most {
+		t.Errorf("a debt of %.0f refusals is left, want at most %.0f", debt, most)
+	}
 }
