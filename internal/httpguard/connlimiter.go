@@ -28,6 +28,9 @@ const (
 	// requests and streams of one caller.
 	requestShare = 2
 	streamShare  = 4
+	// maxOver bounds the connections of one holder that are over a limit and wait for that answer. All
+	// holders together have at least as many, and half of the anonymous share.
+	maxOver = 4
 	// warnTime is the shortest time between two log lines about eviction.
 	warnTime = time.Minute
 )
@@ -84,7 +87,20 @@ type ConnLimiter struct {
 	operators *connHolder
 	callers   map[string]*connHolder
 	ofCallers int // connections of all callers that are not operators
+	over      int // connections over a limit that get an answer
 	warned    time.Time
+	evicted   *connHolder // for which unlock logs an eviction
+}
+
+// unlock releases the lock, and then logs an eviction. A slow log does not delay other connections.
+func (l *ConnLimiter) unlock() {
+	h := l.evicted
+	l.evicted = nil
+	l.mu.Unlock()
+	if h != nil {
+		l.log.Warn("too many connections: evicting", "caller", h.name, "operator", h == l.operators,
+			"anonymous", h == l.anonymous, "max", l.bounds.Total)
+	}
 }
 
 // connHolder holds connections. It is a caller, all operators together, or all anonymous clients
@@ -93,6 +109,7 @@ type connHolder struct {
 	name              string
 	idle, busy        chain.List // of *limitedConn, the oldest first
 	requests, streams int
+	over              int // connections over a limit that get an answer
 }
 
 func (h *connHolder) conns() int { return h.idle.Len() + h.busy.Len() }
@@ -107,6 +124,7 @@ type limitedConn struct {
 	holder *connHolder // nil: closed
 	token  string      // ID of the token of the last request
 	active bool        // serving a request
+	over   bool        // counted in over of l and of holder
 	expiry *time.Timer // closes the connection when that token expires, or nil
 	place  *chain.Element
 }
@@ -178,7 +196,7 @@ func (a limitedListener) Accept() (net.Conn, error) {
 	}
 	c := &limitedConn{Conn: nc, l: a.l}
 	a.l.mu.Lock()
-	defer a.l.mu.Unlock()
+	defer a.l.unlock()
 	a.l.attach(c, a.l.anonymous)
 	// The other shares are fixed, so the connections over the total are anonymous.
 	anonymous := a.l.anonymous.conns()
@@ -252,6 +270,11 @@ func (l *ConnLimiter) detach(c *limitedConn) {
 	h.idle.Remove(c.place) // one of the two lists has it
 	h.busy.Remove(c.place)
 	c.holder, c.place = nil, nil
+	if c.over {
+		c.over = false
+		h.over--
+		l.over--
+	}
 	if l.ofCaller(h) {
 		l.ofCallers--
 		l.forget(h)
@@ -290,13 +313,13 @@ func (l *ConnLimiter) holder(p caller.Principal) *connHolder {
 func (l *ConnLimiter) Begin(r *http.Request, p caller.Principal, stream bool) (end func(), err error) {
 	none := func() {}
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	h := l.holder(p)
 	if c, ok := r.Context().Value(connKey{}).(*limitedConn); ok && c.holder != nil {
 		c.token = p.Token
 		l.closeAt(c, p.Expires)
 		if err := l.assign(c, h); err != nil {
-			return none, &ConnectionError{err}
+			return none, &ConnectionError{error: err, Drop: !l.admitOver(c)}
 		}
 	}
 	if !l.ofCaller(h) {
@@ -347,8 +370,25 @@ func (l *ConnLimiter) closeAt(c *limitedConn, at time.Time) {
 	c.expiry = own
 }
 
+// admitOver reports whether a connection over a limit gets an answer, and counts it until it is
+// closed. An answer may be delayed and read slowly, so the number of such connections is bounded too.
+// The caller holds the lock.
+func (l *ConnLimiter) admitOver(c *limitedConn) bool {
+	if c.holder.over >= maxOver || l.over >= max(maxOver, l.bounds.Anonymous/2) {
+		return false
+	}
+	c.over = true
+	c.holder.over++
+	l.over++
+	return true
+}
+
 // ConnectionError is the refusal of a connection over its holder's limit, not of a request.
-type ConnectionError struct{ error }
+type ConnectionError struct {
+	error
+	// Drop says that too many such connections are open: this one must be closed without an answer.
+	Drop bool
+}
 
 // Unwrap returns the *caller.QuotaError.
 func (e *ConnectionError) Unwrap() error { return e.error }
@@ -418,9 +458,7 @@ func (l *ConnLimiter) evict(h *connHolder, c *limitedConn) {
 	l.detach(old)
 	old.Conn.Close() //nolint:errcheck // the client finds out by that
 	if time.Since(l.warned) > warnTime {
-		l.warned = time.Now()
-		l.log.Warn("too many connections: evicting", "caller", h.name, "operator", h == l.operators,
-			"anonymous", h == l.anonymous, "max", l.bounds.Total)
+		l.warned, l.evicted = time.Now(), h
 	}
 }
 
@@ -453,7 +491,7 @@ func (l *ConnLimiter) closeTokenOf(h *connHolder, own *limitedConn, token string
 // closeOne closes one connection: of the caller with the most, or else an anonymous one.
 func (l *ConnLimiter) closeOne() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if h := l.largest(); h != nil {
 		l.evict(h, nil)
 		return

@@ -1,6 +1,7 @@
 package httpguard
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -121,5 +122,102 @@ func TestBoundsOf(t *testing.T) {
 		if got := boundsOf(c.files, c.requests, c.streams); got != c.want {
 			t.Errorf("boundsOf(%d, %d, %d) = %+v, want %+v", c.files, c.requests, c.streams, got, c.want)
 		}
+	}
+}
+
+// begins counts a request of a caller on a new connection.
+func begins(t *testing.T, l *ConnLimiter, p caller.Principal) (*limitedConn, error) {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { theirs.Close() })
+	c := &limitedConn{Conn: ours, l: l}
+	l.mu.Lock()
+	l.attach(c, l.anonymous)
+	l.mu.Unlock()
+	r := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
+	_, err := l.Begin(r.WithContext(l.context(r.Context(), c)), p, false)
+	return c, err
+}
+
+// Few connections over a limit get an answer. The others must be closed without one.
+func TestConnectionsOverLimitAreBounded(t *testing.T) {
+	l := NewConnLimiter(ConnBounds{Total: 64, Anonymous: 16, Callers: 32, Requests: 1, Streams: 1},
+		slog.New(slog.DiscardHandler))
+	over := func(who string) (c *limitedConn, drop bool) {
+		t.Helper()
+		c, err := begins(t, l, caller.Principal{Caller: who})
+		e, ok := errors.AsType[*ConnectionError](err)
+		if !ok {
+			t.Fatalf("Begin() of a connection over the limit of %s = %v, want a *ConnectionError", who, err)
+		}
+		return c, e.Drop
+	}
+	for _, who := range []string{"ann", "ben", "eve"} {
+		if _, err := begins(t, l, caller.Principal{Caller: who}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var last *limitedConn
+	for i := range maxOver {
+		c, drop := over("ann")
+		if drop {
+			t.Errorf("connection %d over the limit gets no answer", i)
+		}
+		last = c
+	}
+	dropped, drop := over("ann")
+	if !drop {
+		t.Errorf("connection %d over the limit gets an answer", maxOver)
+	}
+	dropped.Close()
+	last.Close()
+	if _, drop := over("ann"); drop {
+		t.Error("a connection over the limit gets no answer after another was closed")
+	}
+	for i := range maxOver {
+		if _, drop := over("ben"); drop {
+			t.Errorf("connection %d of another caller gets no answer", i)
+		}
+	}
+	if _, drop := over("eve"); !drop {
+		t.Error("half of the anonymous share is over limits, and a further connection gets an answer")
+	}
+}
+
+// logLen is a log handler that uses the ConnLimiter.
+type logLen struct {
+	slog.Handler
+	l    **ConnLimiter
+	open chan int
+}
+
+func (h logLen) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h logLen) Handle(context.Context, slog.Record) error {
+	n, _ := (*h.l).Len()
+	h.open <- n
+	return nil
+}
+
+// An eviction is logged without the lock: a slow log must not delay other connections.
+func TestEvictionIsLoggedWithoutTheLock(t *testing.T) {
+	var l *ConnLimiter
+	open := make(chan int, 1)
+	l = NewConnLimiter(ConnBounds{Total: 8, Anonymous: 2, Callers: 4, Requests: 1, Streams: 1},
+		slog.New(logLen{slog.DiscardHandler, &l, open}))
+	ann := caller.Principal{Caller: "ann"}
+	c, err := begins(t, l, ann)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.state(c, http.StateIdle)
+	go func() { _, _ = begins(t, l, ann) }() // evicts the first one
+	select {
+	case n := <-open:
+		if n != 1 {
+			t.Errorf("%d connections are open after the eviction, want 1", n)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the eviction was not logged within a minute")
 	}
 }
