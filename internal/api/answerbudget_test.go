@@ -50,7 +50,9 @@ func TestUnreadAnswersRefuseRequests(t *testing.T) {
 	auth := bearerOf(t, srv, `{"caller":"ann","trust":3}`)
 	ann := caller.Principal{Caller: "ann"}
 	full := s.answers.Bounds().Caller + 1
-	s.answers.Force(ann, full)
+	if err := s.answers.Charge(ann, 0, full); err != nil {
+		t.Fatal(err)
+	}
 	for _, request := range []string{"GET /v1/version", "POST /v1/sandboxes"} {
 		method, path, _ := strings.Cut(request, " ")
 		got := ask(t, srv, method, path, "", auth...)

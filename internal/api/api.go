@@ -261,7 +261,7 @@ func (s *Server) wrap(rt route) http.Handler {
 		out.ChargeTo(s.answers, p, reads)
 		end, full := s.conns.Begin(r, s.holder(rt, r, p), rt.stream || isStream(r))
 		defer end()
-		if full == nil && !reads { // refuse before the request changes something
+		if full == nil && !reads && !p.Operator { // refuse before the request changes something
 			full = s.answers.Check(p, 0)
 		}
 		if err == nil && p.Token != "" && !s.opts.Engine.Callers.Valid(p.Token) {

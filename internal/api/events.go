@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"slices"
 	"time"
@@ -31,13 +30,20 @@ func (e *sse) send(kind string, v any) error {
 	if err != nil {
 		return err
 	}
-	return e.write("event: " + kind + "\ndata: " + string(b) + "\n\n")
+	return e.sendJSON(kind, b)
 }
 
-func (e *sse) write(s string) error {
+// sendJSON sends an event whose data is already encoded. It does not copy the data.
+func (e *sse) sendJSON(kind string, data []byte) error {
+	return e.write([]byte("event: "+kind+"\ndata: "), data, []byte("\n\n"))
+}
+
+func (e *sse) write(parts ...[]byte) error {
 	e.began = true
-	if _, err := io.WriteString(e.w, s); err != nil {
-		return err
+	for _, p := range parts {
+		if _, err := e.w.Write(p); err != nil {
+			return err
+		}
 	}
 	return e.ctl.Flush()
 }
@@ -50,7 +56,7 @@ func (e *sse) beat() error {
 	if !e.began {
 		return nil // a later error needs its own status
 	}
-	return e.write(": still here\n\n")
+	return e.write([]byte(": still here\n\n"))
 }
 
 // follow sends the events that watch passes to its sink, until watch returns, the client leaves or

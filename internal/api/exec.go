@@ -13,6 +13,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
 
 // How long a client's input is still read after the answer, and during a hand-over.
@@ -92,11 +93,29 @@ func sendWhole(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	return reply(w, http.StatusOK, res)
 }
 
+// holdKept charges the output that a stream sends from memory: that of an earlier request with the
+// same key. The caller must call sent when it has been sent. err is the error of the command, and is
+// returned.
+func holdKept(w http.ResponseWriter, res v1.ExecResult, err error) (sent func(), _ error) {
+	a, ok := w.(*answer)
+	n := int64(len(res.Stdout) + len(res.Stderr))
+	if !ok || n == 0 || err != nil {
+		return func() {}, err
+	}
+	held := a.Account()
+	if held.Charge(n) != nil {
+		return func() {}, httpguard.Dropped("the command has run, but its output")
+	}
+	return held.Close, nil
+}
+
 // sendRaw sends stdout as it is, and the result in a trailer.
 func sendRaw(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	w.Header().Set("Trailer", "Orchestrator-Result")
 	w.Header().Set("Content-Type", formRaw)
 	res, err := do(core.Stream{Stdin: stdin, Stdout: flushWriter{w, http.NewResponseController(w)}})
+	sent, err := holdKept(w, res, err)
+	defer sent()
 	if err != nil {
 		w.Header().Del("Trailer")
 		return err
@@ -174,6 +193,8 @@ func sendFrames(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 		b, _ := json.Marshal(map[string]string{"id": id}) //nolint:errchkjson // a map of strings
 		_ = f.send('S', b)                                // an output frame will report a client that is gone
 	}})
+	sent, err := holdKept(w, res, err)
+	defer sent()
 	if err != nil && !began {
 		return err
 	}
@@ -209,6 +230,8 @@ func sendEvents(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Accel-Buffering", "no")
 	e := &eventStream{w: w, ctl: http.NewResponseController(w), stop: make(chan struct{})}
+	stopBeat := sync.OnceFunc(e.stopBeat)
+	defer stopBeat() // net/http's writer must not be used after a panic has left the handler
 	out, errOut := &eventWriter{e: e, kind: "stdout"}, &eventWriter{e: e, kind: "stderr"}
 	res, err := do(core.Stream{
 		Stdin: stdin, Stdout: out, Stderr: errOut,
@@ -216,10 +239,12 @@ func sendEvents(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 			e.started = true
 			_ = e.send(v1.Event{Type: "started", ID: id}) // an output event will report a client that is gone
 			e.beating.Add(1)
-			go e.beat() // close waits for it
+			go e.beat() // stopBeat waits for it
 		},
 	})
-	e.close()
+	stopBeat()
+	sent, err := holdKept(w, res, err)
+	defer sent()
 	if err != nil && !e.started {
 		return err
 	}
@@ -293,7 +318,7 @@ func (e *eventStream) beat() {
 	}
 }
 
-func (e *eventStream) close() {
+func (e *eventStream) stopBeat() {
 	close(e.stop)
 	e.beating.Wait()
 }

@@ -42,9 +42,9 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p caller.
 		func(ctx context.Context, sink func(v1.ServiceEvent) error) error {
 			return s.opts.Engine.Events.Watch(ctx, p, query, sink)
 		},
-		func(out *sse) error { return out.write(": listening\n\n") },
+		func(out *sse) error { return out.write([]byte(": listening\n\n")) },
 		func(out *sse, e v1.ServiceEvent) error {
-			if err := out.write("id: " + strconv.FormatInt(e.ID, 10) + "\n"); err != nil {
+			if err := out.write([]byte("id: " + strconv.FormatInt(e.ID, 10) + "\n")); err != nil {
 				return err
 			}
 			return out.send(e.Type, e)

@@ -77,11 +77,11 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p caller.Pr
 	}
 	if err != nil {
 		err = s.refuseCall(r, p, shellCompatTool, raw, err)
-		return s.shellRefusal(w, err)
+		return s.shellRefusal(w, p, err)
 	}
 	got, err := s.opts.Engine.Governed.ShellCompat(r.Context(), req.Command, req.Workspace, timeout)
 	if err != nil {
-		return s.shellRefusal(w, err)
+		return s.shellRefusal(w, p, err)
 	}
 	return reply(w, http.StatusOK, got)
 }
@@ -103,9 +103,13 @@ func (r shellRequest) timeout() (time.Duration, error) {
 		Message: fmt.Sprintf("is %v and must be over 0 and at most %v seconds", *r.Timeout, maxShellTimeout.Seconds())}
 }
 
-// shellRefusal answers an error in the form that the clients know. They are anonymous, so the
-// message reveals nothing about the host.
-func (s *Server) shellRefusal(w http.ResponseWriter, err error) error {
+// shellRefusal answers an error in the form that the clients know, at the pace of refusals. They are
+// anonymous, so the message reveals nothing about the host.
+func (s *Server) shellRefusal(w http.ResponseWriter, p caller.Principal, err error) error {
+	if p.Token == "" { // see holder
+		p = caller.Principal{Caller: s.opts.ShellCaller}
+	}
+	s.paceRefusal(p, err, 1)
 	return reply(w, http.StatusOK,
 		shellAnswer{Stderr: problem(redactError(caller.Principal{}, s.log, err)).Detail, ReturnCode: -1})
 }

@@ -83,7 +83,19 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p caller.Princ
 	if limited(res) {
 		s.opts.Refusals.Wait(p, 1)
 	}
-	return reply(w, http.StatusOK, res)
+	err = reply(w, http.StatusOK, res)
+	e, ok := errors.AsType[*httpguard.BodyError](err)
+	if a, isAnswer := w.(*answer); ok && e.Dropped && isAnswer {
+		a.ChargeTo(nil, p, false)
+		return reply(w, http.StatusOK, shortened(res))
+	}
+	return err
+}
+
+// shortened returns the result of a call without its output, for an answer over the budget.
+func shortened(r v1.ToolResult) v1.ToolResult {
+	r.Output, r.Text = nil, httpguard.Dropped("the call has ended, but its output").Error()
+	return r
 }
 
 // limited reports whether a quota or a rate refused the call.

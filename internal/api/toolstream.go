@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"sync"
@@ -10,10 +11,12 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
 
 // maxPending bounds the output that waits for a client, in bytes. Each piece counts pieceCost more.
-// Output that arrives while the queue is full is left out of the stream; the result still has it.
+// Output that arrives while the queue, or the caller's budget for answers, is full is left out of the
+// stream; the result still has it.
 const (
 	maxPending = 1 << 20
 	pieceCost  = 256
@@ -27,6 +30,7 @@ type toolStream struct {
 	bytes  int
 	missed map[string]int64 // bytes left out, by stream
 	wake   chan struct{}
+	held   *httpguard.Account // charged with the output until it is sent
 }
 
 // queuedEvent is an entry of the queue: an event, or a piece of output.
@@ -35,19 +39,22 @@ type queuedEvent struct {
 	output []byte
 }
 
+// cost is what the entry is charged.
+func (q queuedEvent) cost() int { return len(q.output) + pieceCost }
+
 // push queues an event. It never waits.
 func (c *toolStream) push(q queuedEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := len(q.output); n > 0 {
 		kind := q.event.Type
-		if c.bytes+n > maxPending {
+		if c.bytes+n > maxPending || c.held.Charge(int64(q.cost())) != nil {
 			c.missed[kind] += int64(n)
 			return
 		}
 		q.event.Missed = c.missed[kind]
 		delete(c.missed, kind)
-		c.bytes += n + pieceCost
+		c.bytes += q.cost()
 	}
 	c.queue = append(c.queue, q)
 	select {
@@ -72,6 +79,10 @@ func (s *Server) toolEvents(
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(context.Canceled)
 	c := &toolStream{missed: map[string]int64{}, wake: make(chan struct{}, 1)}
+	if a, ok := w.(*answer); ok {
+		c.held = a.Account()
+	}
+	defer c.held.Close() // the call has ended by then
 	var res v1.ToolResult
 	var callErr error
 	done := make(chan struct{})
@@ -93,9 +104,27 @@ func (s *Server) toolEvents(
 	case callErr != nil && !out.began:
 		return callErr
 	case callErr != nil:
+		s.paceRefusal(principal, callErr, 1)
 		return out.problem(callErr)
 	}
-	return out.event(v1.ToolEvent{Type: "end", Result: &res})
+	if limited(res) {
+		s.opts.Refusals.Wait(principal, 1)
+	}
+	return c.end(out, &res)
+}
+
+// end sends the result, without its output if that is over the caller's budget for answers.
+func (c *toolStream) end(out *toolEventStream, res *v1.ToolResult) error {
+	b, err := json.Marshal(v1.ToolEvent{Type: "end", Result: res})
+	if err != nil {
+		return err
+	}
+	short := shortened(*res)
+	*res = v1.ToolResult{} // sending may take long
+	if c.held.Charge(int64(len(b))) != nil {
+		return out.event(v1.ToolEvent{Type: "end", Result: &short})
+	}
+	return out.sendJSON("end", b)
 }
 
 func (c *toolStream) watch() governed.Watch {
@@ -125,6 +154,9 @@ func (c *toolStream) send(out *toolEventStream, done <-chan struct{}) error {
 		for _, q := range c.takeQueue() {
 			if err := out.queued(q); err != nil {
 				return err
+			}
+			if q.output != nil {
+				c.held.Release(int64(q.cost()))
 			}
 		}
 	}

@@ -8,8 +8,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
-// pieceSize is how many bytes of an answer a client must accept within the stall time.
-const pieceSize = 64 << 10
+const (
+	// pieceSize is how many bytes of an answer a client must accept within the stall time.
+	pieceSize = 64 << 10
+	// sendRate is how many bytes per second a client must accept on average of an answer that is held
+	// in memory, after the stall time.
+	sendRate = 16 << 10
+)
 
 // Answer is a ResponseWriter that records whether an answer has begun, and fails writes to a client
 // that accepts nothing for a set time. Without that limit, the writer would wait and keep its lease
@@ -19,6 +24,7 @@ type Answer struct {
 	ctl    *http.ResponseController
 	stall  time.Duration
 	status int
+	end    time.Time // when the whole answer must have been accepted, or zero
 	// budget, if set, counts the bytes that Send holds for principal.
 	budget    *Budget
 	principal caller.Principal
@@ -44,7 +50,14 @@ func (a *Answer) ChargeTo(b *Budget, p caller.Principal, retry bool) {
 	a.budget, a.principal, a.retry = b, p, retry
 }
 
-func (a *Answer) arm()    { _ = a.ctl.SetWriteDeadline(time.Now().Add(a.stall)) } // every connection supports it
+func (a *Answer) arm() {
+	at := time.Now().Add(a.stall)
+	if !a.end.IsZero() && a.end.Before(at) {
+		at = a.end
+	}
+	_ = a.ctl.SetWriteDeadline(at) // every connection supports it
+}
+
 func (a *Answer) disarm() { _ = a.ctl.SetWriteDeadline(time.Time{}) }
 
 // Last bounds the time in which net/http sends the rest after the handler returned.
@@ -62,21 +75,29 @@ func (a *Answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-// Send sends p as the whole body of the answer. Its bytes count against the caller's budget until
-// the client has accepted them. Over the budget, Send returns the budget's error if the request
-// changes nothing. Otherwise the client must accept the answer within a shorter time.
-func (a *Answer) Send(status int, form string, p []byte) error {
-	if a.budget != nil {
-		n := int64(len(p))
-		if a.retry {
-			if err := a.budget.Charge(a.principal, 0, n); err != nil {
-				return err
-			}
-		} else if !a.budget.Force(a.principal, n) {
-			a.Hurry()
-		}
-		defer a.budget.Release(a.principal, n)
+// Account returns an account for what the request holds until the client has accepted it. It is nil
+// without a budget.
+func (a *Answer) Account() *Account {
+	if a.budget == nil {
+		return nil
 	}
+	return &Account{b: a.budget, p: a.principal}
+}
+
+// Send sends p as the whole body of the answer. Its bytes count against the caller's budget until
+// the client has accepted them. Over the budget, Send sends nothing and returns a *BodyError. If the
+// request may have changed something, that error is of class FailedPrecondition and says that the
+// answer was dropped. The client must accept the answer at sendRate, after the stall time.
+func (a *Answer) Send(status int, form string, p []byte) error {
+	held := a.Account()
+	if err := held.Charge(int64(len(p))); err != nil {
+		if a.retry {
+			return err
+		}
+		return Dropped("the request was carried out, but its answer")
+	}
+	defer held.Close()
+	a.end = time.Now().Add(a.stall + time.Duration(len(p))*time.Second/sendRate)
 	a.Header().Set("Content-Type", form)
 	a.Header().Set("Content-Length", strconv.Itoa(len(p)))
 	a.WriteHeader(status)

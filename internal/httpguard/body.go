@@ -49,8 +49,9 @@ type BodyError struct {
 	Status int
 	// RetryAfter is when to try again, or 0 if the same request fails again.
 	RetryAfter time.Duration
-	// Answer reports that the error is about an answer, not a body.
-	Answer bool
+	// Answer reports that the error is about an answer, not a body. Dropped reports that the request
+	// was carried out.
+	Answer, Dropped bool
 	// Read and Sum are the size and the SHA-256, in hex, of the bytes that arrived.
 	Read int
 	Sum  string
@@ -87,6 +88,16 @@ func answersOver(shared bool, _, limit int64) error {
 	e := bodyProblem(errdefs.ErrResourceExhausted,
 		"the unread answers to %s are at their limit of %d bytes: read them, or try again in %s", whose, limit, retryTime)
 	e.Answer, e.RetryAfter = true, retryTime
+	return e
+}
+
+// Dropped returns the error for an answer that was dropped, because the caller has not read earlier
+// ones. what is the subject of its text. Its class is FailedPrecondition, so that clients do not
+// repeat what was done.
+func Dropped(what string) *BodyError {
+	e := bodyProblem(errdefs.ErrFailedPrecondition, "%s was dropped: the unread answers are at their limit: read them first",
+		what)
+	e.Answer, e.Dropped = true, true
 	return e
 }
 
@@ -239,9 +250,13 @@ func (b *Body) Hold() ([]byte, error) {
 	b.taken = h.size
 	if err == nil {
 		_ = b.ctl.SetReadDeadline(time.Time{}) // a deadline that passes would end the request's context
-		raw := h.bytes()
-		if err = b.chargeValues(raw); err == nil {
-			return raw, nil
+		if len(h.pieces) > 1 {                 // the length was not declared
+			err = b.merge(&h)
+		}
+	}
+	if err == nil {
+		if err = b.chargeValues(h.bytes()); err == nil {
+			return h.bytes(), nil
 		}
 	}
 	if e, ok := errors.AsType[*BodyError](err); ok && h.size > 0 {
@@ -321,6 +336,18 @@ func (b *Body) grow(h *heldBody) error {
 	return nil
 }
 
+// merge copies the whole body into one piece. Both copies are charged until it returns.
+func (b *Body) merge(h *heldBody) error {
+	if err := b.charge(int64(h.size)); err != nil {
+		return err
+	}
+	old := int64(h.room)
+	h.merge(h.size)
+	b.opts.Budget.Release(b.principal, old)
+	b.charged -= old
+	return nil
+}
+
 // chargeValues bounds the values of a JSON body and charges the memory of its decoded form.
 func (b *Body) chargeValues(raw []byte) error {
 	n := strictjson.Values(raw)
@@ -372,13 +399,10 @@ func (h *heldBody) read(r io.Reader) error {
 	return err
 }
 
-// bytes returns the body in one piece.
+// bytes returns the body, which has at most one piece.
 func (h *heldBody) bytes() []byte {
 	if len(h.pieces) == 0 {
 		return nil
-	}
-	if len(h.pieces) > 1 {
-		h.merge(h.size)
 	}
 	return h.pieces[0]
 }

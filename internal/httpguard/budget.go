@@ -34,7 +34,8 @@ type Bounds struct {
 	// Operators and Small are the parts of Total that are reserved for operators, and for requests
 	// that hold at most 64 KiB.
 	Operators, Small int64
-	// First lets a caller that holds nothing charge any number of bytes.
+	// First lets a caller that holds nothing, and small requests of operators, charge more than Caller,
+	// within Total.
 	First bool
 }
 
@@ -68,9 +69,13 @@ func NewBodyBudget(total, caller int64) *Budget {
 	return NewBudget(shares(total, caller), bodiesOver)
 }
 
-// NewAnswerBudget returns a budget for answers that clients have not read. Its errors are of type
-// *BodyError.
-func NewAnswerBudget() *Budget { return NewBudget(shares(maxAnswers, maxCallerAnswers), answersOver) }
+// NewAnswerBudget returns a budget for answers that clients have not read. One answer of a caller
+// may be larger than the caller's bound. Its errors are of type *BodyError.
+func NewAnswerBudget() *Budget {
+	b := shares(maxAnswers, maxCallerAnswers)
+	b.First = true
+	return NewBudget(b, answersOver)
+}
 
 func shares(total, caller int64) Bounds {
 	return Bounds{Total: total, Caller: caller, Operators: total / operatorShare, Small: total / smallShare}
@@ -80,10 +85,8 @@ func shares(total, caller int64) Bounds {
 // b.mu.
 func (b *Budget) check(p caller.Principal, have, n int64) error {
 	held := b.byCaller[p.Caller]
-	if b.bounds.First && held == 0 {
-		return nil
-	}
-	if held+n > b.bounds.Caller {
+	exempt := b.bounds.First && (held == 0 || p.Operator && have+n <= smallHeld)
+	if held+n > b.bounds.Caller && !exempt {
 		return b.refuse(false, held, b.bounds.Caller)
 	}
 	limit := b.bounds.Total
@@ -113,24 +116,10 @@ func (b *Budget) Charge(p caller.Principal, have, n int64) error {
 	if err := b.check(p, have, n); err != nil {
 		return err
 	}
-	b.add(p, n)
-	return nil
-}
-
-// Force charges n bytes and reports whether the budget had room for them.
-func (b *Budget) Force(p caller.Principal, n int64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	err := b.check(p, 0, n)
-	b.add(p, n)
-	return err == nil
-}
-
-// add charges n bytes. The caller holds b.mu.
-func (b *Budget) add(p caller.Principal, n int64) {
 	b.held += n
 	b.byCaller[p.Caller] += n
 	b.peak = max(b.peak, b.held)
+	return nil
 }
 
 // Release returns n bytes to the budget.
@@ -144,6 +133,52 @@ func (b *Budget) Release(p caller.Principal, n int64) {
 	if b.byCaller[p.Caller] -= n; b.byCaller[p.Caller] == 0 {
 		delete(b.byCaller, p.Caller)
 	}
+}
+
+// Account counts the bytes that one request holds in a Budget. Its methods may be called
+// concurrently. A nil Account has no bound.
+type Account struct {
+	b *Budget
+	p caller.Principal
+
+	mu   sync.Mutex
+	held int64
+}
+
+// Charge charges n more bytes to the request.
+func (a *Account) Charge(n int64) error {
+	if a == nil {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.b.Charge(a.p, a.held, n); err != nil {
+		return err
+	}
+	a.held += n
+	return nil
+}
+
+// Release returns n bytes to the budget.
+func (a *Account) Release(n int64) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.held -= n
+	a.b.Release(a.p, n)
+}
+
+// Close returns all that is charged to the budget.
+func (a *Account) Close() {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.b.Release(a.p, a.held)
+	a.held = 0
 }
 
 // Bounds returns the bounds of the budget.

@@ -57,3 +57,53 @@ func TestBudgetReservesShares(t *testing.T) {
 		t.Errorf("what was given back: %v", err)
 	}
 }
+
+// One answer of a caller may be larger than the caller's bound. Operators' small answers have none.
+func TestAnswerBudgetAdmitsOneLargeAnswer(t *testing.T) {
+	b := NewAnswerBudget()
+	op := caller.Principal{Caller: "ops", Operator: true}
+	ann, ben := caller.Principal{Caller: "ann"}, caller.Principal{Caller: "ben"}
+	for _, c := range []struct {
+		who  caller.Principal
+		n    int64
+		says string
+	}{
+		{ann, maxCallerAnswers + 1, ""},
+		{ann, 1, "your requests"},
+		{ben, maxAnswers, "all requests"},
+		{ben, maxCallerAnswers, ""},
+		{op, maxCallerAnswers + 1, ""},
+		{op, smallHeld + 1, "your requests"},
+		{op, smallHeld, ""},
+	} {
+		if err := b.Charge(c.who, 0, c.n); (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("Charge(%s, %d) = %v, want %q", c.who.Caller, c.n, err, c.says)
+		}
+	}
+}
+
+func TestAccountReturnsWhatItCharged(t *testing.T) {
+	b := NewAnswerBudget()
+	a := &Account{b: b, p: caller.Principal{Caller: "ann"}}
+	if err := a.Charge(10); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Charge(5); err != nil {
+		t.Fatal(err)
+	}
+	a.Release(10)
+	if held, _, _ := b.Held(); held != 5 {
+		t.Errorf("%d bytes are held, want 5", held)
+	}
+	a.Close()
+	a.Close()
+	if held, _, callers := b.Held(); held != 0 || callers != 0 {
+		t.Errorf("%d bytes of %d callers are held after Close, want none", held, callers)
+	}
+	var none *Account
+	if none.Charge(1<<60) != nil {
+		t.Error("an account without a budget has a bound")
+	}
+	none.Release(1)
+	none.Close()
+}
