@@ -181,6 +181,30 @@ func TestSessionAnswerCoversLaterCalls(t *testing.T) {
 	}
 }
 
+// TestAnswerAfterSessionEndedGrantsNothing answers a request for its session after that session has
+// ended. A later session of the same name must not inherit the answer.
+func TestAnswerAfterSessionEndedGrantsNothing(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		w := newWorld(t, Options{})
+		r := prompts(t)
+		d := w.want(t, call("a", r), OutcomeAsked)
+		if err := w.EndSession(t.Context(), "ann", "s1"); err != nil {
+			t.Fatal(err)
+		}
+		scope := ScopeSession
+		if restart {
+			w.restart(t)
+			_, err := w.Answer(t.Context(), d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
+			if !errdefs.IsInvalidArgument(err) {
+				t.Errorf("answer for the ended session = %v, want InvalidArgument", err)
+			}
+			scope = ScopeCall
+		}
+		w.answer(t, d.Request.ID, Answer{Action: AnswerApprove, Scope: scope})
+		w.want(t, call("b", r), OutcomeAsked)
+	}
+}
+
 // An approval covers the requester's trust and more, a denial that trust and less.
 func TestSessionAnswerCoversRequesterTrust(t *testing.T) {
 	for action, want := range map[string][4]Outcome{

@@ -76,7 +76,9 @@ type Service struct {
 // grant is a valid token and its last use.
 type grant struct {
 	token store.Token
-	used  atomic.Int64 // Unix time in nanoseconds; 0 if not used since it was stored
+	// used is the last use, as Unix time in nanoseconds; 0 if this process saw none. stored is the
+	// value of used that the database has.
+	used, stored atomic.Int64
 }
 
 // Open reads the tokens and the call counts of the day.
@@ -361,7 +363,7 @@ func (s *Service) noteUses(ctx context.Context) error {
 	now := s.Now()
 	used := map[string]time.Time{}
 	for id, g := range all {
-		if at := g.used.Load(); at != 0 && at != g.token.Used.UnixNano() {
+		if at := g.used.Load(); at != g.stored.Load() {
 			used[id] = time.Unix(0, at)
 		}
 	}
@@ -369,6 +371,9 @@ func (s *Service) noteUses(ctx context.Context) error {
 		if err := s.store.TouchTokens(ctx, used); err != nil {
 			return err
 		}
+	}
+	for id, at := range used {
+		all[id].stored.Store(at.UnixNano())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

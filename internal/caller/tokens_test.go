@@ -151,3 +151,29 @@ func TestTokenThatIsNotStoredIsInvalid(t *testing.T) {
 		t.Errorf("%d tokens in memory, want none", len(s.tokens))
 	}
 }
+
+// TestUseOfTokenIsStoredOnce checks that the database is not written again for the same use.
+func TestUseOfTokenIsStoredOnce(t *testing.T) {
+	s := newService(t)
+	tok, err := s.CreateToken(t.Context(), Local(""), v1.TokenRequest{Caller: "ann"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Identify(t.Context(), tok.Secret); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.noteUses(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	marker := time.Unix(7, 0).UTC()
+	if err := s.store.TouchTokens(t.Context(), map[string]time.Time{tok.ID: marker}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.noteUses(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := s.store.Tokens(t.Context())
+	if err != nil || len(rows) != 1 || !rows[0].Used.Equal(marker) {
+		t.Errorf("rows = %+v, %v; want the use that the test wrote, %v", rows, err, marker)
+	}
+}

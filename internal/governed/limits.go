@@ -87,8 +87,8 @@ func (t *transaction) answerLimited(ctx context.Context, known bool, err error) 
 }
 
 // answerLimitedEarly answers a call whose caller has nothing left, before its idempotency key is
-// locked: that would write to the database for each call. A key that exists has an answer, which
-// the caller gets. done reports whether the call was answered.
+// locked: that would write to the database for each call. A key that exists goes on: it may have an
+// answer, or its call may still run. done reports whether the call was answered.
 func (t *transaction) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, done bool, err error) {
 	err = t.s.checkExhausted(t.principal)
 	if err == nil {

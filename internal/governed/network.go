@@ -41,6 +41,8 @@ func (t *transaction) applyNetwork(a *core.Acquisition) {
 	}
 }
 
+// CheckNetwork returns an error of class PermissionDenied if the lease has a network that the
+// caller's profile does not allow.
 func (s *Service) CheckNetwork(principal caller.Principal, l *scheduler.Lease) error {
 	if l.Network == "" || principal.Operator {
 		return nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -159,17 +160,17 @@ func (o *outputs) reserve(dir string, n int64) bool {
 }
 
 // run removes old files until ctx ends.
-func (o *outputs) run(ctx context.Context) error {
+func (o *outputs) run(ctx context.Context, log *slog.Logger) {
 	tick := time.NewTicker(keptSweep)
 	defer tick.Stop()
 	for {
 		select {
 		case now := <-tick.C:
 			if err := o.sweep(now); err != nil {
-				return err
+				log.Warn("failed to remove old outputs; will retry", "error", err)
 			}
 		case <-ctx.Done():
-			return nil
+			return
 		}
 	}
 }

@@ -95,6 +95,6 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.opts.Config.Gate.Run(ctx) })
-	g.Go(func() error { return s.outputs.run(ctx) })
+	g.Go(func() error { s.outputs.run(ctx, s.log); return nil })
 	return g.Wait()
 }

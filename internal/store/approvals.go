@@ -112,7 +112,7 @@ func (s *Store) Approvals() *ApprovalStore { return &ApprovalStore{s.db} }
 // InsertApproval records a request. If the caller has one with the same key, it returns that one,
 // and fresh is false.
 func (s *ApprovalStore) InsertApproval(ctx context.Context, a Approval) (got Approval, fresh bool, err error) {
-	res, err := s.db.ExecContext(ctx, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?",
+	res, err := exec(ctx, s.db, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?",
 		23)+") ON CONFLICT (caller, key) WHERE key <> '' DO NOTHING",
 		a.ID, a.Kind, a.State, a.Call, a.Caller, a.Session, a.Profile, a.Tool, blob(a.Input), a.Rule, a.Reason,
 		a.Questions,
@@ -207,6 +207,9 @@ func (s *ApprovalStore) DecideApproval(
 		return got, false, missingApproval(a.ID, err)
 	}
 	for _, g := range grants {
+		if g.Session != got.Session {
+			continue // The session has ended since the request was read.
+		}
 		if _, err := tx.ExecContext(ctx,
 			"INSERT OR REPLACE INTO grants (caller, session, tool, rule, trust, approve, approval, by, note, "+
 				"created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -220,7 +223,7 @@ func (s *ApprovalStore) DecideApproval(
 	}
 	if refund {
 		if err := giveBack(ctx, tx, a.ID); err != nil {
-			return Approval{}, false, wrap("give back a budget", err)
+			return Approval{}, false, wrap("refund a budget", err)
 		}
 	}
 	return got, true, wrap("decide approval "+a.ID, tx.Commit())
@@ -246,19 +249,19 @@ func trimDecided(ctx context.Context, tx *sql.Tx, caller, id string) error {
 // EscalateApproval forwards a pending request with a new expiry. done is false if it was no longer
 // pending.
 func (s *ApprovalStore) EscalateApproval(ctx context.Context, id, to string, expires time.Time) (done bool, err error) {
-	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET escalated = ?, expires = ? WHERE id = ? AND state = ?", to,
+	res, err := exec(ctx, s.db, "UPDATE approvals SET escalated = ?, expires = ? WHERE id = ? AND state = ?", to,
 		stamp(expires), id, pendingState)
 	if err != nil {
-		return false, wrap("hand on approval "+id, err)
+		return false, wrap("escalate approval "+id, err)
 	}
 	n, err := res.RowsAffected()
-	return n == 1, wrap("hand on approval "+id, err)
+	return n == 1, wrap("escalate approval "+id, err)
 }
 
 // UseApproval marks a request in the given state as used. done is false if it was already used or
 // has a different state.
 func (s *ApprovalStore) UseApproval(ctx context.Context, id, state string, at time.Time) (done bool, err error) {
-	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET used = ? WHERE id = ? AND state = ? AND used = 0",
+	res, err := exec(ctx, s.db, "UPDATE approvals SET used = ? WHERE id = ? AND state = ? AND used = 0",
 		stamp(at),
 		id, state)
 	if err != nil {
@@ -287,20 +290,33 @@ func (s *ApprovalStore) Grant(
 	return g, err == nil, wrap("read a grant", err)
 }
 
-// DropGrants revokes the grants of a session.
+// DropGrants revokes the grants of a session, and takes its pending requests out of it, so that
+// their answers apply to one call only.
 func (s *ApprovalStore) DropGrants(ctx context.Context, caller, session string) error {
-	_, err := s.db.ExecContext(ctx, "DELETE FROM grants WHERE caller = ? AND session = ?", caller, session)
-	return wrap("take back grants", err)
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return wrap("revoke grants", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
+	for _, change := range []string{
+		"DELETE FROM grants WHERE caller = ? AND session = ?",
+		"UPDATE approvals SET session = '' WHERE caller = ? AND session = ? AND state = '" + pendingState + "'",
+	} {
+		if _, err := tx.ExecContext(ctx, change, caller, session); err != nil {
+			return wrap("revoke grants", err)
+		}
+	}
+	return wrap("revoke grants", tx.Commit())
 }
 
 // ForgetApprovals deletes approvals decided and grants made before the given times. Pending ones
 // stay.
 func (s *ApprovalStore) ForgetApprovals(ctx context.Context, decided, granted time.Time) error {
-	if _, err := s.db.ExecContext(ctx, "DELETE FROM approvals WHERE state <> ? AND decided < ?", pendingState,
+	if _, err := exec(ctx, s.db, "DELETE FROM approvals WHERE state <> ? AND decided < ?", pendingState,
 		stamp(decided)); err != nil {
 		return wrap("forget approvals", err)
 	}
-	_, err := s.db.ExecContext(ctx, "DELETE FROM grants WHERE created < ?", stamp(granted))
+	_, err := exec(ctx, s.db, "DELETE FROM grants WHERE created < ?", stamp(granted))
 	return wrap("forget grants", err)
 }
 

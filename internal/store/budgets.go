@@ -33,14 +33,14 @@ type Spend struct {
 func (s *ApprovalStore) Spend(ctx context.Context, p Spend) (used int64, ok bool, err error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
-		return 0, false, wrap("take of a budget", err)
+		return 0, false, wrap("charge a budget", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	err = tx.QueryRowContext(ctx,
 		"SELECT used FROM budgets WHERE caller = ? AND tool = ? AND rule = ? AND period = ? AND start = ?",
 		p.Caller, p.Tool, p.Rule, p.Period, stamp(p.Start)).Scan(&used)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return 0, false, wrap("take of a budget", err)
+		return 0, false, wrap("charge a budget", err)
 	}
 	if p.Amount < 0 || p.Amount > p.Limit-used { // cannot overflow: used never exceeds a limit by more than a limit
 		return used, false, nil
@@ -49,27 +49,27 @@ func (s *ApprovalStore) Spend(ctx context.Context, p Spend) (used int64, ok bool
 		"INSERT INTO budgets (caller, tool, rule, period, start, until, used) VALUES (?, ?, ?, ?, ?, ?, ?) "+
 			"ON CONFLICT (caller, tool, rule, period, start) DO UPDATE SET used = used + excluded.used",
 		p.Caller, p.Tool, p.Rule, p.Period, stamp(p.Start), stamp(p.Until), p.Amount); err != nil {
-		return 0, false, wrap("take of a budget", err)
+		return 0, false, wrap("charge a budget", err)
 	}
 	if _, err := tx.ExecContext(ctx,
 		"INSERT INTO spends (id, caller, tool, rule, period, start, until, amount) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 		p.ID, p.Caller, p.Tool, p.Rule, p.Period, stamp(p.Start), stamp(p.Until), p.Amount); err != nil {
-		return 0, false, wrap("take of a budget", err)
+		return 0, false, wrap("charge a budget", err)
 	}
-	return used, true, wrap("take of a budget", tx.Commit())
+	return used, true, wrap("charge a budget", tx.Commit())
 }
 
 // Refund reverses the charge under id. Repeated calls and unknown ids have no effect.
 func (s *ApprovalStore) Refund(ctx context.Context, id string) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
-		return wrap("give back a budget", err)
+		return wrap("refund a budget", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	if err := giveBack(ctx, tx, id); err != nil {
-		return wrap("give back a budget", err)
+		return wrap("refund a budget", err)
 	}
-	return wrap("give back a budget", tx.Commit())
+	return wrap("refund a budget", tx.Commit())
 }
 
 func giveBack(ctx context.Context, tx *sql.Tx, id string) error {
@@ -94,7 +94,7 @@ func giveBack(ctx context.Context, tx *sql.Tx, id string) error {
 // ForgetBudgets deletes the periods that ended before the given time.
 func (s *ApprovalStore) ForgetBudgets(ctx context.Context, before time.Time) error {
 	for _, table := range []string{"budgets", "spends"} {
-		if _, err := s.db.ExecContext(ctx, "DELETE FROM "+table+" WHERE until < ?", stamp(before)); err != nil {
+		if _, err := exec(ctx, s.db, "DELETE FROM "+table+" WHERE until < ?", stamp(before)); err != nil {
 			return wrap("forget budgets", err)
 		}
 	}

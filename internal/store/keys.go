@@ -95,8 +95,8 @@ func (s *Store) FinishKey(ctx context.Context, caller, key, ref string, answer [
 
 // DropKey deletes a key whose request had no effect, so that it can be retried.
 func (s *Store) DropKey(ctx context.Context, caller, key string) error {
-	_, err := s.db.ExecContext(ctx, "DELETE FROM keys WHERE caller = ? AND key = ? AND done = 0", caller, key)
-	return wrap("give back an idempotency key", err)
+	_, err := exec(ctx, s.db, "DELETE FROM keys WHERE caller = ? AND key = ? AND done = 0", caller, key)
+	return wrap("release an idempotency key", err)
 }
 
 // OpenKeys returns the keys whose requests were interrupted when the process ended.

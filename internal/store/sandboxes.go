@@ -100,7 +100,7 @@ func (s *Store) Insert(ctx context.Context, b Sandbox) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.db.ExecContext(ctx, "INSERT INTO sandboxes ("+columns+") VALUES (?"+strings.Repeat(", ?", 15)+")",
+	_, err = exec(ctx, s.db, "INSERT INTO sandboxes ("+columns+") VALUES (?"+strings.Repeat(", ?", 15)+")",
 		b.ID, b.State, b.Template, b.Runtime, b.Image, b.Build, b.Memory, b.Caller, string(lease), b.Warm,
 		stamp(b.Created), stamp(b.Expires), int64(b.Idle), stamp(b.Used), stamp(b.Ended), b.Reason)
 	return wrap("record sandbox "+b.ID, err)

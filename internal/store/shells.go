@@ -48,7 +48,7 @@ func (s *Store) insertShell(ctx context.Context, sh Shell, argv string) error {
 	const row = "INSERT INTO shells (id, sandbox, caller, argv, started) VALUES (?, ?, ?, ?, ?)"
 	values := []any{sh.ID, sh.Sandbox, sh.Caller, argv, stamp(sh.Started)}
 	if !sh.TTY {
-		_, err := s.db.ExecContext(ctx, row, values...)
+		_, err := exec(ctx, s.db, row, values...)
 		return err
 	}
 	tx, err := s.db.BeginTx(ctx, nil)
@@ -71,7 +71,7 @@ func (s *Store) EndShell(ctx context.Context, id string, at time.Time, result ru
 	if err != nil {
 		return err
 	}
-	_, err = s.db.ExecContext(ctx, "UPDATE shells SET ended = ?, result = ? WHERE id = ? AND ended = 0", stamp(at),
+	_, err = exec(ctx, s.db, "UPDATE shells SET ended = ?, result = ? WHERE id = ? AND ended = 0", stamp(at),
 		string(body), id)
 	return wrap("record the end of shell "+id, err)
 }
@@ -82,14 +82,14 @@ func (s *Store) EndShells(ctx context.Context, sandbox string, at time.Time, res
 	if err != nil {
 		return err
 	}
-	_, err = s.db.ExecContext(ctx, "UPDATE shells SET ended = ?, result = ? WHERE sandbox = ? AND ended = 0", stamp(at),
+	_, err = exec(ctx, s.db, "UPDATE shells SET ended = ?, result = ? WHERE sandbox = ? AND ended = 0", stamp(at),
 		string(body), sandbox)
 	return wrap("record the end of shells", err)
 }
 
 // DeleteShell deletes a shell.
 func (s *Store) DeleteShell(ctx context.Context, id string) error {
-	_, err := s.db.ExecContext(ctx, "DELETE FROM shells WHERE id = ?", id)
+	_, err := exec(ctx, s.db, "DELETE FROM shells WHERE id = ?", id)
 	return wrap("forget shell "+id, err)
 }
 

@@ -94,6 +94,17 @@ func openFile(path, lock string, conns int, pragmas ...string) (*sql.DB, error) 
 	return db, nil
 }
 
+// exec runs one statement that writes. It waits for a connection until ctx ends. A statement that
+// has begun is completed: the driver would report the end of ctx for one that it has committed.
+func exec(ctx context.Context, db *sql.DB, query string, args ...any) (sql.Result, error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.ExecContext(context.WithoutCancel(ctx), query, args...)
+}
+
 func (s *Store) migrate(ctx context.Context, owner string, sequence int64) error {
 	var found int
 	if err := s.db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&found); err != nil {

@@ -273,3 +273,26 @@ func TestLockWaitsForProbe(t *testing.T) {
 	close(stop)
 	<-stopped
 }
+
+// TestWriteThatHasBegunCompletes cancels a write while the database runs it.
+func TestWriteThatHasBegunCompletes(t *testing.T) {
+	s := open(t, t.TempDir())
+	if _, err := s.db.ExecContext(t.Context(), "CREATE TABLE numbers (n INTEGER)"); err != nil {
+		t.Fatal(err)
+	}
+	const rows = 1_000_000
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := exec(ctx, s.db, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM c WHERE n < ?) "+
+		"INSERT INTO numbers SELECT n FROM c", rows)
+	if err != nil || ctx.Err() == nil {
+		t.Fatalf("exec = %v with a context that ended with %v, want no error and an ended context", err, ctx.Err())
+	}
+	var got int
+	if err := s.db.QueryRowContext(t.Context(), "SELECT count(*) FROM numbers").Scan(&got); err != nil || got != rows {
+		t.Errorf("%d rows, %v; want %d", got, err, rows)
+	}
+	if _, err := exec(ctx, s.db, "DELETE FROM numbers"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("exec with an ended context = %v, want %v", err, context.DeadlineExceeded)
+	}
+}

@@ -50,7 +50,7 @@ func (s *Store) InsertToken(ctx context.Context, t Token) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.db.ExecContext(ctx, "INSERT INTO tokens ("+tokenColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+	_, err = exec(ctx, s.db, "INSERT INTO tokens ("+tokenColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 		t.ID, t.Hash, t.Caller, t.Profile, t.Trust, string(quotas), t.Operator, t.Note, stamp(t.Created),
 		stamp(t.Expires),
 		stamp(t.Revoked), stamp(t.Used))
@@ -78,7 +78,12 @@ func (s *Store) Tokens(ctx context.Context) ([]Token, error) {
 // RevokeToken revokes a token and returns its row. It does not change a token that is already
 // revoked. If the token does not exist, the error is of class NotFound.
 func (s *Store) RevokeToken(ctx context.Context, id string, at time.Time) (Token, error) {
-	row := s.db.QueryRowContext(ctx,
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return Token{}, wrap("revoke token "+id, err)
+	}
+	defer conn.Close()
+	row := conn.QueryRowContext(context.WithoutCancel(ctx), // see exec
 		"UPDATE tokens SET revoked = CASE revoked WHEN 0 THEN ? ELSE revoked END WHERE id = ? RETURNING "+tokenColumns,
 		stamp(at), id)
 	t, err := scanToken(row)
@@ -158,14 +163,14 @@ func (s *Store) SetCalls(ctx context.Context, day string, calls map[string]int64
 // NameWorkspace records the caller's name for a workspace directory. Call it before the workspace
 // is created, so that none lacks a name.
 func (s *Store) NameWorkspace(ctx context.Context, disk, caller, name string) error {
-	_, err := s.db.ExecContext(ctx,
+	_, err := exec(ctx, s.db,
 		"INSERT INTO workspace_names (disk, caller, name) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", disk, caller, name)
 	return wrap("name a workspace", err)
 }
 
 // UnnameWorkspace deletes such a name. Call it when the workspace is gone.
 func (s *Store) UnnameWorkspace(ctx context.Context, disk string) error {
-	_, err := s.db.ExecContext(ctx, "DELETE FROM workspace_names WHERE disk = ?", disk)
+	_, err := exec(ctx, s.db, "DELETE FROM workspace_names WHERE disk = ?", disk)
 	return wrap("forget the name of a workspace", err)
 }
 

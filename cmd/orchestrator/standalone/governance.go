@@ -1,7 +1,6 @@
 package standalone
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -142,19 +141,29 @@ func redactor(c config.Redact) (*audit.Redactor, error) {
 	return r, nil
 }
 
+// maxSecretsFile bounds a file of secret values, in bytes.
+const maxSecretsFile = 1 << 20
+
+// eachLine passes the lines of a file that are not empty to do.
 func eachLine(path string, do func(string)) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	s := bufio.NewScanner(io.LimitReader(f, 1<<20))
-	for s.Scan() {
-		if line := strings.TrimSpace(s.Text()); line != "" {
+	text, err := io.ReadAll(io.LimitReader(f, maxSecretsFile+1))
+	if err != nil {
+		return err
+	}
+	if len(text) > maxSecretsFile {
+		return fmt.Errorf("%s is over %d bytes: split it", path, maxSecretsFile)
+	}
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" {
 			do(line)
 		}
 	}
-	return s.Err()
+	return nil
 }
 
 func webhook(c config.Approvals) (w approval.Webhook, err error) {

@@ -89,6 +89,6 @@ func TestWithImagesRefusesWhatAServerHolds(t *testing.T) {
 		return nil
 	})
 	if _, served := errors.AsType[*HeldByServerError](err); !served {
-		t.Errorf("WithImages = %v, want a ServedError", err)
+		t.Errorf("WithImages = %v, want a HeldByServerError", err)
 	}
 }
