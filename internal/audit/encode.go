@@ -76,6 +76,12 @@ func (l *Log) sanitize(r Record) Record {
 	return r
 }
 
+// RedactPath returns the path of a request as records of the caller show it.
+func (l *Log) RedactPath(caller, path string) string {
+	all := l.redact.record(caller)
+	return all.redactTruncated(path, maxText)
+}
+
 // redactTruncated returns s without secrets, truncated to about limit bytes.
 func (v *view) redactTruncated(s string, limit int) string {
 	return clip.Text(v.redactPrefix(s, limit), limit)

@@ -170,7 +170,8 @@ func (a *auditor) enqueue(c netpolicy.Connection) {
 			Port:     c.Port,
 			Protocol: c.Protocol,
 			Method:   c.Method,
-			Path:     c.Path,
+			// Redact now: the call may end, and release its secrets, before the record is written.
+			Path:     a.audit.RedactPath(owner, c.Path),
 			Address:  c.Address,
 			Reason:   c.Reason,
 			Sent:     c.Sent,

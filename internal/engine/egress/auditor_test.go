@@ -196,3 +196,46 @@ func TestConnectionQueueIsSharedBetweenCallers(t *testing.T) {
 		t.Errorf("%v are counted as queued", auditor.queued)
 	}
 }
+
+// TestPathIsRedactedWhenConnectionEnds checks that a path is stored without the secrets of the call
+// that requested it, although the call ends before the record is written.
+func TestPathIsRedactedWhenConnectionEnds(t *testing.T) {
+	db, err := store.OpenAudit(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	slow := &slowAudit{AuditDB: db, open: make(chan struct{})}
+	secrets := audit.NewRedactor()
+	log, err := audit.Open(t.Context(),
+		audit.Options{Store: slow, Redactor: secrets, Head: filepath.Join(t.TempDir(), "head")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	auditor := newAuditor(log, slog.New(slog.DiscardHandler))
+	auditor.register("box", "ann")
+	const secret = "a-value-of-the-call"
+	release, err := secrets.Own(t.Context(), "ann", []string{secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// More than one batch, so that some records wait behind the slow write.
+	for range 2 * recordBurst {
+		auditor.enqueue(netpolicy.Connection{Session: "box", Host: "a.test", Port: 443, Path: "/v/" + secret, Allowed: true})
+	}
+	release()
+	close(slow.open)
+	auditor.close()
+	records := 0
+	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+		records++
+		if strings.Contains(string(r.Record), secret) {
+			return fmt.Errorf("record %s shows the secret", r.Record)
+		}
+		return nil
+	})
+	if err != nil || records == 0 {
+		t.Errorf("%d records, %v; want some, and none with the secret", records, err)
+	}
+}
