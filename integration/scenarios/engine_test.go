@@ -60,11 +60,10 @@ func TestOverStdioOnly(t *testing.T) { //nolint:tparallel // the subtests share 
 	}
 }
 
-// testPortOverStdio checks streams of bytes to a port. The server inside does not see the client's
-// end of input, so it writes nothing after it.
+// testPortOverStdio checks streams of bytes to a port.
 func testPortOverStdio(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 	startPortServers(t, s, id)
-	testPortOfBytes(t, s, id, "")
+	testPortOfBytes(t, s, id)
 	release(t, s, id)
 }

@@ -108,7 +108,7 @@ func TestPorts(t *testing.T) {
 		at := "/v1/sandboxes/" + id + "/ports/"
 		t.Run("HTTP", func(t *testing.T) { testPortOfHTTP(t, s, at) })
 		t.Run("WebSocket", func(t *testing.T) { testPortOfWebSockets(t, s, at) })
-		t.Run("bytes", func(t *testing.T) { testPortOfBytes(t, s, id, "the end") })
+		t.Run("bytes", func(t *testing.T) { testPortOfBytes(t, s, id) })
 		t.Run("refusals", func(t *testing.T) { testPortRefusals(t, s, at, id) })
 		t.Run("forward", func(t *testing.T) { testPortForward(t, s, id) })
 		t.Run("other callers", func(t *testing.T) { testPortsAreHidden(t, s, id) })
@@ -206,9 +206,9 @@ func testPortOfWebSockets(t *testing.T, s *harness.Server, at string) {
 }
 
 // testPortOfBytes sends more than any buffer holds on several connections and closes their sending
-// side. It must receive all bytes back, and end, which is what the server writes after the end of
-// its input.
-func testPortOfBytes(t *testing.T, s *harness.Server, id, end string) {
+// side. It must receive all bytes back, and what the server writes after the end of its input.
+func testPortOfBytes(t *testing.T, s *harness.Server, id string) {
+	const end = "the end"
 	sent := make([]byte, 4<<20)
 	rand.Read(sent)
 	var all sync.WaitGroup

@@ -20,8 +20,7 @@ func (c *Client) Egress(ctx context.Context, e wire.Egress) error {
 
 // Accept waits for the next connection to the sandbox's proxy until ctx ends or the guest is lost.
 // ctx does not affect the returned connection, which the caller must close. Its data is untrusted.
-// It has a CloseWrite method if the stream supports half-close. If the proxy is disabled, the error
-// has class FailedPrecondition.
+// It has a CloseWrite method. If the proxy is disabled, the error has class FailedPrecondition.
 func (c *Client) Accept(ctx context.Context) (net.Conn, error) {
 	return c.openConn(ctx, wire.OpAccept, nil, 0)
 }
@@ -79,7 +78,7 @@ func becomesConn(op wire.Op) bool { return op == wire.OpAccept || op == wire.OpD
 // excludeFromCount stops counting a stream as a request if it will carry a connection. If too many
 // connections are open, it waits: for Accept until ctx ends, for Dial at most the open time.
 func (c *Client) excludeFromCount(ctx context.Context, nc net.Conn, op wire.Op) error {
-	m, ok := nc.(interface{ Carry(context.Context) error })
+	m, ok := nc.(carrier)
 	if !ok || !becomesConn(op) {
 		return nil
 	}

@@ -205,9 +205,9 @@ func (e *execution) cancel(ctx context.Context) (runtime.Result, error) {
 	cause := context.Cause(ctx)
 	e.unwatch()
 	end := time.Now().Add(e.client.times.cancel)
-	// A half-closed stream tells the guest to kill the command. Without half-close, use another
-	// stream: input may block this one.
-	told := e.hangUp() || e.kill(context.WithoutCancel(ctx), end)
+	// A half-closed stream tells the guest to kill the command. On a mux, the end waits behind input
+	// that the command may never read: use another stream.
+	told := !e.muxed() && e.hangUp() || e.kill(context.WithoutCancel(ctx), end)
 	if told {
 		_ = e.nc.SetReadDeadline(end) // fails if the guest has hung up; the next read reports that
 		for time.Now().Before(end) {

@@ -222,3 +222,14 @@ func (s *stream) hangUp() bool {
 	half, ok := s.nc.(interface{ CloseWrite() error })
 	return ok && half.CloseWrite() == nil
 }
+
+// carrier is a stream of a mux, which can count as a connection instead of a request.
+type carrier interface {
+	Carry(ctx context.Context) error
+}
+
+// muxed reports whether the stream shares its transport with others.
+func (s *stream) muxed() bool {
+	_, ok := s.nc.(carrier)
+	return ok
+}

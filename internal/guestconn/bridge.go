@@ -19,9 +19,9 @@ import (
 const bridgeDial = 10 * time.Second
 
 // Bridge is the guest's end of a mux. It serves the host's session on stdin and stdout. For each
-// stream it calls dial, and copies both ways until either side closes. It returns nil when the host
-// hangs up, the cause of ctx when ctx ends, and otherwise the transport error. It closes stdin and
-// stdout if they can be closed.
+// stream it calls dial, and copies both ways until the host closes the stream. The connections of
+// dial should have CloseWrite. It returns nil when the host hangs up, the cause of ctx when ctx ends,
+// and otherwise the transport error. It closes stdin and stdout if they can be closed.
 //
 // A read or write that not even Close interrupts (a terminal, a file in blocking mode) is abandoned
 // with its goroutine: the process should exit after Bridge returns.
@@ -93,10 +93,10 @@ func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Con
 	}
 }
 
-// join copies between a stream and a connection of the guest. If the host closes the stream, both
-// directions end. If the guest has finished writing, the stream is closed after all its data was
-// sent. What the host still writes goes to the guest, or is dropped if the guest no longer reads,
-// so that the host never waits for a window update.
+// join copies between a stream and a connection of the guest, until the host closes the stream. Each
+// side may end its direction and continue to read. If the guest has finished writing, the stream is
+// closed after all its data was sent. What the host still writes goes to the guest, or is dropped if
+// the guest no longer reads, so that the host never waits for a window update.
 func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.Conn, error), pool *relay.Pool) {
 	past := time.Unix(1, 0)
 	defer func() { _ = s.Close() }()
@@ -110,9 +110,11 @@ func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.
 	defer stop()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := pool.Copy(conn, s); err != nil {
-			_, _ = io.Copy(io.Discard, s) // the guest no longer reads, but may have answered
+		_, err := pool.Copy(conn, &deframer{r: s})
+		if half, ok := conn.(interface{ CloseWrite() error }); ok && err == nil {
+			_ = half.CloseWrite() // fails if the guest has hung up; its answer may still be unread
 		}
+		_, _ = io.Copy(io.Discard, s)
 		_ = conn.Close()
 		_ = s.SetWriteDeadline(past)
 	})

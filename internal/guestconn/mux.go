@@ -108,7 +108,7 @@ func (m *Mux) Open(ctx context.Context) (net.Conn, error) {
 			<-m.slots
 			return nil, openErr(m.explain(r.err))
 		}
-		return &muxed{m: m, s: r.s, slots: m.slots}, nil
+		return &muxed{m: m, s: r.s, out: framer{w: r.s}, slots: m.slots}, nil
 	case <-ctx.Done():
 		return nil, openErr(context.Cause(ctx))
 	}
@@ -158,6 +158,7 @@ func (m *Mux) explain(err error) error {
 type muxed struct {
 	m      *Mux
 	s      *yamux.Stream
+	out    framer
 	closed atomic.Bool
 	slots  chan struct{} // where the stream counts
 }
@@ -184,9 +185,13 @@ func (c *muxed) Read(b []byte) (int, error) {
 }
 
 func (c *muxed) Write(b []byte) (int, error) {
-	n, err := c.s.Write(b)
+	n, err := c.out.Write(b)
 	return n, c.explain(err)
 }
+
+// CloseWrite ends the host's direction after everything that was written; the guest's direction
+// continues. It waits like Write. Later writes fail.
+func (c *muxed) CloseWrite() error { return c.explain(c.out.CloseWrite()) }
 
 func (c *muxed) explain(err error) error {
 	switch {

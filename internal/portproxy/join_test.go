@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// halved is a client connection that can be half-closed.
+// halved is a connection that can be half-closed. It reads from said.
 type halved struct {
 	net.Conn
 	said io.Reader
@@ -19,47 +19,49 @@ type halved struct {
 func (h *halved) Read(p []byte) (int, error) { return h.said.Read(p) }
 func (h *halved) CloseWrite() error          { close(h.over); return nil }
 
-// The output of a server that cannot be half-closed is copied until it ends or pauses.
+// The output of a server is copied until it ends, however long it pauses after the client's end.
 func TestJoinCopiesOutputAfterClientEnd(t *testing.T) {
-	for name, ends := range map[string]bool{"it ends": true, "it falls silent": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				server, inside := net.Pipe()
-				theirs, outside := net.Pipe()
-				client := &halved{Conn: outside, said: bytes.NewReader([]byte("asked")), over: make(chan struct{})}
-				go func() {
-					defer func() {
-						if ends {
-							server.Close()
-						}
-					}()
-					got := make([]byte, 10)
-					if _, err := io.ReadFull(server, got); err != nil || string(got) != "earlyasked" {
-						t.Errorf("the server got %q, %v", got, err)
-					}
-					for range 5 {
-						time.Sleep(quietTime * 9 / 10)
-						if _, err := io.WriteString(server, "said."); err != nil {
-							t.Error(err)
-						}
-					}
-				}()
-				heard := make(chan string, 1)
-				go func() { all, _ := io.ReadAll(theirs); heard <- string(all) }()
-				began := time.Now()
-				Join(client, inside, []byte("early"))
-				if got := <-heard; got != "said.said.said.said.said." {
-					t.Errorf("the client heard %q", got)
+	const pause = 10 * time.Minute
+	synctest.Test(t, func(t *testing.T) {
+		server, near := net.Pipe()
+		theirs, outside := net.Pipe()
+		client := &halved{Conn: outside, said: bytes.NewReader([]byte("asked")), over: make(chan struct{})}
+		inside := &halved{Conn: near, said: near, over: make(chan struct{})}
+		go func() {
+			defer server.Close()
+			got := make([]byte, 10)
+			if _, err := io.ReadFull(server, got); err != nil || string(got) != "earlyasked" {
+				t.Errorf("the server got %q, %v", got, err)
+			}
+			<-inside.over
+			for range 5 {
+				time.Sleep(pause)
+				if _, err := io.WriteString(server, "said."); err != nil {
+					t.Error(err)
 				}
-				took, least := time.Since(began), 5*quietTime*9/10
-				if !ends {
-					least += quietTime
-				}
-				if took != least {
-					t.Errorf("it took %s, want %s", took, least)
-				}
-				server.Close()
-			})
-		})
+			}
+		}()
+		heard := make(chan string, 1)
+		go func() { all, _ := io.ReadAll(theirs); heard <- string(all) }()
+		began := time.Now()
+		go func() { <-client.over; outside.Close() }() // as a client that has heard everything
+		Join(client, inside, []byte("early"))
+		if got := <-heard; got != "said.said.said.said.said." {
+			t.Errorf("the client heard %q", got)
+		}
+		if took := time.Since(began); took != 5*pause {
+			t.Errorf("it took %s, want %s", took, 5*pause)
+		}
+	})
+}
+
+// A connection without half-close ends with the first direction.
+func TestJoinWithoutHalfCloseEndsBoth(t *testing.T) {
+	server, inside := net.Pipe()
+	outside, client := net.Pipe()
+	server.Close()
+	Join(outside, inside, nil)
+	if _, err := client.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("read of the client: %v, want %v", err, io.EOF)
 	}
 }

@@ -1,8 +1,8 @@
 package wire
 
 // Operations that carry connections. On a stream of OpAccept or OpDial, Started is followed by the
-// raw bytes of the connection in both directions. If the stream supports half-close, it closes one
-// direction; otherwise closing ends both.
+// raw bytes of the connection in both directions. Each side can end its own direction with
+// CloseWrite; closing ends both.
 const (
 	// OpEgress switches the proxy on loopback on or off: Egress → {}. Idempotent.
 	OpEgress Op = "egress"
