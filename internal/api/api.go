@@ -336,8 +336,9 @@ func (s *Server) paceRefusal(p caller.Principal, err error, n int) {
 	}
 }
 
-// paceConnection ends the request without an answer if its connection is over the limit, and too many
-// such connections are open or its caller gets too many refusals. A tool call is then only counted.
+// paceConnection ends the request without an answer if its connection is over the limit, and too
+// many such connections are open or its caller gets too many refusals. A tool call is then only
+// counted.
 func (s *Server) paceConnection(r *http.Request, rt route, p caller.Principal, err error) {
 	e, over := errors.AsType[*httpguard.ConnectionError](err)
 	if !over || !e.Drop && s.opts.Refusals.Allow(p) {

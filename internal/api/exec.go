@@ -94,8 +94,8 @@ func sendWhole(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 }
 
 // holdKept charges the output that a stream sends from memory: that of an earlier request with the
-// same key. The caller must call sent when it has been sent. err is the error of the command, and is
-// returned.
+// same key. The caller must call sent when it has been sent. err is the error of the command, and
+// is returned.
 func holdKept(w http.ResponseWriter, res v1.ExecResult, err error) (sent func(), _ error) {
 	a, ok := w.(*answer)
 	n := int64(len(res.Stdout) + len(res.Stderr))

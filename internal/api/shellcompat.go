@@ -103,8 +103,8 @@ func (r shellRequest) timeout() (time.Duration, error) {
 		Message: fmt.Sprintf("is %v and must be over 0 and at most %v seconds", *r.Timeout, maxShellTimeout.Seconds())}
 }
 
-// shellRefusal answers an error in the form that the clients know, at the pace of refusals. They are
-// anonymous, so the message reveals nothing about the host.
+// shellRefusal answers an error in the form that the clients know, at the pace of refusals. They
+// are anonymous, so the message reveals nothing about the host.
 func (s *Server) shellRefusal(w http.ResponseWriter, p caller.Principal, err error) error {
 	if p.Token == "" { // see holder
 		p = caller.Principal{Caller: s.opts.ShellCaller}

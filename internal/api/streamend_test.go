@@ -28,8 +28,8 @@ func (w *lateWriter) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// A panic in a streamed command ends the heartbeat. It would otherwise use a writer that net/http has
-// taken back, and end the process.
+// A panic in a streamed command ends the heartbeat. It would otherwise use a writer that net/http
+// has taken back, and end the process.
 func TestPanicEndsHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &lateWriter{ResponseRecorder: httptest.NewRecorder()}
@@ -51,7 +51,8 @@ func TestPanicEndsHeartbeat(t *testing.T) {
 	})
 }
 
-// Streamed calls that a quota refuses, and commands of POST /shell, are delayed like other refusals.
+// Streamed calls that a quota refuses, and commands of POST /shell, are delayed like other
+// refusals.
 func TestStreamedAndShellRefusalsArePaced(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)

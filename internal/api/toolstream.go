@@ -15,8 +15,8 @@ import (
 )
 
 // maxPending bounds the output that waits for a client, in bytes. Each piece counts pieceCost more.
-// Output that arrives while the queue, or the caller's budget for answers, is full is left out of the
-// stream; the result still has it.
+// Output that arrives while the queue, or the caller's budget for answers, is full is left out of
+// the stream; the result still has it.
 const (
 	maxPending = 1 << 20
 	pieceCost  = 256

@@ -24,8 +24,8 @@ func fill(t *testing.T, s *Server, who string) {
 	}
 }
 
-// The answer to a request that was carried out is dropped if its caller has not read earlier ones. It
-// takes no room from other callers.
+// The answer to a request that was carried out is dropped if its caller has not read earlier ones.
+// It takes no room from other callers.
 func TestAnswerOverBudgetIsDropped(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
@@ -75,7 +75,8 @@ func TestUnreadAnswersDoNotRefuseOperators(t *testing.T) {
 	}
 }
 
-// The events of a streamed call are charged until they are sent. Over the budget, output is left out.
+// The events of a streamed call are charged until they are sent. Over the budget, output is left
+// out.
 func TestStreamedCallIsCharged(t *testing.T) {
 	b := httpguard.NewAnswerBudget()
 	ann := caller.Principal{Caller: "ann"}

@@ -85,7 +85,8 @@ func (s *service) approve(tb testing.TB, q v1.Approval, a v1.ApprovalAnswer) {
 	}
 }
 
-// failApproved starts a call, gives the answer to its approval request and returns the call's error.
+// failApproved starts a call, gives the answer to its approval request and returns the call's
+// error.
 func (s *service) failApproved(tb testing.TB, p caller.Principal, r v1.ToolCall, a v1.ApprovalAnswer) error {
 	tb.Helper()
 	asked, failed := make(chan v1.Approval, 1), make(chan error, 1)

@@ -20,8 +20,8 @@ const bridgeDial = 10 * time.Second
 
 // Bridge is the guest's end of a mux. It serves the host's session on stdin and stdout. For each
 // stream it calls dial, and copies both ways until the host closes the stream. The connections of
-// dial should have CloseWrite. It returns nil when the host hangs up, the cause of ctx when ctx ends,
-// and otherwise the transport error. It closes stdin and stdout if they can be closed.
+// dial should have CloseWrite. It returns nil when the host hangs up, the cause of ctx when ctx
+// ends, and otherwise the transport error. It closes stdin and stdout if they can be closed.
 //
 // A read or write that not even Close interrupts (a terminal, a file in blocking mode) is abandoned
 // with its goroutine: the process should exit after Bridge returns.
@@ -93,10 +93,10 @@ func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Con
 	}
 }
 
-// join copies between a stream and a connection of the guest, until the host closes the stream. Each
-// side may end its direction and continue to read. If the guest has finished writing, the stream is
-// closed after all its data was sent. What the host still writes goes to the guest, or is dropped if
-// the guest no longer reads, so that the host never waits for a window update.
+// join copies between a stream and a connection of the guest, until the host closes the stream.
+// Each side may end its direction and continue to read. If the guest has finished writing, the
+// stream is closed after all its data was sent. What the host still writes goes to the guest, or is
+// dropped if the guest no longer reads, so that the host never waits for a window update.
 func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.Conn, error), pool *relay.Pool) {
 	past := time.Unix(1, 0)
 	defer func() { _ = s.Close() }()

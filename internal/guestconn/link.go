@@ -10,8 +10,8 @@
 //   - Stdio: if the host can only exec into the container, a process inside ([Bridge]) carries a
 //     yamux session over its stdin and stdout, and the host opens streams on it ([NewMux]).
 //
-// Streams of both transports are net.Conn with deadlines and CloseWrite. Either side can end its own
-// direction alone. The guest sees the end of a local stream at once, and that of a muxed stream
+// Streams of both transports are net.Conn with deadlines and CloseWrite. Either side can end its
+// own direction alone. The guest sees the end of a local stream at once, and that of a muxed stream
 // after the data before it. Close ends both directions; data written before is still delivered.
 //
 // The package does not check who may open a stream and does not retry. A broken transport is an

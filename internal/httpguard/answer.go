@@ -85,9 +85,9 @@ func (a *Answer) Account() *Account {
 }
 
 // Send sends p as the whole body of the answer. Its bytes count against the caller's budget until
-// the client has accepted them. Over the budget, Send sends nothing and returns a *BodyError. If the
-// request may have changed something, that error is of class FailedPrecondition and says that the
-// answer was dropped. The client must accept the answer at sendRate, after the stall time.
+// the client has accepted them. Over the budget, Send sends nothing and returns a *BodyError. If
+// the request may have changed something, that error is of class FailedPrecondition and says that
+// the answer was dropped. The client must accept the answer at sendRate, after the stall time.
 func (a *Answer) Send(status int, form string, p []byte) error {
 	held := a.Account()
 	if err := held.Charge(int64(len(p))); err != nil {

@@ -190,8 +190,8 @@ func (b *Body) Release() {
 	b.charged = 0
 }
 
-// Detach returns a function that returns the body's memory to the budget, in place of Release. It is
-// for bodies that are in memory after the handler returned.
+// Detach returns a function that returns the body's memory to the budget, in place of Release. It
+// is for bodies that are in memory after the handler returned.
 func (b *Body) Detach() (release func()) {
 	n := b.charged
 	b.charged = 0

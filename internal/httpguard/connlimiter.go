@@ -371,8 +371,8 @@ func (l *ConnLimiter) closeAt(c *limitedConn, at time.Time) {
 }
 
 // admitOver reports whether a connection over a limit gets an answer, and counts it until it is
-// closed. An answer may be delayed and read slowly, so the number of such connections is bounded too.
-// The caller holds the lock.
+// closed. An answer may be delayed and read slowly, so the number of such connections is bounded
+// too. The caller holds the lock.
 func (l *ConnLimiter) admitOver(c *limitedConn) bool {
 	if c.holder.over >= maxOver || l.over >= max(maxOver, l.bounds.Anonymous/2) {
 		return false

@@ -50,8 +50,8 @@ func (l *requestLimiter) enter(p caller.Principal, most int) (leave func(), err 
 }
 
 // limit handles a request within the caller's limit, and delays the answer if it is refused. A tool
-// call over the limit is recorded. Requests over the limit hold no goroutine while they are delayed:
-// the delay is at the end of their POST.
+// call over the limit is recorded. Requests over the limit hold no goroutine while they are
+// delayed: the delay is at the end of their POST.
 func (s *Server) limit(
 	ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request,
 ) (mcp.Result, error) {

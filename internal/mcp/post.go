@@ -128,8 +128,8 @@ func (p *post) leave() {
 	p.check()
 }
 
-// check calls the functions of over if the post is over. It does not wait for requests that have not
-// begun when the post is canceled: they end as soon as they begin.
+// check calls the functions of over if the post is over. It does not wait for requests that have
+// not begun when the post is canceled: they end as soon as they begin.
 func (p *post) check() {
 	p.mu.Lock()
 	var call []func()

@@ -91,8 +91,8 @@ func TestLostRequestIsForgottenWhenItsCallsEnd(t *testing.T) {
 	eventually(t, "the end of the request", func() bool { return lost() == 0 })
 }
 
-// Neither a client that loses more requests, nor one that resumes another stream, extends the time of
-// a lost request.
+// Neither a client that loses more requests, nor one that resumes another stream, extends the time
+// of a lost request.
 func TestLostRequestsHaveTheirOwnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const in = 5 * time.Second
@@ -156,8 +156,8 @@ func (r *refusals) take() []int {
 	return n
 }
 
-// The refused requests of a batch are delayed together, so that they hold no goroutine each, whether
-// the client stays or leaves.
+// The refused requests of a batch are delayed together, so that they hold no goroutine each,
+// whether the client stays or leaves.
 func TestRequestsOverLimitAreDelayedTogether(t *testing.T) {
 	f := newFake()
 	var r refusals
