@@ -13,7 +13,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -417,6 +416,18 @@ func (s *Server) identify(r *http.Request) (caller.Principal, error) {
 	return p, nil
 }
 
+// wholeBody is a body in memory. Bytes returns all of it.
+type wholeBody struct {
+	*bytes.Reader
+	raw []byte
+}
+
+// Bytes returns the whole body, which must not be changed.
+func (b wholeBody) Bytes() []byte { return b.raw }
+
+// Close implements io.Closer.
+func (b wholeBody) Close() error { return nil }
+
 // serveMCP forwards a request of the Model Context Protocol, which answers errors in its own form.
 // A body that is refused may be a tool call, so it is recorded as one.
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -427,7 +438,7 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, p caller.Princ
 			p.Via = "mcp"
 			return s.refuseCall(r, p, mcpCall, nil, err)
 		}
-		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
+		r.Body, r.ContentLength = wholeBody{bytes.NewReader(raw), raw}, int64(len(raw))
 		over = in.Detach()
 	}
 	s.opts.MCP.Serve(w, r, p, over)

@@ -1,14 +1,17 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
@@ -21,6 +24,9 @@ const (
 	drainTime     = 5 * time.Second
 	drainHandOver = time.Second
 )
+
+// escapedPiece is how many bytes of output are encoded as JSON at once.
+const escapedPiece = 32 << 10
 
 // runFunc runs a command with the given streams.
 type runFunc func(st core.Stream) (v1.ExecResult, error)
@@ -90,12 +96,79 @@ func sendWhole(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, res)
+	sent, err := holdKept(w, res, nil)
+	if err != nil {
+		return err
+	}
+	defer sent()
+	return replyExec(w, res)
 }
 
-// holdKept charges the output that a stream sends from memory: that of an earlier request with the
-// same key. The caller must call sent when it has been sent. err is the error of the command, and
-// is returned.
+// replyExec sends a result as JSON. It encodes the output piece by piece: as JSON, output can take
+// six times its memory.
+func replyExec(w http.ResponseWriter, res v1.ExecResult) error {
+	output := []string{res.Stdout, res.Stderr}
+	res.Stdout, res.Stderr = "", ""
+	b, err := json.Marshal(res)
+	if err != nil {
+		return err
+	}
+	n := byteCounter(len(b))
+	for _, s := range output {
+		if err := writeEscaped(&n, s); err != nil {
+			return err
+		}
+	}
+	if a, ok := w.(*answer); ok {
+		a.Expect(int64(n))
+	}
+	w.Header().Set("Content-Type", formJSON)
+	w.Header().Set("Content-Length", strconv.Itoa(int(n)))         // the client may send input until it has all
+	for i, empty := range []string{`"stdout":""`, `"stderr":""`} { // no string contains an unescaped quote
+		at := bytes.Index(b, []byte(empty)) + len(empty) - 1
+		if _, err := w.Write(b[:at]); err != nil {
+			return err
+		}
+		b = b[at:]
+		if err := writeEscaped(w, output[i]); err != nil {
+			return err
+		}
+	}
+	_, err = w.Write(b)
+	return err
+}
+
+// byteCounter counts the bytes that are written.
+type byteCounter int
+
+// Write implements io.Writer.
+func (n *byteCounter) Write(p []byte) (int, error) {
+	*n += byteCounter(len(p))
+	return len(p), nil
+}
+
+// writeEscaped writes s as the inner part of a JSON string.
+func writeEscaped(w io.Writer, s string) error {
+	for s != "" {
+		n := min(len(s), escapedPiece)
+		if n < len(s) {
+			n -= incompleteSuffix([]byte(s[n-utf8.UTFMax : n]))
+		}
+		b, err := json.Marshal(s[:n])
+		if err != nil {
+			return err
+		}
+		if _, err := w.Write(b[1 : len(b)-1]); err != nil {
+			return err
+		}
+		s = s[n:]
+	}
+	return nil
+}
+
+// holdKept charges the output that an answer sends from memory. Of a stream, that is the output of
+// an earlier request with the same key. The caller must call sent when it has been sent. err is the
+// error of the command, and is returned.
 func holdKept(w http.ResponseWriter, res v1.ExecResult, err error) (sent func(), _ error) {
 	a, ok := w.(*answer)
 	n := int64(len(res.Stdout) + len(res.Stderr))

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -43,8 +44,13 @@ func TestAnswerOverBudgetIsDropped(t *testing.T) {
 	}
 	got := ask(t, srv, "POST", "/v1/run", `{"argv":["echo","hi"]}`, auth...)
 	problemIs(t, got, http.StatusConflict, "failed_precondition", "")
+	if !strings.Contains(got.body, "the command has run") {
+		t.Errorf("run over the budget is answered %s, want that the command has run", got.body)
+	}
+	got = ask(t, srv, "POST", "/v1/policy/check", `{"command":"ls"}`, auth...)
+	problemIs(t, got, http.StatusConflict, "failed_precondition", "")
 	if !strings.Contains(got.body, "carried out") {
-		t.Errorf("run over the budget is answered %s, want that it was carried out", got.body)
+		t.Errorf("request over the budget is answered %s, want that it was carried out", got.body)
 	}
 	if now, _, _ := s.answers.Held(); now != held {
 		t.Errorf("%d bytes are charged after dropped answers, want %d", now, held)
@@ -202,4 +208,37 @@ func TestMCPBodyIsChargedUntilItsCallsEnd(t *testing.T) {
 	if held, _, _ := s.bodies.Held(); held != 0 {
 		t.Errorf("%d bytes are charged after the call, want 0", held)
 	}
+}
+
+// An answer with output is encoded in pieces, and is the same JSON as in one piece.
+func TestExecAnswerIsEncodedInPieces(t *testing.T) {
+	want := v1.ExecResult{
+		ID: `"stdout":""`, Ending: "exited", Stdout: strings.Repeat("<", 3*escapedPiece),
+		Stderr: "x" + strings.Repeat("€\n\"\xff", escapedPiece),
+	}
+	one, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &widest{ResponseRecorder: httptest.NewRecorder()}
+	if err := replyExec(w, want); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(w.Body.Bytes(), one) || w.Header().Get("Content-Length") != strconv.Itoa(len(one)) {
+		t.Errorf("the answer differs from the result as JSON, or its header %v is wrong", w.Header())
+	}
+	if most := 6*escapedPiece + 2; w.most > most {
+		t.Errorf("a piece has %d bytes, want at most %d", w.most, most)
+	}
+}
+
+// widest records the size of the largest write.
+type widest struct {
+	*httptest.ResponseRecorder
+	most int
+}
+
+func (w *widest) Write(p []byte) (int, error) {
+	w.most = max(w.most, len(p))
+	return w.ResponseRecorder.Write(p)
 }

@@ -75,6 +75,11 @@ func (a *Answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
+// Expect bounds the time in which the client must accept the whole answer, which has n bytes.
+func (a *Answer) Expect(n int64) {
+	a.end = time.Now().Add(a.stall + time.Duration(n)*time.Second/sendRate)
+}
+
 // Account returns an account for what the request holds until the client has accepted it. It is nil
 // without a budget.
 func (a *Answer) Account() *Account {
@@ -97,7 +102,7 @@ func (a *Answer) Send(status int, form string, p []byte) error {
 		return Dropped("the request was carried out, but its answer")
 	}
 	defer held.Close()
-	a.end = time.Now().Add(a.stall + time.Duration(len(p))*time.Second/sendRate)
+	a.Expect(int64(len(p)))
 	a.Header().Set("Content-Type", form)
 	a.Header().Set("Content-Length", strconv.Itoa(len(p)))
 	a.WriteHeader(status)

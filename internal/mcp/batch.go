@@ -27,40 +27,59 @@ type messages struct {
 // checkMessages returns an error for a batch with too many messages, and for a large message that
 // is not a tool call. It reads batches and large bodies completely, and the leading space of any
 // other body. Afterwards r's body can be read from its start.
+//
+// A body with a method Bytes, which returns all of it, is not copied.
 func checkMessages(r *http.Request) (m messages, err error) {
+	var src io.Reader = r.Body
+	if in, ok := r.Body.(*intake); ok {
+		src = in.ReadCloser
+	}
+	held, isHeld := src.(interface{ Bytes() []byte })
+	var whole []byte
 	body := bufio.NewReader(r.Body)
-	r.Body = readCloser{body, r.Body}
+	if isHeld {
+		whole = held.Bytes()
+		body = bufio.NewReader(bytes.NewReader(whole))
+	} else {
+		r.Body = readCloser{body, r.Body}
+	}
 	first, err := firstByte(body)
 	batch := first == '['
 	if err != nil || !batch && r.ContentLength >= 0 && r.ContentLength <= maxHead {
 		return messages{requests: 1}, nil //nolint:nilerr // the library reports the error
 	}
-	whole, err := io.ReadAll(io.LimitReader(body, maxMessage+1))
-	if err != nil {
-		return m, fmt.Errorf("read the body: %w", err)
+	if !isHeld {
+		if whole, err = io.ReadAll(io.LimitReader(body, maxMessage+1)); err != nil {
+			return m, fmt.Errorf("read the body: %w", err)
+		}
+		r.Body = readCloser{io.MultiReader(bytes.NewReader(whole), body), r.Body}
 	}
-	r.Body = readCloser{io.MultiReader(bytes.NewReader(whole), body), r.Body}
 	m.read = true
+	return m, m.addAll(whole, batch)
+}
+
+// addAll counts the messages of a body.
+func (m *messages) addAll(whole []byte, batch bool) error {
 	if !batch {
-		return m, m.add(whole)
+		return m.add(whole)
 	}
 	d := json.NewDecoder(bytes.NewReader(whole))
 	if _, err := d.Token(); err != nil {
-		return m, nil //nolint:nilerr // the library reports the error
+		return nil //nolint:nilerr // the library reports the error
 	}
 	for n := 0; d.More(); n++ {
 		if n == maxBatch {
-			return m, fmt.Errorf("the batch has over %d messages: send them one by one", maxBatch)
+			return fmt.Errorf("the batch has over %d messages: send them one by one", maxBatch)
 		}
 		var raw json.RawMessage
 		if err := d.Decode(&raw); err != nil {
-			return m, nil //nolint:nilerr // the library reports the error
+			return nil //nolint:nilerr // the library reports the error
 		}
 		if err := m.add(raw); err != nil {
-			return m, err
+			return err
 		}
 	}
-	return m, nil
+	return nil
 }
 
 // firstByte skips white space and returns the next byte without reading it.
