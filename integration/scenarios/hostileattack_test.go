@@ -87,7 +87,8 @@ type attack struct {
 	all    sync.WaitGroup
 
 	mu     sync.Mutex
-	counts map[string]map[int]int // answers by kind and status
+	counts map[string]map[int]int   // answers by kind and status
+	begun  map[string]chan struct{} // by kind; closed by the first answer with status 200
 }
 
 func newAttack(socket, secret string) *attack {
@@ -97,6 +98,8 @@ func newAttack(socket, secret string) *attack {
 	}
 	return &attack{
 		socket: socket, secret: secret, ctx: ctx, cancel: cancel, counts: map[string]map[int]int{},
+		begun: map[string]chan struct{}{"leave": make(chan struct{}), "unread answer": make(chan struct{}),
+			"unread events": make(chan struct{})},
 		http: &http.Client{Transport: &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 16}},
 	}
 }
@@ -126,7 +129,24 @@ func (a *attack) begin() {
 		)
 	})
 	a.repeat("credentials", 2, a.wrongCredentials())
-	a.repeat("batch", 2, a.batch)
+	a.repeat("batch", 1, func() (int, error) { return a.batch(64) })
+	a.repeat("long batch", 1, func() (int, error) { return a.batch(200) })
+	a.repeat("leave", 1, a.leave)
+	a.repeat("unread answer", 2, func() (int, error) { return a.unread("/exec", unreadExec) })
+	a.repeat("unread events", 2, a.unreadEvents)
+	a.all.Go(func() {
+		for _, begun := range a.begun {
+			select {
+			case <-begun:
+			case <-a.ctx.Done():
+			}
+		}
+		a.holdAll()
+	})
+}
+
+// holdAll holds bodies and streams. Afterwards the caller's requests with a body are mostly refused.
+func (a *attack) holdAll() {
 	const body = 32<<20 - 1
 	a.repeat("body", 60, func() (int, error) {
 		return a.hold(
@@ -181,16 +201,36 @@ func (a *attack) count(kind string, status int) {
 		a.counts[kind] = map[int]int{}
 	}
 	a.counts[kind][status]++
+	if begun := a.begun[kind]; begun != nil && status == http.StatusOK && a.counts[kind][status] == 1 {
+		close(begun)
+	}
 }
 
-// checkAnswers fails unless every kind of attack was answered, and none with an error of the
-// service. counts has the number of answers by kind and status.
+// expectedAnswers has statuses that each kind of attack must be answered with at least once.
+var expectedAnswers = map[string][]int{
+	"lease":         {http.StatusCreated, http.StatusTooManyRequests},
+	"variables":     {http.StatusBadRequest},
+	"refused":       {http.StatusNotFound},
+	"credentials":   {http.StatusUnauthorized},
+	"batch":         {http.StatusOK},
+	"long batch":    {http.StatusBadRequest},
+	"leave":         {http.StatusOK},
+	"unread answer": {http.StatusOK},
+	"unread events": {http.StatusOK},
+	"body":          {http.StatusTooManyRequests},
+	"stream":        {http.StatusOK, http.StatusTooManyRequests},
+}
+
+// checkAnswers fails unless every kind of attack got the answers that it must, and none an error of
+// the service. counts has the number of answers by kind and status.
 func checkAnswers(t *testing.T, counts map[string]map[int]int) {
 	t.Helper()
-	for _, kind := range []string{"lease", "variables", "refused", "credentials", "batch", "body", "stream"} {
+	for kind, want := range expectedAnswers {
 		t.Logf("attack %s: answers by status %v", kind, counts[kind])
-		if len(counts[kind]) == 0 {
-			t.Errorf("attack %s was never answered", kind)
+		for _, status := range want {
+			if counts[kind][status] == 0 {
+				t.Errorf("attack %s was never answered with status %d", kind, status)
+			}
 		}
 		for status, n := range counts[kind] {
 			if status >= 500 {
@@ -266,39 +306,6 @@ func (a *attack) wrongCredentials() func() (int, error) {
 			return 0, a.ctx.Err()
 		}
 	}
-}
-
-// batch begins a session of the Model Context Protocol and sends a batch of 200 calls in it.
-func (a *attack) batch() (int, error) {
-	header := []string{"Authorization", "Bearer " + a.secret, "Accept", "application/json, text/event-stream"}
-	begin := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-03-26",` +
-		`"capabilities":{},"clientInfo":{"name":"mallory","version":"1"}}}`
-	res, err := a.send("POST", "/mcp", []byte(begin), header...)
-	if err != nil {
-		return 0, err
-	}
-	if res.StatusCode != http.StatusOK {
-		return res.StatusCode, nil
-	}
-	var calls []string
-	for i := range 200 {
-		calls = append(
-			calls,
-			fmt.Sprintf(
-				`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"no_such","arguments":{"command":"true"}}}`,
-				i+2,
-			),
-		)
-	}
-	res, err = a.send(
-		"POST",
-		"/mcp",
-		[]byte("["+strings.Join(calls, ",")+"]"),
-		append(header, "Mcp-Session-Id", res.Header.Get("Mcp-Session-Id"))...)
-	if err != nil {
-		return 0, err
-	}
-	return res.StatusCode, nil
 }
 
 // hold sends a request's head and as many bytes of its body, and reads the answer until the service
