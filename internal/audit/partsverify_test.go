@@ -168,7 +168,7 @@ func TestVerifyDuringPartRemoval(t *testing.T) {
 	}
 	w.log.store = &vanishing{Store: w.db, remove: remove}
 	if r := w.verify(""); !r.OK || states(r) != "1:removed:1-3 2:open:4-5" {
-		t.Errorf("%s, parts %s", problemKinds(r), states(r))
+		t.Errorf("problems %+v, parts %s; want none, and part 1 removed", r.Problems, states(r))
 	}
 	w.log.store = w.db
 }
