@@ -218,8 +218,11 @@ func (g *Gate) decide(ctx context.Context, row store.Approval, grants []store.Gr
 // class Unavailable if the gate stops.
 func (g *Gate) Wait(ctx context.Context, id string) (Request, error) {
 	e, r, err := g.lookup(ctx, id)
-	if err != nil || e == nil {
+	if err != nil {
 		return r, err
+	}
+	if e == nil {
+		return decided(r)
 	}
 	select {
 	case <-e.done:
@@ -229,7 +232,20 @@ func (g *Gate) Wait(ctx context.Context, id string) (Request, error) {
 		return r, usererror.Errorf(errdefs.ErrUnavailable,
 			"the service is stopping: approval %s stays pending: retry with the same key", id)
 	}
-	return g.Get(ctx, id)
+	if r, err = g.Get(ctx, id); err != nil {
+		return r, err
+	}
+	return decided(r)
+}
+
+// decided returns a request that g.pending does not hold. A request that failed to be recorded can
+// still have a pending row: that is an error, not a decision.
+func decided(r Request) (Request, error) {
+	if r.State == Pending {
+		return r, usererror.Errorf(errdefs.ErrUnavailable,
+			"approval %s was not recorded completely: call again with a new key", r.ID)
+	}
+	return r, nil
 }
 
 // Use marks an approved request as used, before its call runs. A request can be used once: a second

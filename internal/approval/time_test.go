@@ -119,3 +119,20 @@ func TestOldRequestsAreDeleted(t *testing.T) {
 		}
 	})
 }
+
+// TestWaitForUnknownPendingRowFails waits for a row that the gate does not hold, as after a failure
+// to record it. That is no decision.
+func TestWaitForUnknownPendingRowFails(t *testing.T) {
+	w := newWorld(t, Options{})
+	row := store.Approval{ID: "a", State: string(Pending), Caller: "ann", Key: "k", Hash: "hash-k", Questions: "{}",
+		Created: noon, Expires: noon.Add(time.Minute)}
+	if _, _, err := w.store.Approvals().InsertApproval(t.Context(), row); err != nil {
+		t.Fatal(err)
+	}
+	d := w.want(t, call("k", prompts(t)), OutcomeAsked)
+	if r, err := w.Wait(t.Context(), d.Request.ID); !errdefs.IsUnavailable(err) {
+		t.Errorf("Wait = %+v, %v; want Unavailable", r, err)
+	}
+	w.clock = noon.Add(time.Hour)
+	w.want(t, call("k", prompts(t)), OutcomeDenied)
+}
