@@ -168,14 +168,9 @@ func (c *compiled) compileBudget() (field string, err error) {
 	return "", nil
 }
 
-// Find returns the first rule that matches the tool and whose condition holds. A condition that
+// find returns the first rule that matches the tool and whose condition holds. A condition that
 // cannot be evaluated holds for rules that deny or prompt, but not for rules that approve. A budget
 // rule with such a condition is returned as one that denies.
-func (r *Rules) Find(ctx context.Context, tool string, input map[string]any, call CallFacts) (Rule, bool) {
-	c, ok := r.find(ctx, tool, input, call)
-	return c.Rule, ok
-}
-
 func (r *Rules) find(ctx context.Context, tool string, input map[string]any, call CallFacts) (compiled, bool) {
 	if r == nil {
 		return compiled{}, false

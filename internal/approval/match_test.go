@@ -72,13 +72,13 @@ func TestFindReturnsFirstMatch(t *testing.T) {
 		{"fs.read", nil, CallFacts{}, "fs"},
 		{"bash", nil, CallFacts{}, ""},
 	} {
-		got, ok := r.Find(t.Context(), c.tool, map[string]any{"amount": c.amount}, c.facts)
+		got, ok := r.find(t.Context(), c.tool, map[string]any{"amount": c.amount}, c.facts)
 		if got.ID != c.rule || ok != (c.rule != "") {
-			t.Errorf("Find for %+v = %q", c, got.ID)
+			t.Errorf("find for %+v = %q", c, got.ID)
 		}
 	}
 	var none *Rules
-	if _, ok := none.Find(t.Context(), "bash", nil, CallFacts{}); ok {
+	if _, ok := none.find(t.Context(), "bash", nil, CallFacts{}); ok {
 		t.Error("no rules, and one was found")
 	}
 }
@@ -95,9 +95,9 @@ func TestFailingConditionFailsClosed(t *testing.T) {
 		{Rule{Tool: "*", Action: Budget, Limit: 1, Period: Daily, When: "input.nope"}, true, Deny},
 		{Rule{Tool: "*", Action: Prompt, When: "input"}, true, Prompt}, // not a bool
 	} {
-		got, ok := rules(t, c.rule).Find(t.Context(), "bash", nil, CallFacts{})
+		got, ok := rules(t, c.rule).find(t.Context(), "bash", nil, CallFacts{})
 		if ok != c.found || got.Action != c.want {
-			t.Errorf("Find for %+v = %v, %v", c.rule, ok, got)
+			t.Errorf("find for %+v = %v, %v", c.rule, ok, got)
 		}
 		if ok && !strings.Contains(got.Message, "could not be evaluated") {
 			t.Errorf("%+v: message %q", c.rule, got.Message)
@@ -114,7 +114,7 @@ func BenchmarkFindAmongTwentyRules(b *testing.B) {
 	in := map[string]any{"command": "git push"}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, ok := r.Find(b.Context(), "bash", in, CallFacts{Caller: "a"}); !ok {
+		if _, ok := r.find(b.Context(), "bash", in, CallFacts{Caller: "a"}); !ok {
 			b.Fatal("not found")
 		}
 	}
