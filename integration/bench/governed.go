@@ -104,7 +104,7 @@ func (b *bench) audit(ctx context.Context) (err error) {
 		return err
 	}
 	one, err := timed(b.n(500), func(i int) error {
-		e, err := l.Begin(ctx,
+		e, err := openCall(ctx, l,
 			audit.Record{Call: fmt.Sprint("one-", i), Caller: "bench", Action: "system.bash", Input: input})
 		if err != nil {
 			return err
@@ -115,6 +115,15 @@ func (b *bench) audit(ctx context.Context) (err error) {
 	return err
 }
 
+// openCall opens the record of a call and waits until it is written.
+func openCall(ctx context.Context, l *audit.Log, r audit.Record) (*audit.Entry, error) {
+	e, err := l.Start(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return e, e.Opened(ctx)
+}
+
 // auditThroughput measures how fast many callers write records, and how fast these are verified.
 func (b *bench) auditThroughput(ctx context.Context, l *audit.Log, input json.RawMessage) error {
 	const writers = 16
@@ -122,7 +131,7 @@ func (b *bench) auditThroughput(ctx context.Context, l *audit.Log, input json.Ra
 	code := 0
 	began := time.Now()
 	_, err := together(writers, calls, func(i int) error {
-		e, err := l.Begin(ctx, audit.Record{
+		e, err := openCall(ctx, l, audit.Record{
 			Call:    fmt.Sprint("call-", i),
 			Caller:  "bench",
 			Profile: "phase2",

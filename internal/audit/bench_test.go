@@ -18,7 +18,7 @@ var typical = Record{
 	Workspace: "w-01", Image: "sha256:0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1",
 }
 
-// BenchmarkSequentialCalls makes one call after another. It measures Begin.
+// BenchmarkSequentialCalls makes one call after another. It measures begin.
 func BenchmarkSequentialCalls(b *testing.B) {
 	w := newWorld(b)
 	var took []time.Duration
@@ -26,7 +26,7 @@ func BenchmarkSequentialCalls(b *testing.B) {
 		r := typical
 		r.Call = fmt.Sprint("c", i)
 		start := time.Now()
-		e, err := w.log.Begin(b.Context(), r)
+		e, err := begin(b.Context(), w.log, r)
 		took = append(took, time.Since(start))
 		if err != nil {
 			b.Fatal(err)
@@ -49,7 +49,7 @@ func BenchmarkConcurrentCalls(b *testing.B) {
 		for pb.Next() {
 			r := typical
 			r.Call = fmt.Sprint("c", n.Add(1))
-			e, err := w.log.Begin(b.Context(), r)
+			e, err := begin(b.Context(), w.log, r)
 			if err != nil {
 				b.Error(err)
 				return

@@ -43,7 +43,7 @@ func TestKilledRotationsChild(*testing.T) {
 		l, err = Open(ctx, Options{Store: db, Head: filepath.Join(dir, HeadFile), Retention: r, Now: now.now})
 	}
 	if err == nil {
-		_, err = l.Begin(ctx, Record{Call: "open", Caller: "ann", Action: "system.bash"})
+		_, err = begin(ctx, l, Record{Call: "open", Caller: "ann", Action: "system.bash"})
 	}
 	for err == nil {
 		now.advance(partAge)

@@ -237,21 +237,8 @@ func (l *Log) recordRecovery(ctx context.Context, mismatch *Problem) error {
 	return l.Flush(ctx)
 }
 
-// Begin records that a call is about to run, as a record of kind KindOpen. It returns when the
-// record is durable. The call must not run without it. If ctx ends before the record is written,
-// nothing is recorded.
-func (l *Log) Begin(ctx context.Context, r Record) (*Entry, error) {
-	e, err := l.Start(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	if err := e.Opened(ctx); err != nil {
-		return nil, err
-	}
-	return e, nil
-}
-
-// Start is Begin without the wait. The call must not run before Opened returns nil.
+// Start records that a call is about to run, as a record of kind KindOpen. It does not wait for the
+// record to be written. The call must not run before Opened returns nil.
 func (l *Log) Start(ctx context.Context, r Record) (*Entry, error) {
 	if r.Call == "" {
 		return nil, fmt.Errorf("audit: call has no id: %w", errdefs.ErrInvalidArgument)

@@ -80,9 +80,18 @@ func (w *world) flush() {
 	}
 }
 
+// begin starts a call and waits until it is recorded.
+func begin(ctx context.Context, l *Log, r Record) (*Entry, error) {
+	e, err := l.Start(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return e, e.Opened(ctx)
+}
+
 func (w *world) begin(id string) *Entry {
 	w.t.Helper()
-	e, err := w.log.Begin(w.t.Context(), Record{Call: id, Caller: "ann", Action: "system.bash", Trust: 2,
+	e, err := begin(w.t.Context(), w.log, Record{Call: id, Caller: "ann", Action: "system.bash", Trust: 2,
 		Input: json.RawMessage(`{"command":"ls"}`)})
 	if err != nil {
 		w.t.Fatal(err)
@@ -178,7 +187,7 @@ func TestFiltersMatchCloseRecords(t *testing.T) {
 	ends := []Record{{Verdict: "allow", Ending: "exit", Sandbox: "b1"}, {Verdict: "deny", Ending: "refused"},
 		{Verdict: "allow", Ending: "timeout", Sandbox: "b2"}}
 	for i, end := range ends {
-		e, err := w.log.Begin(t.Context(), Record{Call: fmt.Sprint("c", i), Caller: []string{"ann", "bob", "ann"}[i],
+		e, err := begin(t.Context(), w.log, Record{Call: fmt.Sprint("c", i), Caller: []string{"ann", "bob", "ann"}[i],
 			Action: []string{"system.bash", "fs.read", "fs.read"}[i]})
 		if err != nil {
 			t.Fatal(err)
@@ -258,7 +267,7 @@ func TestConcurrentCallsKeepOrder(t *testing.T) {
 	for i := range callers {
 		wg.Go(func() {
 			for j := range calls {
-				e, err := w.log.Begin(t.Context(),
+				e, err := begin(t.Context(), w.log,
 					Record{Call: fmt.Sprintf("c%d-%d", i, j), Caller: fmt.Sprint(i), Action: "a"})
 				if err != nil {
 					t.Error(err)
@@ -326,8 +335,8 @@ func TestBeginFailsWithoutRecord(t *testing.T) {
 	e := w.begin("c1")
 	full := errors.New("database or disk is full")
 	f.set(full)
-	if _, err := w.log.Begin(t.Context(), Record{Call: "c2", Action: "a"}); !errors.Is(err, full) {
-		t.Errorf("Begin: %v", err)
+	if _, err := begin(t.Context(), w.log, Record{Call: "c2", Action: "a"}); !errors.Is(err, full) {
+		t.Errorf("begin: %v", err)
 	}
 	if err := w.log.Event(t.Context(), Record{Action: "a"}); !errors.Is(err, full) {
 		t.Errorf("Event: %v", err)
@@ -348,7 +357,7 @@ func TestBeginFailsWithoutRecord(t *testing.T) {
 func TestBeginFailsOnFullDisk(t *testing.T) {
 	w := newWorld(t)
 	w.sql("CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
-	if _, err := w.log.Begin(t.Context(), Record{Call: "c1", Action: "a"}); !errdefs.IsResourceExhausted(err) {
+	if _, err := begin(t.Context(), w.log, Record{Call: "c1", Action: "a"}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("began on a full disk: %v", err)
 	}
 	w.sql("DROP TRIGGER full")
@@ -364,7 +373,7 @@ func TestBeginFailsWithoutDatabase(t *testing.T) {
 	if err := w.db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.log.Begin(t.Context(), Record{Call: "c1", Action: "a"}); err == nil {
+	if _, err := begin(t.Context(), w.log, Record{Call: "c1", Action: "a"}); err == nil {
 		t.Error("began without a database")
 	}
 }
@@ -402,7 +411,7 @@ func TestBeginEndsWithContext(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := w.log.Begin(ctx, Record{Call: "c1", Action: "a"})
+	_, err := begin(ctx, w.log, Record{Call: "c1", Action: "a"})
 	if got := kinds(w.list(Filter{})); (err == nil) != (got == "1:open:c1") {
 		t.Errorf("%v, and the log has %q", err, got)
 	}
@@ -415,7 +424,7 @@ func TestClosedLogRefusesRecords(t *testing.T) {
 	if err := w.log.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.log.Begin(t.Context(), Record{Call: "c2", Action: "a"}); err == nil {
+	if _, err := begin(t.Context(), w.log, Record{Call: "c2", Action: "a"}); err == nil {
 		t.Error("began")
 	}
 	if err := e.Close(t.Context(), Record{}); err == nil {

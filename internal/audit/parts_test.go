@@ -372,7 +372,7 @@ func TestSharesSurvivePartsAndRestarts(t *testing.T) {
 		t.Errorf("%v, %d bytes, want %d", err, w.log.shares.bytes["ann"], used)
 	}
 	// Operators' records are not charged, and a new day starts at zero.
-	e, err := w.log.Begin(t.Context(), Record{Call: "op", Caller: "ann", Action: "x", Uncharged: true})
+	e, err := begin(t.Context(), w.log, Record{Call: "op", Caller: "ann", Action: "x", Uncharged: true})
 	if err != nil {
 		t.Fatal(err)
 	}
