@@ -1,9 +1,13 @@
 package governed
 
 import (
+	"bytes"
+	"context"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -92,4 +96,18 @@ func TestOutputsAreBoundedAndExpire(t *testing.T) {
 	if _, err := o.read("ann", ids[1], core.OutputRequest{}); err != nil {
 		t.Errorf("a new one: %v", err)
 	}
+}
+
+// TestOutputsSweepFailureIsRetried checks that a failed sweep does not end the service.
+func TestOutputsSweepFailureIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		o := &outputs{dir: "\x00"} // no file system has this name
+		ctx, stop := context.WithTimeout(t.Context(), 2*keptSweep+time.Second)
+		defer stop()
+		o.run(ctx, slog.New(slog.NewTextHandler(&text, nil)))
+		if n := strings.Count(text.String(), "failed to remove old outputs; will retry"); n != 2 {
+			t.Errorf("%d failures are logged, want 2: %s", n, text.String())
+		}
+	})
 }
