@@ -192,6 +192,23 @@ func TestRefusedCallRecordHidesHostErrors(t *testing.T) {
 	}
 }
 
+func TestOperatorRecordHidesHostErrorsFromCaller(t *testing.T) {
+	s := newWorld(t).governed(t)
+	operator := agent // another token of the same caller
+	operator.Operator = true
+	cause := &hostFailure{"open /var/lib/orchestrator/state.db: disk I/O error"}
+	s.Governed.RecordOperator(t.Context(), operator, audit.Record{Action: "token.create"}, nil, cause)
+	for _, c := range []struct {
+		reader caller.Principal
+		want   string
+	}{{agent, "the service could not do this"}, {operator, "service: " + cause.Error()}} {
+		page, err := s.Governed.Audit(t.Context(), c.reader, governed.AuditFilter{Newest: true, Limit: 1})
+		if err != nil || len(page.Items) != 1 || page.Items[0].Error != c.want {
+			t.Errorf("operator %t reads %+v, %v, want the error %q", c.reader.Operator, page.Items, err, c.want)
+		}
+	}
+}
+
 // hostFailure is an error of the host.
 type hostFailure struct{ text string }
 

@@ -34,7 +34,7 @@ func (s *Service) RecordOperator(ctx context.Context, p caller.Principal, r audi
 	}
 	r.Kind, r.Caller, r.Token, r.Via, r.Uncharged = audit.KindEvent, p.Caller, p.Token, p.Via, true
 	if cause != nil {
-		r.Error = cause.Error()
+		r.Error = auditText(cause)
 	}
 	if body, err := json.Marshal(input); err == nil {
 		r.Input = body
