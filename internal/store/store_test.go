@@ -296,3 +296,24 @@ func TestWriteThatHasBegunCompletes(t *testing.T) {
 		t.Errorf("exec with an ended context = %v, want %v", err, context.DeadlineExceeded)
 	}
 }
+
+// TestRevocationThatHasBegunCompletes cancels a revocation while the database runs it.
+func TestRevocationThatHasBegunCompletes(t *testing.T) {
+	s := open(t, t.TempDir())
+	if err := s.InsertToken(t.Context(), Token{ID: "a", Hash: []byte("h"), Caller: "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	const slow = `CREATE TABLE numbers (n INTEGER); CREATE TRIGGER slow AFTER UPDATE ON tokens BEGIN
+		INSERT INTO numbers SELECT n FROM (
+			WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM c WHERE n < 400000) SELECT n FROM c); END`
+	if _, err := s.db.ExecContext(t.Context(), slow); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	got, err := s.RevokeToken(ctx, "a", time.Unix(7, 0))
+	if err != nil || got.Revoked.IsZero() || ctx.Err() == nil {
+		t.Errorf("RevokeToken = %+v, %v with a context that ended with %v, want a revoked token and an ended context",
+			got, err, ctx.Err())
+	}
+}
