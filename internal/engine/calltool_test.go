@@ -33,6 +33,12 @@ tools:
   - {name: fs.list, rate: {max_calls: 1, window_ms: 3600000}}
   - {name: fs.stat, disabled: true}
   - {name: system.run, result: '{"code": r.missing.field}'}
+  - name: put
+    bases: '"fs.write"'
+    input: {type: object, properties: {path: {type: string}, content: {type: string}}}
+    arguments: 'input'
+    effects: []
+    trust: 1
 approvals:
   - {id: few, tool: fs.glob, action: budget, limit: 1, period: monthly}
   - {id: once, tool: system.bash, when: 'input.command.startsWith("rm once")', action: budget, limit: 1, period: monthly}

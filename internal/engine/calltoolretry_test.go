@@ -45,12 +45,14 @@ func TestKeyedCallThatLostItsStreamRunsOnce(t *testing.T) {
 	}
 	g.mu.Unlock()
 	write := v1.ToolCall{Session: "one", Input: json.RawMessage(`{"path": "a", "content": "x"}`)}
-	if got, err := s.Governed.CallTool(t.Context(), withKey("w"), "fs.write", write, governed.Watch{}); err == nil {
-		t.Fatalf("a lost write returned %+v, want an error", got)
-	}
-	got := s.call(t, withKey("w"), "fs.write", write)
-	if got.Ending != "sandbox_lost" || got.Error == nil || writes.Load() != 1 {
-		t.Errorf("the retry returned %+v after %d writes, want sandbox_lost and 1 write", got, writes.Load())
+	for i, name := range []string{"fs.write", "put"} { // put is fs.write, declared without effects
+		if got, err := s.Governed.CallTool(t.Context(), withKey(name), name, write, governed.Watch{}); err == nil {
+			t.Fatalf("a lost write by %s returned %+v, want an error", name, got)
+		}
+		got := s.call(t, withKey(name), name, write)
+		if got.Ending != "sandbox_lost" || got.Error == nil || writes.Load() != int64(i+1) {
+			t.Errorf("the retry of %s returned %+v after %d writes, want sandbox_lost and %d", name, got, writes.Load(), i+1)
+		}
 	}
 	read := v1.ToolCall{Session: "one", Input: json.RawMessage(`{"path": "a"}`)}
 	for range 2 {

@@ -77,8 +77,9 @@ func (t *transaction) run(ctx context.Context, l *scheduler.Lease, scope string)
 	return nil, tool.Outcome{}, fmt.Errorf("tool %s: calls cannot provide what %T needs", t.name, t.ready.Call)
 }
 
-// noteEffect notes that from now on the call may have changed something.
-func (t *transaction) noteEffect() { t.mayHaveRun = !t.tool.ReadOnly() }
+// noteEffect notes that from now on the call may have changed something. The built-in tool decides
+// that: a profile may declare no effects for a tool that writes.
+func (t *transaction) noteEffect() { t.mayHaveRun = !t.shaped.Base.ReadOnly }
 
 // webCall returns the call for a web tool, which sends nothing before it has a sandbox of its own.
 func (t *transaction) webCall(caps tool.Caps) sandboxed.Call {
