@@ -174,7 +174,7 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 	l.last = last
 	mismatch := l.compareHead(last, fresh)
 	if mismatch == nil {
-		l.publishHead(last) // create the file at once
+		l.writeHead(last) // before anybody can verify the log
 	}
 	go l.runWriter(context.WithoutCancel(ctx))
 	go l.writeHeads()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -384,5 +385,15 @@ func (w *world) read(name string) string {
 func (w *world) write(name, text string) {
 	if err := os.WriteFile(w.path(name), []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
+	}
+}
+
+// TestVerifyRightAfterOpen checks that a log that was just opened has its head file, however late
+// its goroutines run.
+func TestVerifyRightAfterOpen(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	w := newWorld(t)
+	if r := w.verify(""); !r.OK {
+		t.Errorf("problems of a new log: %+v", r.Problems)
 	}
 }

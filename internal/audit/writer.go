@@ -213,9 +213,13 @@ func (l *Log) writeHeads() {
 		case <-pause.C:
 		case <-l.stop:
 		}
-		if err := l.head.write(h); err != nil {
-			l.log.Error("failed to write the audit log's head file", "error", err)
-		}
+		l.writeHead(h)
 		pause.Reset(headEvery)
+	}
+}
+
+func (l *Log) writeHead(h head) {
+	if err := l.head.write(h); err != nil {
+		l.log.Error("failed to write the audit log's head file", "error", err)
 	}
 }
