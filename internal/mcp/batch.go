@@ -55,7 +55,8 @@ func checkMessages(r *http.Request) (m messages, err error) {
 		r.Body = readCloser{io.MultiReader(bytes.NewReader(whole), body), r.Body}
 	}
 	m.read = true
-	return m, m.addAll(whole, batch)
+	err = m.addAll(whole, batch)
+	return m, err
 }
 
 // addAll counts the messages of a body.
@@ -100,7 +101,7 @@ func (m *messages) add(raw []byte) error {
 	var fields map[string]member // unlike a struct, a map tells "method" from "Method", as the library does
 	var method string
 	if json.Unmarshal(raw, &fields) != nil || json.Unmarshal(fields["method"], &method) != nil {
-		return nil
+		return nil //nolint:nilerr // see above
 	}
 	id := string(fields["id"])
 	isRequest := id != "" && id != "null"
