@@ -87,7 +87,8 @@ type attack struct {
 	all    sync.WaitGroup
 
 	mu     sync.Mutex
-	counts map[string]map[int]int   // answers by kind and status
+	counts map[string]map[int]int // answers by kind and status
+	failed sync.Once
 	begun  map[string]chan struct{} // by kind; closed by the first answer with status 200
 }
 
@@ -145,7 +146,8 @@ func (a *attack) begin() {
 	})
 }
 
-// holdAll holds bodies and streams. Afterwards the caller's requests with a body are mostly refused.
+// holdAll holds bodies and streams. Afterwards the caller's requests with a body are mostly
+// refused.
 func (a *attack) holdAll() {
 	const body = 32<<20 - 1
 	a.repeat("body", 60, func() (int, error) {
@@ -192,6 +194,11 @@ func (a *attack) repeat(kind string, clients int, once func() (status int, err e
 			}
 		})
 	}
+}
+
+// noteFailure shows the first answer with an error of the service.
+func (a *attack) noteFailure(kind, answer string) {
+	a.failed.Do(func() { fmt.Fprintf(os.Stderr, "attack %s was answered: %s\n", kind, answer) })
 }
 
 func (a *attack) count(kind string, status int) {

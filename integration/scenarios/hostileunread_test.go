@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,8 +29,8 @@ const (
 // unreadExec is a command whose answer as JSON is six times its output.
 var unreadExec = map[string]any{"command": printMarkup, "max_output_bytes": 256 << 10}
 
-// begunSession begins a session of the Model Context Protocol and returns its header, or the status of
-// the refusal.
+// begunSession begins a session of the Model Context Protocol and returns its header, or the status
+// of the refusal.
 func (a *attack) begunSession(revision string) (header []string, status int, err error) {
 	header = []string{"Authorization", "Bearer " + a.secret, "Accept", "application/json, text/event-stream"}
 	begin := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + revision + `",` +
@@ -117,7 +118,7 @@ func formOf(accept, secret string) string {
 	return "Authorization: Bearer " + secret + "\r\nAccept: " + accept + "\r\n"
 }
 
-// sandboxes returns the hostile caller's sandboxes.
+// sandboxes returns the sandboxes that the hostile caller has leased itself.
 func (a *attack) sandboxes() ([]v1.Sandbox, error) {
 	req, err := http.NewRequestWithContext(a.ctx, "GET", "http://o/v1/sandboxes", http.NoBody)
 	if err != nil {
@@ -130,7 +131,9 @@ func (a *attack) sandboxes() ([]v1.Sandbox, error) {
 	}
 	defer res.Body.Close()
 	var list v1.List[v1.Sandbox]
-	return list.Items, json.NewDecoder(res.Body).Decode(&list)
+	err = json.NewDecoder(res.Body).Decode(&list)
+	// The attack that leaves calls may fill the sandbox of its session.
+	return slices.DeleteFunc(list.Items, func(sb v1.Sandbox) bool { return sb.Session != "" }), err
 }
 
 // readSlowly sends a request and reads its answer as slowly as the service allows, until the attack
@@ -147,6 +150,10 @@ func (a *attack) readSlowly(kind, request, head string, body any) (int, error) {
 	defer conn.Close()
 	defer context.AfterFunc(a.ctx, func() { conn.Close() })()
 	if res.StatusCode != http.StatusOK {
+		if res.StatusCode >= http.StatusInternalServerError {
+			text, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10))
+			a.noteFailure(kind, string(text))
+		}
 		return res.StatusCode, nil
 	}
 	a.count(kind, res.StatusCode)

@@ -121,7 +121,7 @@ func TestOldRequestsAreDeleted(t *testing.T) {
 }
 
 // TestWaitForUnknownPendingRowFails waits for a row that the gate does not hold, as after a failure
-// to record it. That is no decision.
+// to record it. That does not decide the request.
 func TestWaitForUnknownPendingRowFails(t *testing.T) {
 	w := newWorld(t, Options{})
 	row := store.Approval{ID: "a", State: string(Pending), Caller: "ann", Key: "k", Hash: "hash-k", Questions: "{}",
