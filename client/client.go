@@ -16,7 +16,7 @@
 // # Retries
 //
 // The methods do not retry, except Follow, Approvals.Watch, Events with Follow, Tools.Call with
-// Persist, and a Terminal that reconnects. net/http repeats a request whose reused connection
+// Persist, Jobs.Wait, Jobs.CopyOutput, and a Terminal that reconnects. net/http repeats a request whose reused connection
 // closed before the answer began, but only reads and requests with an IdempotencyKey.
 //
 // # Units
@@ -68,6 +68,7 @@ type Client struct {
 	Audit      Audit
 	Egress     Egress
 	Images     Images
+	Jobs       Jobs
 	Overlays   Overlays
 	Snapshots  Snapshots
 	Templates  Templates

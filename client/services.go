@@ -11,6 +11,8 @@ type (
 	Egress struct{ c *Client }
 	// Images lists, imports, pulls, builds and removes images.
 	Images struct{ c *Client }
+	// Jobs runs commands in sandboxes of their own, and keeps their results and output.
+	Jobs struct{ c *Client }
 	// Overlays compares and commits what leases in overlay mode wrote to workspaces.
 	Overlays struct{ c *Client }
 	// Snapshots creates and restores snapshots of workspaces.
@@ -28,6 +30,7 @@ type (
 // setServices lets the services use c.
 func (c *Client) setServices() {
 	c.Approvals, c.Audit, c.Egress, c.Images = Approvals{c}, Audit{c}, Egress{c}, Images{c}
+	c.Jobs = Jobs{c}
 	c.Overlays, c.Snapshots, c.Templates = Overlays{c}, Snapshots{c}, Templates{c}
 	c.Tokens, c.Tools, c.Workspaces = Tokens{c}, Tools{c}, Workspaces{c}
 }

@@ -225,7 +225,7 @@ func TestRouteBodyLimits(t *testing.T) {
 		"POST /v1/run": maxExecBody, "POST /v1/sandboxes/{id}/exec": maxExecBody,
 		"POST /v1/sandboxes/{id}/shells":                  maxExecBody,
 		"POST /v1/sandboxes/{id}/sessions/{session}/exec": maxExecBody, "POST /v1/tools/{name}/call": maxToolBody,
-		"POST /v1/approvals/{id}/answer": maxToolBody,
+		"POST /v1/approvals/{id}/answer": maxToolBody, "POST /v1/jobs": maxExecBody,
 	}
 	streamed := []string{
 		"POST /v1/images", "POST /v1/images/build", "PUT /v1/sandboxes/{id}/files", "PUT /v1/workspaces/{name}/files",

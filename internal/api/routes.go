@@ -16,7 +16,7 @@ import (
 func (s *Server) routes() []route {
 	return slices.Concat(s.sandboxRoutes(), s.shellSessionRoutes(), s.toolRoutes(), s.approvalRoutes(), s.tokenRoutes(),
 		s.auditRoutes(), s.imageRoutes(), s.templateRoutes(), s.eventRoutes(), s.shellCompatRoutes(), s.overlayRoutes(),
-		s.spaceRoutes(), s.figureRoutes(), s.portRoutes(), s.egressRoutes(), s.otherRoutes())
+		s.spaceRoutes(), s.figureRoutes(), s.portRoutes(), s.egressRoutes(), s.jobRoutes(), s.otherRoutes())
 }
 
 func (s *Server) sandboxRoutes() []route {

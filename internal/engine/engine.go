@@ -33,6 +33,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
+	"github.com/sandbox-orchestrator/orchestrator/internal/jobs"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
@@ -78,6 +79,8 @@ type Options struct {
 	Web *sandboxed.WebOptions
 	// Browser configures browser.open. If it is nil, browser.open is disabled.
 	Browser *sandboxed.BrowserOptions
+	// JobsDir is the directory of jobs' outputs and files. If it is "", jobs are refused.
+	JobsDir string
 	Program
 	Log *slog.Logger
 }
@@ -116,6 +119,8 @@ type Engine struct {
 	Images *imageadmin.Service
 	// Workspaces serves requests about workspaces, overlays and snapshots.
 	Workspaces *workspaces.Service
+	// Jobs runs jobs.
+	Jobs *jobs.Service
 	// Governed runs tool calls and serves requests about approvals and the audit log.
 	Governed *governed.Service
 	// Events holds the latest events.
@@ -158,7 +163,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	}
 	e.log.Info("recovered",
 		"warm", got.Warm, "leased", got.Leased, "lost", got.Lost, "removed", got.Removed, "unknown", got.Unknown)
-	if err := e.recoverKeys(ctx); err != nil {
+	if err := errors.Join(e.recoverKeys(ctx), e.Jobs.Recover(ctx)); err != nil {
 		return nil, err
 	}
 	if e.recovered, err = e.store.Live(ctx); err != nil {
@@ -202,6 +207,7 @@ func (e *Engine) makeServices(ctx context.Context, opts Options) (err error) {
 		Driver: e.driver, Store: e.store, Images: opts.Images, Puller: opts.Puller, Builder: opts.Builder,
 		Bounds: opts.ImageBounds, Scheduler: e.sched, Templates: e.Templates, Events: e.Events, Log: e.log,
 	})
+	e.Jobs = jobs.New(e.jobOptions(opts))
 	return nil
 }
 
@@ -261,6 +267,7 @@ func (e *Engine) Serve(ctx context.Context) error {
 	g.Go(func() error { return e.Templates.Run(ctx) })
 	g.Go(func() error { return e.Images.Run(ctx) })
 	g.Go(func() error { return e.Governed.Run(ctx) })
+	g.Go(func() error { return e.Jobs.Run(ctx) })
 	return g.Wait()
 }
 
@@ -343,6 +350,12 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			if answer, err = e.Governed.Recover(ctx, k); err != nil {
 				return err
 			}
+		case k.Op == jobs.Op:
+			if j, found, err := e.Jobs.RecoverKey(ctx, k); err != nil {
+				return err
+			} else if found {
+				answer = j
+			}
 		case k.Op == opSession:
 			se, known := e.recoverShellSession(ctx, k)
 			if !known {
@@ -371,9 +384,12 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 }
 
 // Dirs holds the subdirectories of a state directory.
-type Dirs struct{ Images, Workspaces, Guest string }
+type Dirs struct{ Images, Workspaces, Guest, Jobs string }
 
 // DirsOf returns the subdirectories of the state directory dir.
 func DirsOf(dir string) Dirs {
-	return Dirs{Images: filepath.Join(dir, "images"), Workspaces: filepath.Join(dir, "workspaces"), Guest: filepath.Join(dir, "guest")}
+	return Dirs{
+		Images: filepath.Join(dir, "images"), Workspaces: filepath.Join(dir, "workspaces"), Guest: filepath.Join(dir, "guest"),
+		Jobs: filepath.Join(dir, "jobs"),
+	}
 }

@@ -92,6 +92,7 @@ func (e *Engine) acquire(
 			Private:   a.Private,
 			Network:   a.Network,
 			Session:   a.Session,
+			Attempt:   a.Attempt,
 			Key:       p.Key,
 		},
 		TTL: cmp.Or(

@@ -61,6 +61,8 @@ type Lease struct {
 	Network string `json:"network,omitempty"`
 	// Session is the caller's session that it belongs to.
 	Session string `json:"session,omitempty"`
+	// Attempt is the attempt of a job's command that it is for, or "".
+	Attempt string `json:"attempt,omitempty"`
 	// Key is the idempotency key of its request.
 	Key string `json:"key,omitempty"`
 	// Egress is what it may reach; nil: nothing. Unbound means that its caller has no egress limit;

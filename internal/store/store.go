@@ -116,7 +116,8 @@ func (s *Store) migrate(ctx context.Context, owner string, sequence int64) error
 	if err := addTrust(ctx, s.db); err != nil {
 		return err
 	}
-	for _, part := range []string{schema, terminalsSchema, tokensSchema, approvalsSchema, budgetsSchema, keysSchema} {
+	for _, part := range []string{schema, terminalsSchema, tokensSchema, approvalsSchema, budgetsSchema, keysSchema,
+		jobsSchema} {
 		if _, err := s.db.ExecContext(ctx, part); err != nil {
 			return err
 		}

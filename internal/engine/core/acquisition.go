@@ -24,6 +24,8 @@ type Acquisition struct {
 	Egress *Egress
 	// Private marks a sandbox of a tool that its caller cannot use directly.
 	Private bool
+	// Attempt is the attempt of a job's command that the sandbox is for, or "".
+	Attempt string
 	// Network is the profile's network, or "".
 	Network string
 }

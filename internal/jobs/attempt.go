@@ -1,0 +1,464 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+)
+
+// attempt is one attempt of a command.
+type attempt struct {
+	*job
+	command
+	exec    v1.Exec
+	lease   *scheduler.Lease
+	started time.Time
+	resumed bool // an earlier process started it
+}
+
+func (a *attempt) name() string { return attemptID(a.id, a.index, a.number) }
+
+// Times of an attempt.
+const (
+	killGrace  = 2 * time.Second
+	leaseExtra = 10 * time.Minute       // of a lease beyond the command's timeout
+	askPause   = 200 * time.Millisecond // before a sandbox is asked again
+	maxAsks    = 50                     // failed questions before a sandbox is given up
+	endTime    = 30 * time.Second       // for the end of a lease that the next command needs
+)
+
+var (
+	errNeverRan = errors.New("the sandbox never received the command")
+	errStopping = errors.New("the service is stopping")
+)
+
+// run runs the next attempt of a queued command.
+func (s *Service) run(j *job, c command) {
+	defer s.leave(j)
+	a := &attempt{job: j, command: c}
+	err := s.prepare(a)
+	if err == nil {
+		err = s.start(a)
+	}
+	if err != nil {
+		if a.lease != nil {
+			s.endLease(s.ctx, a.lease, scheduler.Abandoned, j.writes())
+		}
+		s.notStarted(a, err)
+		return
+	}
+	s.conclude(a)
+}
+
+// resume continues with an attempt that an earlier process started.
+func (s *Service) resume(j *job, c store.JobCommand) {
+	defer s.leave(j)
+	a := &attempt{job: j, command: command{c.Index, c.Attempt}, started: c.Started, resumed: true}
+	if err := json.Unmarshal(c.Exec, &a.exec); err != nil {
+		s.log.Error("failed to read a job's command", "job", j.id, "command", c.Index, "error", err)
+	}
+	a.lease = s.opts.Scheduler.Live(c.Sandbox)
+	if a.lease == nil {
+		s.record(a, c.Sandbox, s.lost(a, "its sandbox is gone since the service stopped"))
+		return
+	}
+	s.conclude(a)
+}
+
+// leave ends the work on a command.
+func (s *Service) leave(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.running--
+	s.running--
+	j.notify()
+	s.signal()
+}
+
+// writes reports whether the job's sandboxes write to a workspace, so that only one can have it.
+func (j *job) writes() bool {
+	r := j.request
+	return r.Workspace != "" && !r.ReadOnly && r.Mode != "ro"
+}
+
+// prepare leases the sandbox of an attempt and writes the input files.
+func (s *Service) prepare(a *attempt) error {
+	if id := a.principal.Token; id != "" && !s.opts.Callers.Valid(id) {
+		return errors.Join(s.stopJob(s.ctx, a.job, stopToken), context.Canceled)
+	}
+	row, err := s.opts.Store.JobCommand(s.ctx, a.id, a.index)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(row.Exec, &a.exec); err != nil {
+		return err
+	}
+	c, err := s.command(a)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.both(a.ctx)
+	defer cancel()
+	r := leaseRequest(&a.request)
+	r.TTLMS = min(c.Timeout+leaseExtra, s.opts.MaxTTL).Milliseconds()
+	if a.lease, err = s.opts.Sandboxes.Acquire(ctx, a.principal, r,
+		core.Acquisition{Attempt: a.name()}); err != nil {
+		return err
+	}
+	failpoint.Hit("jobs.attempt.leased")
+	use, err := a.lease.Enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer use.Leave()
+	for i, f := range a.request.Files {
+		body, err := s.readInput(a.id, i)
+		if err != nil {
+			return err
+		}
+		mode, err := modeOf(f)
+		if err != nil {
+			return err
+		}
+		q := wire.FileRequest{Path: f.Path, Mode: mode, Recursive: true, Size: body.Size()}
+		if _, err := use.WriteFile(use.Ctx, q, body); err != nil {
+			return a.lease.Explain(err)
+		}
+	}
+	return nil
+}
+
+// both returns a context that ends with ctx or with Run.
+func (s *Service) both(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(s.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// command returns the guest's form of an attempt's command.
+func (s *Service) command(a *attempt) (wire.Command, error) {
+	x := a.exec
+	x.Env = maps.Clone(x.Env)
+	if x.Env == nil {
+		x.Env = map[string]string{}
+	}
+	x.Env["ORCHESTRATOR_JOB"] = a.id
+	x.Env["ORCHESTRATOR_JOB_COMMAND"] = strconv.Itoa(a.index)
+	x.Env["ORCHESTRATOR_JOB_ATTEMPT"] = strconv.Itoa(a.number)
+	c, err := s.opts.Sandboxes.Command(a.name(), x)
+	c.Wait = true // no output is lost while the service restarts
+	return c, err
+}
+
+// start records that the attempt may run from now on, and then sends it to the sandbox. An error
+// means that it did not run and never will.
+func (s *Service) start(a *attempt) error {
+	if err := a.ctx.Err(); err != nil {
+		return err
+	}
+	c, err := s.command(a)
+	if err != nil {
+		return err
+	}
+	a.started = time.Now()
+	ok, err := s.opts.Store.StartJobCommand(s.ctx, a.id, a.index, a.number, a.lease.ID, a.started)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return context.Canceled // the job was stopped
+	}
+	failpoint.Hit("jobs.attempt.started")
+	s.mu.Lock()
+	a.waiting = ""
+	a.notify()
+	s.mu.Unlock()
+	ctx, cancel := s.both(context.Background())
+	defer cancel()
+	use, err := a.lease.Enter(ctx)
+	if err != nil {
+		return nil //nolint:nilerr // conclude finds out what happened to the lease
+	}
+	defer use.Leave()
+	_, err = s.opts.Sandboxes.Start(use, c, a.exec.Command != "")
+	failpoint.Hit("jobs.attempt.sent")
+	if refused, ok := errors.AsType[*guest.Error](err); ok {
+		return refused
+	}
+	return nil // if the answer was lost, conclude asks the sandbox
+}
+
+// notStarted handles an attempt that did not run.
+func (s *Service) notStarted(a *attempt, err error) {
+	stopped := s.stoppedBy(a.job)
+	switch {
+	case s.ctx.Err() != nil:
+		return // the next process runs it
+	case stopped != "":
+		s.record(a, "", v1.ExecResult{
+			Ending: string(runtime.Cancelled), ExitCode: -1, Detail: stopDetail(stopped) + " before it started",
+		})
+		return
+	case a.started.IsZero() && (errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err)):
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		a.notBefore, a.waiting = time.Now().Add(retryPause), explain(err)
+		a.queued = append([]command{a.command}, a.queued...)
+		return
+	}
+	s.log.Warn("a job's command could not start", "job", a.id, "command", a.index, "error", err)
+	s.record(a, "", v1.ExecResult{Ending: string(notRun), ExitCode: -1, Detail: explain(err)})
+}
+
+// stoppedBy returns why a job was stopped, or "".
+func (s *Service) stoppedBy(j *job) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return j.stopped
+}
+
+// explain returns the part of an error that its caller may see.
+func explain(err error) string {
+	if known := core.ForCallers(err); known != nil {
+		return known.Error()
+	}
+	return "the service could not start it; its log says why"
+}
+
+// conclude waits for the end of a started attempt, records it and ends its lease.
+func (s *Service) conclude(a *attempt) {
+	r, err := s.await(a)
+	switch {
+	case errors.Is(err, errStopping):
+		return // the command goes on, and the next process continues
+	case errors.Is(err, errNeverRan):
+		s.endLease(s.ctx, a.lease, scheduler.Abandoned, true)
+		s.requeue(a)
+		return
+	}
+	failpoint.Hit("jobs.attempt.ended")
+	res := s.opts.Sandboxes.Present(a.name(), r)
+	if why := s.stoppedBy(a.job); why != "" && r.Ending == runtime.Cancelled && r.Detail == "" {
+		res.Detail = stopDetail(why)
+	}
+	if s.finalAttempt(a, res) {
+		s.keepArtifacts(a, &res)
+	}
+	s.closeOutputs(a, &res)
+	if a.request.Mode == "overlay" {
+		res.Overlay = a.lease.ID
+	}
+	if !s.record(a, a.lease.ID, res) {
+		return
+	}
+	failpoint.Hit("jobs.attempt.recorded")
+	reason := scheduler.Finished
+	if r.Unclean {
+		reason = scheduler.Unclean
+	}
+	s.endLease(s.ctx, a.lease, reason, a.writes())
+}
+
+// endLease ends a lease. With wait it waits for the removal, so that the next command can have the
+// workspace.
+func (s *Service) endLease(ctx context.Context, l *scheduler.Lease, reason string, wait bool) {
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	if err := s.opts.Scheduler.End(ctx, l, reason, wait); err != nil && ctx.Err() == nil {
+		s.log.Warn("failed to end the lease of a job's command", "sandbox", l.ID, "error", err)
+	}
+}
+
+// await copies the output of a started attempt until its end. Errors are errStopping and
+// errNeverRan. An end that was not seen is a result.
+func (s *Service) await(a *attempt) (runtime.Result, error) {
+	for asks := 0; ; {
+		r, err := s.follow(a)
+		if err == nil {
+			return r, nil
+		}
+		ended, gone := errors.AsType[*scheduler.EndedError](a.lease.Cause())
+		switch {
+		case s.ctx.Err() != nil:
+			return r, errStopping
+		case gone && ended.Reason != scheduler.Lost && ended.Reason != scheduler.Unclean && !a.resumed:
+			return runtime.Result{Ending: runtime.Cancelled, ExitCode: -1, Duration: time.Since(a.started),
+				Detail: ended.Error()}, nil
+		case gone:
+			return s.lostResult(a, ended.Error()), nil
+		case errdefs.IsNotFound(err) && a.resumed:
+			return r, errNeverRan
+		case errdefs.IsNotFound(err):
+			asks = maxAsks
+		case !errors.As(err, new(*enterError)): // until the engine reports the sandbox, keep waiting
+			asks++
+		}
+		if asks >= maxAsks {
+			s.log.Warn("gave up a sandbox that does not answer", "sandbox", a.lease.ID, "job", a.id, "error", err)
+			s.endLease(s.ctx, a.lease, scheduler.Lost, false)
+			return s.lostResult(a, "the connection to its sandbox was lost"), nil
+		}
+		if a.ctx.Err() != nil && asks > 0 {
+			s.endLease(s.ctx, a.lease, scheduler.Removed, false)
+		}
+		if !s.pause(askPause) {
+			return r, errStopping
+		}
+	}
+}
+
+// lostResult is the result of an attempt whose end was not seen.
+func (*Service) lostResult(a *attempt, detail string) runtime.Result {
+	r := runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Duration: time.Since(a.started), Detail: detail}
+	if a.resumed {
+		r.Ending = unknown
+	}
+	return r
+}
+
+// lost is lostResult in its API form.
+func (s *Service) lost(a *attempt, detail string) v1.ExecResult {
+	return s.opts.Sandboxes.Present(a.name(), s.lostResult(a, detail))
+}
+
+// enterError reports that a lease cannot be used now.
+type enterError struct{ error }
+
+// Unwrap returns the lease's error.
+func (e *enterError) Unwrap() error { return e.error }
+
+// follow copies both streams of an attempt from where the files end, and returns its result. If the
+// job is stopped, it kills the command.
+func (s *Service) follow(a *attempt) (runtime.Result, error) {
+	use, err := a.lease.Enter(s.ctx)
+	if err != nil {
+		return runtime.Result{}, &enterError{err}
+	}
+	defer use.Leave()
+	defer context.AfterFunc(a.ctx, func() {
+		_, _ = use.Kill(use.Ctx, wire.Kill{ID: a.name(), Grace: killGrace}) // await ends the lease if this fails
+	})()
+	var ends [2]wire.OutputEnd
+	g, ctx := errgroup.WithContext(use.Ctx)
+	for i, stream := range []wire.Stream{wire.Stdout, wire.Stderr} {
+		g.Go(func() error {
+			o, err := s.attemptOutput(a, stream)
+			if err != nil {
+				return err
+			}
+			ends[i], err = use.Output(ctx, wire.Output{ID: a.name(), Stream: stream, Offset: o.end(), Follow: true}, o.write)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return runtime.Result{}, err
+	}
+	if r := ends[0].Shell.Result; r != nil {
+		return *r, nil
+	}
+	return runtime.Result{}, errors.New("the output has ended without a result")
+}
+
+// attemptOutput returns the open output of a stream.
+func (s *Service) attemptOutput(a *attempt, stream wire.Stream) (*output, error) {
+	path := s.outputPath(a.id, a.index, a.number, string(stream))
+	if o, live := s.liveOutput(path); live {
+		return o, nil
+	}
+	size := a.exec.MaxOutputBytes
+	if size == 0 {
+		size = s.opts.MaxOutput
+	}
+	return s.openLive(a.job, path, max(size, 1))
+}
+
+// closeOutputs closes the outputs of an attempt and adds their lengths to the result.
+func (s *Service) closeOutputs(a *attempt, res *v1.ExecResult) {
+	for stream, n := range map[wire.Stream]*int64{wire.Stdout: &res.StdoutBytes, wire.Stderr: &res.StderrBytes} {
+		o, live := s.liveOutput(s.outputPath(a.id, a.index, a.number, string(stream)))
+		if !live {
+			continue
+		}
+		*n = o.end()
+		res.Truncated = res.Truncated || o.truncated()
+		if err := s.closeLive(o); err != nil {
+			s.log.Warn("failed to keep the output of a job's command", "job", a.id, "command", a.index, "error", err)
+		}
+	}
+}
+
+// finalAttempt reports whether no retry follows the result.
+func (s *Service) finalAttempt(a *attempt, res v1.ExecResult) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return a.stopped != "" || a.number > a.request.Retries ||
+		!retries(a.request.RetryOn, runtime.Ending(res.Ending), res.ExitCode)
+}
+
+// record records the end of an attempt, and queues the next one if it is retried. It tries again
+// until it succeeds, and reports false if the service stops before.
+func (s *Service) record(a *attempt, sandbox string, res v1.ExecResult) bool {
+	v := v1.JobAttempt{Attempt: a.number, SandboxID: sandbox, EndedAt: time.Now().UTC(), Result: res}
+	if !a.started.IsZero() {
+		at := a.started.UTC()
+		v.StartedAt = &at
+	}
+	retry := !s.finalAttempt(a, res)
+	for {
+		_, err := s.opts.Store.EndJobCommand(s.ctx, a.id, a.index, a.number, v, outcomeOf(res), retry)
+		if err == nil {
+			break
+		}
+		s.log.Error("failed to record the end of a job's command; will retry", "job", a.id, "command", a.index, "error", err)
+		if !s.pause(failurePause) {
+			return false
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if retry && a.stopped == "" {
+		a.queued = append(a.queued, command{a.index, a.number + 1})
+		return true
+	}
+	a.left--
+	s.checkDone(a.job)
+	return true
+}
+
+// requeue queues a started attempt that its sandbox never received.
+func (s *Service) requeue(a *attempt) {
+	for {
+		_, err := s.opts.Store.RequeueJobCommand(s.ctx, a.id, a.index, a.number)
+		if err == nil {
+			break
+		}
+		s.log.Error("failed to queue a job's command again; will retry", "job", a.id, "command", a.index, "error", err)
+		if !s.pause(failurePause) {
+			return
+		}
+	}
+	failpoint.Hit("jobs.attempt.requeued")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.stopped == "" {
+		a.queued = append([]command{a.command}, a.queued...)
+		return
+	}
+	a.left--
+	s.checkDone(a.job)
+}

@@ -1,0 +1,406 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+)
+
+// job is a job that has not ended. The service's mu guards the fields below the line.
+type job struct {
+	id, caller string
+	principal  caller.Principal
+	request    v1.JobRequest
+	space      *space
+	deadline   time.Time
+	ctx        context.Context // ends when the job is stopped
+	cancel     context.CancelFunc
+	done       chan struct{} // closed when the job has ended
+
+	// ----
+	queued    []command
+	resumed   []store.JobCommand // commands that an earlier process started
+	running   int
+	left      int           // commands that have not ended
+	stopped   string        // why no further command starts, or ""
+	notBefore time.Time     // no command starts before
+	waiting   string        // why commands wait, or ""
+	changed   chan struct{} // closed when a command starts or ends
+	finishing bool
+}
+
+// command is a queued command of a job and the number of its next attempt.
+type command struct{ index, number int }
+
+// Reasons to stop a job, as stored.
+const (
+	stopCancelled = "cancelled"
+	stopDeadline  = "deadline"
+	stopToken     = "token"
+)
+
+// stopDetail describes why a job was stopped.
+func stopDetail(why string) string {
+	switch why {
+	case stopDeadline:
+		return "the job's deadline passed"
+	case stopToken:
+		return "the token that created the job was revoked or has expired"
+	}
+	return "the job was cancelled"
+}
+
+// Times of the dispatcher.
+const (
+	retryPause    = time.Second // before a command that got no sandbox is tried again
+	failurePause  = time.Second // before the store is tried again
+	sweepInterval = time.Minute // removing expired jobs
+)
+
+// load reads an active job and its commands.
+func (s *Service) load(ctx context.Context, id string) (*job, error) {
+	row, err := s.opts.Store.Job(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	j := &job{
+		id: id, caller: row.Caller, space: s.callerSpace(row.Caller), deadline: row.Deadline, stopped: row.Stopped,
+		done: make(chan struct{}), changed: make(chan struct{}),
+	}
+	if err := errors.Join(json.Unmarshal(row.Principal, &j.principal), json.Unmarshal(row.Request, &j.request)); err != nil {
+		return nil, err
+	}
+	j.ctx, j.cancel = context.WithCancel(context.Background())
+	if j.stopped != "" {
+		j.cancel()
+	}
+	rows, err := s.opts.Store.JobCommands(ctx, id, 0, s.opts.Limits.Commands)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range rows {
+		switch c.State {
+		case store.JobQueued:
+			j.queued = append(j.queued, command{c.Index, c.Attempt})
+		case store.JobStarted:
+			j.resumed = append(j.resumed, c)
+		default: // it has ended
+			continue
+		}
+		j.left++
+	}
+	if j.stopped != "" { // finish ends their rows
+		j.left -= len(j.queued)
+		j.queued = nil
+	}
+	return j, nil
+}
+
+// add makes a job active.
+func (s *Service) add(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.active[j.id] = j
+	s.order = append(s.order, j)
+	s.signal()
+}
+
+// signal wakes the dispatcher.
+func (s *Service) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Recover reads the jobs of an earlier process, and ends the leases of attempts that it did not
+// record as started or has recorded as ended. It must be called once, after the scheduler's Recover
+// and before Run.
+func (s *Service) Recover(ctx context.Context) error {
+	if s.opts.Dir == "" {
+		return nil
+	}
+	known, err := s.opts.Store.JobIDs(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.recoverFiles(known); err != nil {
+		return err
+	}
+	rows, err := s.opts.Store.ActiveJobs(ctx)
+	if err != nil {
+		return err
+	}
+	started := map[string]string{} // sandboxes by attempt
+	for _, row := range rows {
+		j, err := s.load(ctx, row.ID)
+		if err != nil {
+			return err
+		}
+		for _, c := range j.resumed {
+			started[attemptID(j.id, c.Index, c.Attempt)] = c.Sandbox
+		}
+		s.add(j)
+	}
+	live, err := s.opts.Store.Live(ctx)
+	if err != nil {
+		return err
+	}
+	for _, row := range live {
+		if row.Lease.Attempt == "" || started[row.Lease.Attempt] == row.ID {
+			continue
+		}
+		if l := s.opts.Scheduler.Live(row.ID); l != nil {
+			s.endLease(ctx, l, scheduler.Finished, false)
+		}
+	}
+	return nil
+}
+
+// Run starts commands until ctx ends. Running commands go on in their sandboxes, and the next
+// process continues with them.
+func (s *Service) Run(ctx context.Context) error {
+	if s.opts.Dir == "" {
+		<-ctx.Done()
+		return nil
+	}
+	s.mu.Lock()
+	s.ctx = ctx
+	for _, j := range s.order {
+		for _, c := range j.resumed {
+			j.running++
+			s.running++
+			s.work.Go(func() { s.resume(j, c) })
+		}
+		j.resumed = nil
+		s.checkDone(j)
+	}
+	s.mu.Unlock()
+	defer s.work.Wait()
+	sweep := time.NewTicker(sweepInterval)
+	defer sweep.Stop()
+	s.sweep(ctx)
+	for {
+		next := s.dispatch(ctx)
+		t := time.NewTimer(time.Until(next))
+		select {
+		case <-s.wake:
+		case <-t.C:
+		case <-sweep.C:
+			s.sweep(ctx)
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		}
+		t.Stop()
+	}
+}
+
+// dispatch stops jobs whose deadline has passed and starts as many commands as it may. It returns
+// when it has to be called again at the latest.
+func (s *Service) dispatch(ctx context.Context) (again time.Time) {
+	now := time.Now()
+	again = now.Add(sweepInterval)
+	s.mu.Lock()
+	var late []*job
+	for _, j := range s.order {
+		switch {
+		case j.stopped != "":
+		case !now.Before(j.deadline):
+			late = append(late, j)
+		default:
+			if j.deadline.Before(again) {
+				again = j.deadline
+			}
+			if j.notBefore.After(now) && j.notBefore.Before(again) {
+				again = j.notBefore
+			}
+		}
+	}
+	s.mu.Unlock()
+	for _, j := range late {
+		if err := s.stopJob(ctx, j, stopDeadline); err != nil {
+			s.log.Error("failed to stop a job at its deadline; will retry", "job", j.id, "error", err)
+			again = now.Add(failurePause)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		j := s.next(now)
+		if j == nil {
+			return again
+		}
+		c := j.queued[0]
+		j.queued = j.queued[1:]
+		j.running++
+		s.running++
+		s.turn++
+		s.turns[j.caller] = s.turn
+		s.work.Go(func() { s.run(j, c) })
+	}
+}
+
+// next returns the job whose command starts next, or nil: the oldest one that may start a command,
+// of the caller with the fewest running commands, or of several, the one who was served least
+// recently. The caller holds mu.
+func (s *Service) next(now time.Time) *job {
+	if s.running >= s.opts.MaxRunning {
+		return nil
+	}
+	running := map[string]int{}
+	for _, j := range s.order {
+		running[j.caller] += j.running
+	}
+	var best *job
+	for _, j := range s.order {
+		if len(j.queued) == 0 || j.stopped != "" || j.running >= j.request.Parallelism || j.notBefore.After(now) {
+			continue
+		}
+		n := running[j.caller]
+		if most := s.opts.Callers.SandboxQuotas(j.principal).Sandboxes; most > 0 && n >= most {
+			continue // more would only wait, and hold the places of others
+		}
+		if best == nil || n < running[best.caller] ||
+			n == running[best.caller] && s.turns[j.caller] < s.turns[best.caller] {
+			best = j
+		}
+	}
+	return best
+}
+
+// stopJob ends the queued commands of a job and kills the running ones, in the background.
+func (s *Service) stopJob(ctx context.Context, j *job, why string) error {
+	if err := s.opts.Store.StopJob(ctx, j.id, why); err != nil {
+		return err
+	}
+	failpoint.Hit("jobs.stop.recorded")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if j.stopped != "" {
+		return nil
+	}
+	j.stopped = why
+	j.cancel()
+	j.left -= len(j.queued)
+	j.queued = nil // finish ends their rows
+	s.checkDone(j)
+	return nil
+}
+
+// checkDone ends a job whose commands have ended. The caller holds mu.
+func (s *Service) checkDone(j *job) {
+	if j.left > 0 || j.finishing || s.ctx == nil {
+		return
+	}
+	j.finishing = true
+	s.work.Go(func() { s.finish(j) })
+}
+
+// finish records the end of a job. It tries again until it succeeds or the service stops.
+func (s *Service) finish(j *job) {
+	for {
+		err := s.recordEnd(j)
+		if err == nil {
+			break
+		}
+		s.log.Error("failed to record the end of a job; will retry", "job", j.id, "error", err)
+		if !s.pause(failurePause) {
+			return
+		}
+	}
+	j.cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.active, j.id)
+	s.order = slices.DeleteFunc(s.order, func(o *job) bool { return o == j })
+	if !slices.ContainsFunc(s.order, func(o *job) bool { return o.caller == j.caller }) {
+		delete(s.turns, j.caller)
+	}
+	j.notify()
+	close(j.done)
+	s.signal()
+}
+
+func (s *Service) recordEnd(j *job) error {
+	if j.stopped != "" {
+		if err := s.opts.Store.EndQueuedJobCommands(s.ctx, j.id, outcomeCancelled); err != nil {
+			return err
+		}
+		failpoint.Hit("jobs.stop.ended")
+	}
+	counts, err := s.opts.Store.CountJobCommands(s.ctx, j.id)
+	if err != nil {
+		return err
+	}
+	summary, err := json.Marshal(presentCounts(counts))
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	if err := s.opts.Store.EndJob(s.ctx, store.Job{
+		ID: j.id, Ending: endingOf(j.stopped, counts), Counts: summary, Ended: now,
+		Expires: now.Add(milliseconds(j.request.TTLMS)),
+	}); err != nil {
+		return err
+	}
+	failpoint.Hit("jobs.end.recorded")
+	return nil
+}
+
+// pause waits, and reports false if the service stops.
+func (s *Service) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}
+
+// notify wakes those who wait for a command of the job. The caller holds mu.
+func (j *job) notify() {
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// sweep removes jobs that have expired, and space entries of callers without jobs.
+func (s *Service) sweep(ctx context.Context) {
+	rows, err := s.opts.Store.ExpiredJobs(ctx, time.Now())
+	if err != nil {
+		s.log.Error("failed to list expired jobs; will retry", "error", err)
+		return
+	}
+	for _, row := range rows {
+		if err := s.remove(ctx, row); err != nil {
+			s.log.Error("failed to remove an expired job; will retry", "job", row.ID, "error", err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.space, func(name string, sp *space) bool {
+		sp.mu.Lock()
+		defer sp.mu.Unlock()
+		return len(sp.used) == 0 && !slices.ContainsFunc(s.order, func(j *job) bool { return j.caller == name })
+	})
+}
+
+// remove removes an ended job. Its row goes first: files without a row are removed at the next start.
+func (s *Service) remove(ctx context.Context, row store.Job) error {
+	if err := s.opts.Store.DeleteJob(ctx, row.ID); err != nil {
+		return err
+	}
+	failpoint.Hit("jobs.remove.forgotten")
+	return s.removeFiles(row.Caller, row.ID)
+}
