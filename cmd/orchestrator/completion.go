@@ -26,6 +26,7 @@ func completeArguments(a *cli.App, root *cobra.Command) {
 		"SHELL":     shellNames,
 		"WORKSPACE": workspaceNames,
 		"REF":       imageNames,
+		"JOB":       jobNames,
 	}
 	byGroup := map[string]lister{"workspace": workspaceNames, "template": templateNames}
 	byFlag := map[string]lister{"workspace": workspaceNames, "template": templateNames}
@@ -98,6 +99,14 @@ func shellNames(ctx context.Context, cl *client.Client) (out []string) {
 		for _, sh := range shells {
 			out = append(out, sh.ID+"\t"+cli.Escape(sh.State+" "+strings.Join(sh.Argv, " ")))
 		}
+	}
+	return out
+}
+
+func jobNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, _ := cl.Jobs.List(ctx, false)
+	for _, j := range list {
+		out = append(out, j.ID+"\t"+cli.Escape(j.State+" "+j.Name))
 	}
 	return out
 }

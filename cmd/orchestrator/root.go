@@ -9,6 +9,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/governed"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/image"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/job"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/sandbox"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/service"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
@@ -59,7 +60,7 @@ command was ended, for example by a limit.`,
 		sandbox.NewRunCommand(a), sandbox.NewSandboxCommand(a), sandbox.NewExecCommand(a), sandbox.NewShellCommand(a),
 		sandbox.NewSessionCommand(a), sandbox.NewLogsCommand(a), sandbox.NewCopyCommand(a), sandbox.NewForwardCommand(a),
 		sandbox.NewPSCommand(a), sandbox.NewTopCommand(a), sandbox.NewEventsCommand(a),
-		image.NewCommand(a), workspace.NewCommand(a), template.NewTemplateCommand(a), template.NewPoolCommand(a),
+		job.NewCommand(a), image.NewCommand(a), workspace.NewCommand(a), template.NewTemplateCommand(a), template.NewPoolCommand(a),
 		governed.NewToolCommand(a), governed.NewMCPCommand(a), governed.NewApprovalsCommand(a), governed.NewTokenCommand(a),
 		governed.NewAuditCommand(a), governed.NewPolicyCommand(a), governed.NewProfileCommand(a),
 		newConfigCommand(a), newVersionCommand(a), standalone.NewJanitorCommand(a),

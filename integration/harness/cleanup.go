@@ -142,7 +142,7 @@ func filesLeft(dir string) []string {
 		if err != nil {
 			return nil //nolint:nilerr // others come and go
 		}
-		if rel, _ := filepath.Rel(dir, path); rel == "images" || rel == "workspaces" {
+		if rel, _ := filepath.Rel(dir, path); rel == "images" || rel == "workspaces" || rel == "jobs" {
 			return fs.SkipDir
 		}
 		if d.Type()&fs.ModeSocket != 0 {

@@ -20,7 +20,7 @@ import (
 // the command's own.
 const (
 	ExitOK           = 0
-	ExitChecksFailed = 1  // doctor or audit verify found a problem, or a tool failed
+	ExitChecksFailed = 1  // doctor or audit verify found a problem, or a tool or a job failed
 	ExitUsage        = 64 // invalid command line, configuration or request
 	ExitNotFound     = 66
 	ExitUnavailable  = 69 // no server, or the state directory is in use
@@ -88,6 +88,40 @@ func ResultError(r v1.ExecResult) error {
 	return &EndedError{r}
 }
 
+// jobError is the ending of a job whose commands did not all succeed.
+type jobError struct{ job v1.Job }
+
+// Error implements error.
+func (e *jobError) Error() string {
+	c := e.job.Commands
+	text := fmt.Sprintf("job %s: %s: %d of %d commands succeeded", e.job.ID, e.job.Ending, c.Succeeded, c.Total)
+	if e.job.Detail != "" {
+		text += ": " + e.job.Detail
+	}
+	return text
+}
+
+func (e *jobError) code() int {
+	switch e.job.Ending {
+	case "failed":
+		return ExitChecksFailed
+	case "deadline":
+		return ExitTimeout
+	case "cancelled":
+		return ExitCancelled
+	}
+	return ExitLost // unknown, or an ending of a newer server
+}
+
+// JobError returns nil for an ended job whose commands all succeeded, and an error with the exit code
+// of its ending otherwise.
+func JobError(j v1.Job) error {
+	if j.Ending == "succeeded" {
+		return nil
+	}
+	return &jobError{j}
+}
+
 // ErrChecks reports that a check of doctor failed. The table has been printed.
 var ErrChecks = errors.New("a check failed")
 
@@ -138,6 +172,9 @@ func ExitCode(err error) int {
 	}
 	if e, ok := errors.AsType[*EndedError](err); ok {
 		return endingExitCode(e.Result)
+	}
+	if e, ok := errors.AsType[*jobError](err); ok {
+		return e.code()
 	}
 	if e, ok := errors.AsType[*failedCall](err); ok {
 		return toolExitCode(e.result)
