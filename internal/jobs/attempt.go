@@ -205,24 +205,33 @@ func (s *Service) start(a *attempt) error {
 
 // notStarted handles an attempt that did not run.
 func (s *Service) notStarted(a *attempt, err error) {
-	stopped := s.stoppedBy(a.job)
-	switch {
-	case s.ctx.Err() != nil:
+	if s.ctx.Err() != nil {
 		return // the next process runs it
-	case stopped != "":
+	}
+	later := a.started.IsZero() && (errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err))
+	if later && s.postpone(a, explain(err)) {
+		return
+	}
+	if stopped := s.stoppedBy(a.job); stopped != "" {
 		s.record(a, "", v1.ExecResult{
 			Ending: string(runtime.Cancelled), ExitCode: -1, Detail: stopDetail(stopped) + " before it started",
 		})
 		return
-	case a.started.IsZero() && (errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err)):
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		a.notBefore, a.waiting = time.Now().Add(retryPause), explain(err)
-		a.queued = append([]command{a.command}, a.queued...)
-		return
 	}
 	s.log.Warn("a job's command could not start", "job", a.id, "command", a.index, "error", err)
 	s.record(a, "", v1.ExecResult{Ending: string(notRun), ExitCode: -1, Detail: explain(err)})
+}
+
+// postpone queues an attempt that got no sandbox, or reports false if the job was stopped.
+func (s *Service) postpone(a *attempt, why string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.stopped != "" {
+		return false
+	}
+	a.notBefore, a.waiting = time.Now().Add(retryPause), why
+	a.queued = append([]command{a.command}, a.queued...)
+	return true
 }
 
 // stoppedBy returns why a job was stopped, or "".

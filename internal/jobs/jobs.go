@@ -156,6 +156,7 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 		return v1.Job{}, err
 	}
 	failpoint.Hit("jobs.create.inputs")
+	ctx = context.WithoutCancel(ctx) // a recorded job has to become active
 	if err := s.insert(ctx, p, row, r, commands); err != nil {
 		return v1.Job{}, errors.Join(err, s.removeFiles(p.Caller, id))
 	}

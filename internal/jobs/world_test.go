@@ -1,0 +1,363 @@
+package jobs_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("database/sql.(*DB).connectionOpener"))
+}
+
+var (
+	me  = caller.Principal{Caller: caller.LocalCaller, Operator: true}
+	bob = caller.Principal{Caller: "bob", Trust: 3}
+	eve = caller.Principal{Caller: "eve", Trust: 3}
+)
+
+// world is a state directory and an engine with sandboxes that outlive services.
+type world struct {
+	dir  string
+	host *fake.Host
+
+	mu     sync.Mutex
+	guests map[string]*guest // by sandbox
+	ran    []string          // the started commands, in order
+	// lose, if set, ends the stream of an operation without an answer.
+	lose func(wire.Op) bool
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	return &world{dir: t.TempDir(), host: &fake.Host{}, guests: map[string]*guest{}}
+}
+
+// service is one process that uses a world.
+type service struct {
+	*engine.Engine
+	store *store.Store
+	stop  func()
+}
+
+// start starts a service with at most most sandboxes.
+func (w *world) start(t *testing.T, most int) *service {
+	t.Helper()
+	st, err := store.Open(t.Context(), w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := volumes.Open(filepath.Join(w.dir, "workspaces"), volumes.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := engine.Open(t.Context(), engine.Options{
+		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve}), Store: st, Images: w.images(t), Volumes: v,
+		JobsDir: filepath.Join(w.dir, "jobs"), DefaultTemplate: "default",
+		Templates: []scheduler.Template{{
+			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
+			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
+		}},
+		Limits: engine.Limits{
+			TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
+			MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 30 * time.Second, MaxSandboxes: most, MaxMemory: 1 << 40, Queue: 100,
+		},
+		Program: engine.Program{Build: "b"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Serve(ctx) }()
+	s := &service{Engine: e, store: st}
+	s.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(s.stop)
+	return s
+}
+
+func (*world) images(t *testing.T) *images.Store {
+	t.Helper()
+	im, err := images.Open(images.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rootfs bytes.Buffer
+	tw := tar.NewWriter(&rootfs)
+	if err := tw.WriteHeader(&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
+		t.Fatal(err)
+	}
+	tw.Close()
+	if _, err := im.Import(t.Context(), &rootfs, "test/image:latest"); err != nil {
+		t.Fatal(err)
+	}
+	return im
+}
+
+// guest is the guest of a sandbox. Its background commands are "exit N", "signal", "oom", "flaky",
+// which exits with 75 before its third attempt, "refused", "lost", which ends the sandbox, and
+// "hold", which runs until release or a kill. Every other command writes its text and exits with 0.
+type guest struct {
+	fake.Guest
+	w  *world
+	id string
+
+	mu       sync.Mutex
+	commands map[string]*running
+}
+
+// running is a background command.
+type running struct {
+	argv []string
+	out  string
+	done chan struct{} // closed when result is set
+	once sync.Once
+	res  runtime.Result
+}
+
+func (r *running) end(res runtime.Result) { r.once.Do(func() { r.res = res; close(r.done) }) }
+
+func (w *world) guest(id string) *guest {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g := w.guests[id]
+	if g == nil {
+		g = &guest{w: w, id: id, commands: map[string]*running{}}
+		w.guests[id] = g
+	}
+	return g
+}
+
+// release ends all held commands with exit code 0.
+func (w *world) release() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, g := range w.guests {
+		g.mu.Lock()
+		for _, r := range g.commands {
+			r.end(runtime.Result{Ending: runtime.Exited})
+		}
+		g.mu.Unlock()
+	}
+}
+
+// started returns the commands that were started, in order.
+func (w *world) started() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]string{}, w.ran...)
+}
+
+// again replays the bytes that were read from a stream.
+type again struct {
+	net.Conn
+	first *bytes.Reader
+}
+
+func (a *again) Read(p []byte) (int, error) {
+	if a.first.Len() > 0 {
+		return a.first.Read(p)
+	}
+	return a.Conn.Read(p)
+}
+
+func (w *world) serve(ctx context.Context, id string, conn net.Conn) {
+	g, c := w.guest(id), wire.NewConn(conn)
+	_, payload, err := c.ReadFrame()
+	if err != nil {
+		return
+	}
+	var q wire.Request
+	if json.Unmarshal(payload, &q) != nil {
+		return
+	}
+	w.mu.Lock()
+	lose := w.lose
+	w.mu.Unlock()
+	if lose != nil && lose(q.Op) {
+		return
+	}
+	switch q.Op {
+	case wire.OpStart:
+		g.start(c, q.Body)
+	case wire.OpOutput:
+		g.output(ctx, c, q.Body)
+	case wire.OpKill:
+		g.kill(c, q.Body)
+	case wire.OpShells:
+		answer(c, wire.KindReply, []wire.Shell{})
+	default:
+		n := len(payload)
+		head := []byte{byte(wire.KindRequest), byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}
+		g.Serve(ctx, &again{conn, bytes.NewReader(append(head, payload...))})
+	}
+}
+
+func answer(c *wire.Conn, kind wire.Kind, v any) {
+	b, _ := json.Marshal(v)
+	_ = c.WriteFrame(kind, b) // a failure means that the host is gone
+}
+
+func (g *guest) start(c *wire.Conn, body json.RawMessage) {
+	var q wire.Command
+	if json.Unmarshal(body, &q) != nil {
+		return
+	}
+	text := q.Argv[len(q.Argv)-1]
+	if text == "refused" {
+		answer(c, wire.KindFailure, wire.Failure{Code: wire.InvalidArgument, Field: "argv", Message: "program not found"})
+		return
+	}
+	r := &running{argv: q.Argv, done: make(chan struct{})}
+	g.mu.Lock()
+	g.commands[q.ID] = r
+	g.mu.Unlock()
+	g.w.mu.Lock()
+	g.w.ran = append(g.w.ran, text)
+	g.w.mu.Unlock()
+	word, number, _ := strings.Cut(text, " ")
+	switch word {
+	case "hold":
+		r.out = "held\n"
+	case "lost":
+		g.w.host.Kill(g.id)
+		return
+	case "exit":
+		n, _ := strconv.Atoi(number)
+		r.end(runtime.Result{Ending: runtime.Exited, ExitCode: n})
+	case "flaky":
+		code := 75
+		if q.Env["ORCHESTRATOR_JOB_ATTEMPT"] == "3" {
+			code = 0
+		}
+		r.end(runtime.Result{Ending: runtime.Exited, ExitCode: code})
+	case "signal":
+		r.end(runtime.Result{Ending: runtime.Signalled, Signal: 9, ExitCode: -1})
+	case "oom":
+		r.end(runtime.Result{Ending: runtime.OOM, ExitCode: -1})
+	default:
+		r.out = text
+		r.end(runtime.Result{Ending: runtime.Exited})
+	}
+	answer(c, wire.KindReply, wire.Shell{ID: q.ID, Argv: q.Argv, StartedAt: time.Now()})
+}
+
+func (g *guest) find(c *wire.Conn, id string) *running {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	r := g.commands[id]
+	if r == nil {
+		answer(c, wire.KindFailure, wire.Failure{Code: wire.NotFound, Message: "no such shell"})
+	}
+	return r
+}
+
+func (g *guest) output(ctx context.Context, c *wire.Conn, body json.RawMessage) {
+	var q wire.Output
+	if json.Unmarshal(body, &q) != nil {
+		return
+	}
+	r := g.find(c, q.ID)
+	if r == nil {
+		return
+	}
+	text := ""
+	if q.Stream == wire.Stdout {
+		text = r.out
+	}
+	if q.Offset < int64(len(text)) {
+		answer(c, wire.KindChunk, wire.Chunk{Offset: q.Offset})
+		_ = c.WriteFrame(wire.KindData, []byte(text[q.Offset:]))
+	}
+	select {
+	case <-r.done:
+		end := wire.OutputEnd{Next: int64(len(text)), EOF: true, Shell: wire.Shell{ID: q.ID, Argv: r.argv, Result: &r.res}}
+		answer(c, wire.KindReply, end)
+	case <-ctx.Done():
+	}
+}
+
+func (g *guest) kill(c *wire.Conn, body json.RawMessage) {
+	var q wire.Kill
+	if json.Unmarshal(body, &q) != nil {
+		return
+	}
+	r := g.find(c, q.ID)
+	if r == nil {
+		return
+	}
+	r.end(runtime.Result{Ending: runtime.Cancelled, ExitCode: -1})
+	answer(c, wire.KindReply, wire.Shell{ID: q.ID, Argv: r.argv, Result: &r.res})
+}
+
+// texts returns commands for the sandbox's shell.
+func texts(list ...string) []v1.JobCommand {
+	out := make([]v1.JobCommand, 0, len(list))
+	for _, c := range list {
+		out = append(out, v1.JobCommand{Exec: v1.Exec{Command: c}})
+	}
+	return out
+}
+
+func (s *service) create(t *testing.T, p caller.Principal, r v1.JobRequest) v1.Job {
+	t.Helper()
+	j, err := s.Jobs.Create(t.Context(), p, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// await waits for a job's end and returns it with its commands.
+func (s *service) await(t *testing.T, p caller.Principal, id string) (v1.Job, []v1.JobResult) {
+	t.Helper()
+	j, err := s.Jobs.Get(t.Context(), p, id, 30*time.Second)
+	if err != nil || j.State != "ended" {
+		t.Fatalf("job = %+v, %v; want it ended", j, err)
+	}
+	list, err := s.Jobs.Results(t.Context(), p, id, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j, list
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatal("never: " + what)
+}
