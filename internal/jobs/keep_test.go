@@ -1,0 +1,110 @@
+package jobs
+
+import (
+	"encoding/xml"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+)
+
+func TestOutputKeepsLastBytes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "output")
+	sp := &space{limit: 1 << 20, used: map[string]int64{}}
+	o, err := openOutput(sp, "j", path, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.write(0, []byte("abcdef")); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.write(3, []byte("defghij")); err != nil { // three of the bytes are written again
+		t.Fatal(err)
+	}
+	if err := o.close(); err != nil {
+		t.Fatal(err)
+	}
+	if o, err = openOutput(nil, "j", path, 1); err != nil {
+		t.Fatal(err)
+	}
+	defer o.close()
+	first, data, err := o.read(0, 100)
+	if err != nil || first != 2 || string(data) != "cdefghij" || o.end() != 10 || !o.truncated() {
+		t.Errorf("read(0) = %d, %q, %v of %d bytes; want the last 8 of 10", first, data, err, o.end())
+	}
+	if first, data, err = o.read(7, 2); err != nil || first != 7 || string(data) != "hi" {
+		t.Errorf("read(7, 2) = %d, %q, %v; want 7, hi", first, data, err)
+	}
+	if sp.used["j"] != 8 {
+		t.Errorf("counted %d bytes, want 8", sp.used["j"])
+	}
+}
+
+func TestOutputWithoutSpaceIsCounted(t *testing.T) {
+	sp := &space{limit: 4, used: map[string]int64{}}
+	o, err := openOutput(sp, "j", filepath.Join(t.TempDir(), "output"), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.write(0, []byte("123")); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.write(3, []byte("4567")); err != nil {
+		t.Fatal(err)
+	}
+	if first, data, err := o.read(0, 100); err != nil || first != 7 || len(data) > 0 || !o.truncated() {
+		t.Errorf("read(0) = %d, %q, %v; want nothing that is kept", first, data, err)
+	}
+	if err := o.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSpaceIsBoundedPerCaller(t *testing.T) {
+	sp := &space{limit: 10, used: map[string]int64{}}
+	if !sp.take("a", 6) || sp.take("b", 5) || !sp.take("b", 4) {
+		t.Error("take did not bound the jobs of a caller together")
+	}
+	sp.drop("a")
+	if !sp.take("b", 6) {
+		t.Error("take refused the room of a dropped job")
+	}
+}
+
+func TestJUnitCasesAreEscaped(t *testing.T) {
+	attempt := func(ending string, code int, detail string) []v1.JobAttempt {
+		return []v1.JobAttempt{{Attempt: 1, Result: v1.ExecResult{Ending: ending, ExitCode: code, Detail: detail, DurationMS: 1500}}}
+	}
+	suite := junitSuite{Name: `a"<b>&`}
+	for _, r := range []v1.JobResult{
+		{Name: `echo "<&>" ]]>`, State: stateEnded, Outcome: outcomeSucceeded, Attempts: attempt("exited", 0, "")},
+		{Name: "b\x00\x1b", State: stateEnded, Outcome: outcomeFailed, Attempts: attempt("exited", 3, "")},
+		{Name: "c", State: stateEnded, Outcome: outcomeUnknown, Attempts: attempt("unknown", -1, "<gone>")},
+		{Name: "d", State: stateQueued},
+	} {
+		suite.add(testCase(r))
+	}
+	suite.Cases[0].Out = "</system-out>\x07"
+	body, err := xml.Marshal(junitSuites{Suite: suite})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got junitSuites
+	if err := xml.Unmarshal(body, &got); err != nil {
+		t.Fatalf("invalid XML: %v\n%s", err, body)
+	}
+	u := got.Suite
+	if u.Tests != 4 || u.Failures != 1 || u.Errors != 1 || u.Skipped != 1 || u.Name != suite.Name {
+		t.Errorf("suite = %+v, want 4 tests, 1 failure, 1 error, 1 skipped", u)
+	}
+	if c := u.Cases[0]; c.Name != `echo "<&>" ]]>` || c.Out != "</system-out>\uFFFD" || c.Time != "1.500" {
+		t.Errorf("case = %+v, want its text unchanged", c)
+	}
+	if f := u.Cases[1].Failure; f == nil || f.Message != "exit code 3" || strings.ContainsRune(u.Cases[1].Name, 0) {
+		t.Errorf("case = %+v, want a failure with exit code 3", u.Cases[1])
+	}
+	if e := u.Cases[2].Error; e == nil || e.Message != "<gone>" || e.Type != "unknown" {
+		t.Errorf("case = %+v, want an error of type unknown", u.Cases[2])
+	}
+}
