@@ -64,6 +64,11 @@ func TestErrorExitCodes(t *testing.T) {
 		{&Interrupted{2}, 130},
 		{&Interrupted{15}, 143},
 		{Refuse(errdefs.ErrNotFound, "no %s", "x"), 66},
+		{JobError(v1.Job{Ending: "succeeded"}), 0},
+		{JobError(v1.Job{Ending: "failed"}), 1},
+		{JobError(v1.Job{Ending: "deadline"}), 124},
+		{JobError(v1.Job{Ending: "cancelled"}), 130},
+		{JobError(v1.Job{Ending: "unknown"}), 125},
 	} {
 		if got := ExitCode(c.err); got != c.want {
 			t.Errorf("%v exits with %d, want %d", c.err, got, c.want)
