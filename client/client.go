@@ -16,8 +16,9 @@
 // # Retries
 //
 // The methods do not retry, except Follow, Approvals.Watch, Events with Follow, Tools.Call with
-// Persist, Jobs.Wait, Jobs.CopyOutput, and a Terminal that reconnects. net/http repeats a request whose reused connection
-// closed before the answer began, but only reads and requests with an IdempotencyKey.
+// Persist, Jobs.Wait, Jobs.CopyOutput, and a Terminal that reconnects. net/http repeats a request
+// whose reused connection closed before the answer began, but only reads and requests with an
+// IdempotencyKey.
 //
 // # Units
 //

@@ -20,8 +20,8 @@ func (s Jobs) Create(ctx context.Context, r v1.JobRequest, opts ...Option) (v1.J
 	return callJSONWithBody[v1.Job](ctx, s.c, newCall(http.MethodPost, "jobs"), r, opts)
 }
 
-// List lists the caller's jobs, newest first. With all, which is for operators, it lists the jobs of
-// every caller.
+// List lists the caller's jobs, newest first. With all, which is for operators, it lists the jobs
+// of every caller.
 func (s Jobs) List(ctx context.Context, all bool) ([]v1.Job, error) {
 	l, err := callJSON[v1.List[v1.Job]](ctx, s.c, newCall(http.MethodGet, "jobs").flag("all", all))
 	return l.Items, err
@@ -73,8 +73,8 @@ func (s Jobs) Remove(ctx context.Context, id string) error {
 	return s.c.doJSON(ctx, newCall(http.MethodDelete, "jobs", id), nil)
 }
 
-// Results returns up to limit commands of a job with their results, from index from on. A limit of 0
-// takes the server's maximum, 1000.
+// Results returns up to limit commands of a job with their results, from index from on. A limit of
+// 0 takes the server's maximum, 1000.
 func (s Jobs) Results(ctx context.Context, id string, from, limit int) ([]v1.JobResult, error) {
 	k := newCall(http.MethodGet, "jobs", id, "commands").number("from", int64(from)).number("limit", int64(limit))
 	l, err := callJSON[v1.List[v1.JobResult]](ctx, s.c, k)

@@ -314,6 +314,21 @@ func (e *Engine) Version(p caller.Principal) v1.Version {
 	}
 }
 
+// leasedByKey returns the leased sandboxes whose request had an idempotency key, by caller and key.
+func (e *Engine) leasedByKey(ctx context.Context) (map[string]store.Sandbox, error) {
+	rows, err := e.store.Live(ctx)
+	if err != nil {
+		return nil, err
+	}
+	leased := map[string]store.Sandbox{}
+	for _, r := range rows {
+		if r.Lease.Key != "" && r.State == store.Leased {
+			leased[r.Caller+"\x00"+r.Lease.Key] = r
+		}
+	}
+	return leased, nil
+}
+
 // recoverKeys completes the idempotency keys of requests that an earlier process left open. A lease
 // that was handed out becomes the answer, and an interrupted command was lost. A request that
 // created nothing may be repeated.
@@ -322,15 +337,9 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rows, err := e.store.Live(ctx)
+	leased, err := e.leasedByKey(ctx)
 	if err != nil {
 		return err
-	}
-	leased := map[string]store.Sandbox{}
-	for _, r := range rows {
-		if r.Lease.Key != "" && r.State == store.Leased {
-			leased[r.Caller+"\x00"+r.Lease.Key] = r
-		}
 	}
 	var errs []error
 	for _, k := range open {
@@ -351,10 +360,8 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 				return err
 			}
 		case k.Op == jobs.Op:
-			if j, found, err := e.Jobs.RecoverKey(ctx, k); err != nil {
+			if answer, err = e.Jobs.RecoverKey(ctx, k); err != nil {
 				return err
-			} else if found {
-				answer = j
 			}
 		case k.Op == opSession:
 			se, known := e.recoverShellSession(ctx, k)

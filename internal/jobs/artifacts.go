@@ -38,7 +38,7 @@ func (s *Service) keepArtifacts(a *attempt, res *v1.ExecResult) {
 	defer cancel()
 	list, err := s.copyArtifacts(ctx, a)
 	failpoint.Hit("jobs.artifacts.copied")
-	err = errors.Join(err, s.opts.Store.SetJobArtifacts(s.ctx, a.id, a.index, list))
+	err = errors.Join(err, s.rows.SetJobArtifacts(s.ctx, a.id, a.index, list))
 	if err != nil {
 		s.log.Warn("failed to keep artifacts of a job's command", "job", a.id, "command", a.index, "error", err)
 		if res.Detail != "" {
@@ -126,7 +126,7 @@ func (s *Service) Artifacts(ctx context.Context, p caller.Principal, id string) 
 	if _, err := s.find(ctx, p, id); err != nil {
 		return nil, err
 	}
-	rows, err := s.opts.Store.JobArtifacts(ctx, id)
+	rows, err := s.rows.JobArtifacts(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (s *Service) Artifact(
 	if _, err := s.find(ctx, p, id); err != nil {
 		return nil, v1.JobArtifact{}, err
 	}
-	rows, err := s.opts.Store.JobArtifacts(ctx, id)
+	rows, err := s.rows.JobArtifacts(ctx, id)
 	if err != nil {
 		return nil, v1.JobArtifact{}, err
 	}

@@ -101,7 +101,7 @@ func (s *Service) prepare(a *attempt) error {
 	if id := a.principal.Token; id != "" && !s.opts.Callers.Valid(id) {
 		return errors.Join(s.stopJob(s.ctx, a.job, stopToken), context.Canceled)
 	}
-	row, err := s.opts.Store.JobCommand(s.ctx, a.id, a.index)
+	row, err := s.rows.JobCommand(s.ctx, a.id, a.index)
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (s *Service) start(a *attempt) error {
 		return err
 	}
 	a.started = time.Now()
-	ok, err := s.opts.Store.StartJobCommand(s.ctx, a.id, a.index, a.number, a.lease.ID, a.started)
+	ok, err := s.rows.StartJobCommand(s.ctx, a.id, a.index, a.number, a.lease.ID, a.started)
 	if err != nil {
 		return err
 	}
@@ -429,7 +429,7 @@ func (s *Service) record(a *attempt, sandbox string, res v1.ExecResult) bool {
 	}
 	retry := !s.finalAttempt(a, res)
 	for {
-		_, err := s.opts.Store.EndJobCommand(s.ctx, a.id, a.index, a.number, v, outcomeOf(res), retry)
+		_, err := s.rows.EndJobCommand(s.ctx, a.id, a.index, a.number, v, outcomeOf(res), retry)
 		if err == nil {
 			break
 		}
@@ -452,7 +452,7 @@ func (s *Service) record(a *attempt, sandbox string, res v1.ExecResult) bool {
 // requeue queues a started attempt that its sandbox never received.
 func (s *Service) requeue(a *attempt) {
 	for {
-		_, err := s.opts.Store.RequeueJobCommand(s.ctx, a.id, a.index, a.number)
+		_, err := s.rows.RequeueJobCommand(s.ctx, a.id, a.index, a.number)
 		if err == nil {
 			break
 		}

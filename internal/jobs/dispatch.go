@@ -68,7 +68,7 @@ const (
 
 // load reads an active job and its commands.
 func (s *Service) load(ctx context.Context, id string) (*job, error) {
-	row, err := s.opts.Store.Job(ctx, id)
+	row, err := s.rows.Job(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -76,14 +76,15 @@ func (s *Service) load(ctx context.Context, id string) (*job, error) {
 		id: id, caller: row.Caller, space: s.callerSpace(row.Caller), deadline: row.Deadline, stopped: row.Stopped,
 		done: make(chan struct{}), changed: make(chan struct{}),
 	}
-	if err := errors.Join(json.Unmarshal(row.Principal, &j.principal), json.Unmarshal(row.Request, &j.request)); err != nil {
+	err = json.Unmarshal(row.Principal, &j.principal) //nolint:musttag // only this package reads it
+	if err := errors.Join(err, json.Unmarshal(row.Request, &j.request)); err != nil {
 		return nil, err
 	}
 	j.ctx, j.cancel = context.WithCancel(context.Background())
 	if j.stopped != "" {
 		j.cancel()
 	}
-	rows, err := s.opts.Store.JobCommands(ctx, id, 0, s.opts.Limits.Commands)
+	rows, err := s.rows.JobCommands(ctx, id, 0, s.opts.Limits.Commands)
 	if err != nil {
 		return nil, err
 	}
@@ -129,14 +130,14 @@ func (s *Service) Recover(ctx context.Context) error {
 	if s.opts.Dir == "" {
 		return nil
 	}
-	known, err := s.opts.Store.JobIDs(ctx)
+	known, err := s.rows.JobIDs(ctx)
 	if err != nil {
 		return err
 	}
 	if err := s.recoverFiles(known); err != nil {
 		return err
 	}
-	rows, err := s.opts.Store.ActiveJobs(ctx)
+	rows, err := s.rows.ActiveJobs(ctx)
 	if err != nil {
 		return err
 	}
@@ -280,7 +281,7 @@ func (s *Service) next(now time.Time) *job {
 
 // stopJob ends the queued commands of a job and kills the running ones, in the background.
 func (s *Service) stopJob(ctx context.Context, j *job, why string) error {
-	if err := s.opts.Store.StopJob(ctx, j.id, why); err != nil {
+	if err := s.rows.StopJob(ctx, j.id, why); err != nil {
 		return err
 	}
 	failpoint.Hit("jobs.stop.recorded")
@@ -333,12 +334,12 @@ func (s *Service) finish(j *job) {
 
 func (s *Service) recordEnd(j *job) error {
 	if j.stopped != "" {
-		if err := s.opts.Store.EndQueuedJobCommands(s.ctx, j.id, outcomeCancelled); err != nil {
+		if err := s.rows.EndQueuedJobCommands(s.ctx, j.id, outcomeCancelled); err != nil {
 			return err
 		}
 		failpoint.Hit("jobs.stop.ended")
 	}
-	counts, err := s.opts.Store.CountJobCommands(s.ctx, j.id)
+	counts, err := s.rows.CountJobCommands(s.ctx, j.id)
 	if err != nil {
 		return err
 	}
@@ -347,7 +348,7 @@ func (s *Service) recordEnd(j *job) error {
 		return err
 	}
 	now := time.Now()
-	if err := s.opts.Store.EndJob(s.ctx, store.Job{
+	if err := s.rows.EndJob(s.ctx, store.Job{
 		ID: j.id, Ending: endingOf(j.stopped, counts), Counts: summary, Ended: now,
 		Expires: now.Add(milliseconds(j.request.TTLMS)),
 	}); err != nil {
@@ -377,7 +378,7 @@ func (j *job) notify() {
 
 // sweep removes jobs that have expired, and space entries of callers without jobs.
 func (s *Service) sweep(ctx context.Context) {
-	rows, err := s.opts.Store.ExpiredJobs(ctx, time.Now())
+	rows, err := s.rows.ExpiredJobs(ctx, time.Now())
 	if err != nil {
 		s.log.Error("failed to list expired jobs; will retry", "error", err)
 		return
@@ -396,9 +397,10 @@ func (s *Service) sweep(ctx context.Context) {
 	})
 }
 
-// remove removes an ended job. Its row goes first: files without a row are removed at the next start.
+// remove removes an ended job. Its row goes first: files without a row are removed at the next
+// start.
 func (s *Service) remove(ctx context.Context, row store.Job) error {
-	if err := s.opts.Store.DeleteJob(ctx, row.ID); err != nil {
+	if err := s.rows.DeleteJob(ctx, row.ID); err != nil {
 		return err
 	}
 	failpoint.Hit("jobs.remove.forgotten")

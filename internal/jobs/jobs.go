@@ -1,11 +1,12 @@
-// Package jobs runs jobs: lists of commands, each in a sandbox of its own, with bounded parallelism,
-// retries, a deadline and kept results. A job survives restarts and crashes of the service.
+// Package jobs runs jobs: lists of commands, each in a sandbox of its own, with bounded
+// parallelism, retries, a deadline and kept results. A job survives restarts and crashes of the
+// service.
 //
 // A command is queued, started or ended. Its row says started before the command is sent to its
 // sandbox, and the sandbox keeps the command running while the service is away. After a restart a
-// started command is found in its sandbox and goes on, is queued again if the sandbox never received
-// it, or ends as unknown if the sandbox is gone. A command therefore never runs twice without a
-// retry that its caller asked for.
+// started command is found in its sandbox and goes on, is queued again if the sandbox never
+// received it, or ends as unknown if the sandbox is gone. A command therefore never runs twice
+// without a retry that its caller asked for.
 //
 // Output is kept in files below the state directory, bounded per stream and per caller. Commands of
 // different callers start in turn.
@@ -87,6 +88,7 @@ type Limits struct {
 type Service struct {
 	opts Options
 	log  *slog.Logger
+	rows *store.JobStore
 
 	mu      sync.Mutex
 	active  map[string]*job // by id
@@ -109,7 +111,7 @@ func New(opts Options) *Service {
 	l.Commands, l.Active, l.Kept = cmp.Or(l.Commands, 10_000), cmp.Or(l.Active, 100), cmp.Or(l.Kept, 1000)
 	l.Bytes = cmp.Or(l.Bytes, 4<<30)
 	return &Service{
-		opts: opts, log: opts.Log, active: map[string]*job{}, turns: map[string]uint64{}, space: map[string]*space{},
+		opts: opts, log: opts.Log, rows: opts.Store.Jobs(), active: map[string]*job{}, turns: map[string]uint64{}, space: map[string]*space{},
 		outputs: map[string]*output{}, wake: make(chan struct{}, 1),
 	}
 }
@@ -127,17 +129,16 @@ func (s *Service) Create(ctx context.Context, p caller.Principal, r v1.JobReques
 	return idempotency.Do(ctx, s.opts.Keys, p, Op, id.String(), r, do, func(j v1.Job) v1.Job { return j })
 }
 
-// RecoverKey returns the job that an interrupted request created. found is false if there is none.
-func (s *Service) RecoverKey(ctx context.Context, k store.Key) (j v1.Job, found bool, err error) {
-	row, err := s.opts.Store.Job(ctx, k.Ref)
+// RecoverKey returns the job that an interrupted request created, or nil.
+func (s *Service) RecoverKey(ctx context.Context, k store.Key) (any, error) {
+	row, err := s.rows.Job(ctx, k.Ref)
 	if errdefs.IsNotFound(err) {
-		return v1.Job{}, false, nil
+		return nil, nil
 	}
 	if err != nil {
-		return v1.Job{}, false, err
+		return nil, err
 	}
-	j, err = s.present(ctx, row)
-	return j, err == nil, err
+	return s.present(ctx, row)
 }
 
 func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v1.JobRequest) (v1.Job, error) {
@@ -166,7 +167,7 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 		return v1.Job{}, err
 	}
 	s.add(j)
-	if row, err = s.opts.Store.Job(ctx, id); err != nil {
+	if row, err = s.rows.Job(ctx, id); err != nil {
 		return v1.Job{}, err
 	}
 	return s.present(ctx, row)
@@ -184,11 +185,11 @@ func (s *Service) insert(
 		return err
 	}
 	p.Via, p.By = "", ""
-	if row.Principal, err = json.Marshal(p); err != nil {
+	if row.Principal, err = json.Marshal(p); err != nil { //nolint:musttag // only this package reads it
 		return err
 	}
 	l := s.opts.Limits
-	return s.opts.Store.InsertJob(ctx, row, commands, func(active, kept int) error {
+	return s.rows.InsertJob(ctx, row, commands, func(active, kept int) error {
 		switch {
 		case active >= l.Active:
 			return usererror.Errorf(errdefs.ErrResourceExhausted,
@@ -203,7 +204,7 @@ func (s *Service) insert(
 
 // find returns a job of the caller. Operators find every job.
 func (s *Service) find(ctx context.Context, p caller.Principal, id string) (store.Job, error) {
-	row, err := s.opts.Store.Job(ctx, id)
+	row, err := s.rows.Job(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && row.Caller != p.Caller && !p.Operator {
 		return store.Job{}, usererror.Errorf(errdefs.ErrNotFound, "job %q not found", id)
 	}
@@ -219,7 +220,7 @@ func (s *Service) List(ctx context.Context, p caller.Principal, all bool) ([]v1.
 		}
 		owner = ""
 	}
-	rows, err := s.opts.Store.Jobs(ctx, owner, core.MaxListed)
+	rows, err := s.rows.List(ctx, owner, core.MaxListed)
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +271,7 @@ func (s *Service) Results(ctx context.Context, p caller.Principal, id string, fr
 	if limit <= 0 || limit > core.MaxListed {
 		limit = core.MaxListed
 	}
-	rows, err := s.opts.Store.JobCommands(ctx, id, from, limit)
+	rows, err := s.rows.JobCommands(ctx, id, from, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -326,7 +327,7 @@ func (s *Service) findCommand(ctx context.Context, p caller.Principal, id string
 	if _, err := s.find(ctx, p, id); err != nil {
 		return store.JobCommand{}, err
 	}
-	c, err := s.opts.Store.JobCommand(ctx, id, index)
+	c, err := s.rows.JobCommand(ctx, id, index)
 	if errdefs.IsNotFound(err) {
 		return c, usererror.Errorf(errdefs.ErrNotFound, "command %d of job %s not found", index, id)
 	}

@@ -163,7 +163,7 @@ func TestJobsOfOthersAreNotFound(t *testing.T) {
 	_, get := s.Jobs.Get(ctx, eve, j.ID, 0)
 	_, results := s.Jobs.Results(ctx, eve, j.ID, 0, 0)
 	_, cancel := s.Jobs.Cancel(ctx, eve, j.ID)
-	_, output := s.Jobs.Output(ctx, eve, j.ID, outputAt("stdout", 0))
+	_, output := s.Jobs.Output(ctx, eve, j.ID, outputAt(0))
 	_, artifacts := s.Jobs.Artifacts(ctx, eve, j.ID)
 	_, _, artifact := s.Jobs.Artifact(ctx, eve, j.ID, 0, "f")
 	_, junit := s.Jobs.JUnit(ctx, eve, j.ID)
@@ -194,15 +194,15 @@ func TestIdempotencyKeyCreatesOneJob(t *testing.T) {
 	s.await(t, bob, first.ID)
 }
 
-func outputAt(stream string, offset int64) jobs.OutputRequest {
-	return jobs.OutputRequest{OutputRequest: core.OutputRequest{Stream: stream, Offset: offset}}
+func outputAt(offset int64) jobs.OutputRequest {
+	return jobs.OutputRequest{OutputRequest: core.OutputRequest{Stream: "stdout", Offset: offset}}
 }
 
 func TestOutputByOffset(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, 20)
 	j := s.create(t, bob, v1.JobRequest{Exec: v1.Exec{Command: "hold"}})
-	r := outputAt("stdout", 0)
+	r := outputAt(0)
 	r.Wait = 30 * time.Second
 	out, err := s.Jobs.Output(t.Context(), bob, j.ID, r)
 	if err != nil || out.Data != "held\n" || out.EOF || out.NextOffset != 5 {
@@ -211,12 +211,12 @@ func TestOutputByOffset(t *testing.T) {
 	w.release()
 	s.await(t, bob, j.ID)
 	for offset, want := range map[int64]string{0: "held\n", 2: "ld\n", 5: "", 99: ""} {
-		out, err := s.Jobs.Output(t.Context(), bob, j.ID, outputAt("stdout", offset))
+		out, err := s.Jobs.Output(t.Context(), bob, j.ID, outputAt(offset))
 		if err != nil || out.Data != want || !out.EOF || out.NextOffset != 5 {
 			t.Errorf("output from %d = %+v, %v; want %q and EOF", offset, out, err, want)
 		}
 	}
-	bad := outputAt("stdout", 0)
+	bad := outputAt(0)
 	bad.Attempt = 2
 	if _, err := s.Jobs.Output(t.Context(), bob, j.ID, bad); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("output of an attempt that was not made: %v, want InvalidArgument", err)

@@ -81,8 +81,8 @@ func get(b []byte) int64 { return int64(binary.LittleEndian.Uint64(b)) } //nolin
 func put(b []byte, n int64) { binary.LittleEndian.PutUint64(b, uint64(n)) } //nolint:gosec // it is not negative
 
 // write adds the bytes of the stream from offset on. An offset beyond the end skips the bytes
-// between. Bytes that cannot be kept are counted, and close returns the reason: a full disk does not
-// end a command.
+// between. Bytes that cannot be kept are counted, and close returns the reason: a full disk does
+// not end a command.
 func (o *output) write(offset int64, p []byte) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -102,7 +102,7 @@ func (o *output) write(offset int64, p []byte) error {
 		o.length += max(grow, 0)
 		o.failed = o.keep(total, p)
 	} else {
-		o.kept = total // there is no room: count the bytes without keeping them
+		o.kept = total // count the bytes without keeping them
 	}
 	if o.failed != nil {
 		o.kept = total
@@ -289,8 +289,8 @@ func (o *output) piece(r OutputRequest) (v1.JobOutput, error) {
 	return out, nil
 }
 
-// changedOf returns a channel that is closed when a command of the job starts or ends, or nil if the
-// job has ended.
+// changedOf returns a channel that is closed when a command of the job starts or ends, or nil if
+// the job has ended.
 func (s *Service) changedOf(id string) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

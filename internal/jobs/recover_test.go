@@ -20,7 +20,7 @@ func recorded(t *testing.T, w *world, commands ...string) string {
 	s := w.start(t, 20)
 	j := s.create(t, bob, v1.JobRequest{Commands: texts(commands...)})
 	eventually(t, "the first command runs", func() bool {
-		c, err := s.store.JobCommand(t.Context(), j.ID, 0)
+		c, err := s.store.Jobs().JobCommand(t.Context(), j.ID, 0)
 		return err == nil && c.State == store.JobStarted && len(w.started()) == 1
 	})
 	s.stop()
@@ -49,7 +49,7 @@ func TestRestartContinuesRunningCommand(t *testing.T) {
 	if got.Ending != "succeeded" || len(list[0].Attempts) != 1 || len(list[1].Attempts) != 1 {
 		t.Errorf("job = %+v %+v, want it succeeded with one attempt of each command", got, list)
 	}
-	if out, err := s.Jobs.Output(t.Context(), bob, id, outputAt("stdout", 0)); err != nil || out.Data != "held\n" {
+	if out, err := s.Jobs.Output(t.Context(), bob, id, outputAt(0)); err != nil || out.Data != "held\n" {
 		t.Errorf("output = %+v, %v; want it once", out, err)
 	}
 	if ran := w.started(); len(ran) != 2 {
@@ -94,7 +94,7 @@ func TestRestartWithoutSandboxEndsAsUnknown(t *testing.T) {
 func TestRestartCompletesCancel(t *testing.T) {
 	w := newWorld(t)
 	id := recorded(t, w, "hold", "never")
-	w.change(t, func(st *store.Store) error { return st.StopJob(t.Context(), id, "cancelled") })
+	w.change(t, func(st *store.Store) error { return st.Jobs().StopJob(t.Context(), id, "cancelled") })
 	s := w.start(t, 20)
 	got, _ := s.await(t, bob, id)
 	if want := (v1.JobCounts{Total: 2, Cancelled: 2}); got.Ending != "cancelled" || got.Commands != want {
@@ -118,7 +118,7 @@ func TestRestartEndsJobWhoseCommandsEnded(t *testing.T) {
 	id := recorded(t, w, "hold")
 	w.change(t, func(st *store.Store) error {
 		ended := v1.JobAttempt{Attempt: 1, EndedAt: time.Now(), Result: v1.ExecResult{Ending: "exited"}}
-		_, err := st.EndJobCommand(t.Context(), id, 0, 1, ended, "succeeded", false)
+		_, err := st.Jobs().EndJobCommand(t.Context(), id, 0, 1, ended, "succeeded", false)
 		return err
 	})
 	s := w.start(t, 20)

@@ -37,8 +37,9 @@ func outcomeOf(r v1.ExecResult) string {
 		return outcomeCancelled
 	case runtime.SandboxLost, unknown:
 		return outcomeUnknown
+	default:
+		return outcomeFailed
 	}
-	return outcomeFailed
 }
 
 // endingOf returns the ending of a job whose commands have ended.
@@ -82,7 +83,7 @@ func (s *Service) present(ctx context.Context, row store.Job) (v1.Job, error) {
 		out.State, out.EndedAt, out.ExpiresAt = stateEnded, &row.Ended, &row.Expires
 		return out, json.Unmarshal(row.Counts, &out.Commands)
 	}
-	counts, err := s.opts.Store.CountJobCommands(ctx, row.ID)
+	counts, err := s.rows.CountJobCommands(ctx, row.ID)
 	if err != nil {
 		return v1.Job{}, err
 	}

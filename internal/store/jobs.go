@@ -94,13 +94,19 @@ type JobCounts struct {
 	Outcomes map[string]int
 }
 
+// JobStore holds the rows of jobs.
+type JobStore struct{ db *sql.DB }
+
+// Jobs returns the store of jobs.
+func (s *Store) Jobs() *JobStore { return &JobStore{s.db} }
+
 const jobColumns = "id, caller, name, principal, request, created, deadline, stopped, ended, ending, expires, counts"
 
 const jobCommandColumns = "job, idx, name, exec, state, attempt, sandbox, started, attempts, outcome"
 
 // InsertJob records a job and its commands, unless check returns an error. check receives how many
 // jobs of the caller have not ended, and how many there are in total.
-func (s *Store) InsertJob(ctx context.Context, j Job, commands []JobCommand, check func(active, kept int) error) error {
+func (s *JobStore) InsertJob(ctx context.Context, j Job, commands []JobCommand, check func(active, kept int) error) error {
 	const what = "record job "
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -135,7 +141,7 @@ func (s *Store) InsertJob(ctx context.Context, j Job, commands []JobCommand, che
 
 // StartJobCommand records that the current attempt of a queued command may run in the sandbox from
 // now on. It reports false if the command is not queued any more.
-func (s *Store) StartJobCommand(ctx context.Context, job string, index, attempt int, sandbox string,
+func (s *JobStore) StartJobCommand(ctx context.Context, job string, index, attempt int, sandbox string,
 	at time.Time) (bool, error) {
 	return s.changeJobCommand(ctx, "record the start of a job's command",
 		"UPDATE job_commands SET state = 'started', sandbox = ?, started = ?"+
@@ -145,7 +151,7 @@ func (s *Store) StartJobCommand(ctx context.Context, job string, index, attempt 
 
 // RequeueJobCommand records that a started attempt never reached its sandbox, so that it runs again
 // under the same number.
-func (s *Store) RequeueJobCommand(ctx context.Context, job string, index, attempt int) (bool, error) {
+func (s *JobStore) RequeueJobCommand(ctx context.Context, job string, index, attempt int) (bool, error) {
 	return s.changeJobCommand(ctx, "queue a job's command again",
 		"UPDATE job_commands SET state = 'queued', sandbox = '', started = 0"+
 			" WHERE job = ? AND idx = ? AND attempt = ? AND state = 'started'", job, index, attempt)
@@ -154,7 +160,7 @@ func (s *Store) RequeueJobCommand(ctx context.Context, job string, index, attemp
 // EndJobCommand appends an ended attempt, as JSON, to the command. With retry the command is queued
 // for its next attempt, otherwise it has ended with the outcome. It reports false if that attempt
 // has ended before.
-func (s *Store) EndJobCommand(ctx context.Context, job string, index, attempt int, ended any, outcome string,
+func (s *JobStore) EndJobCommand(ctx context.Context, job string, index, attempt int, ended any, outcome string,
 	retry bool) (bool, error) {
 	body, err := json.Marshal(ended)
 	if err != nil {
@@ -172,13 +178,13 @@ func (s *Store) EndJobCommand(ctx context.Context, job string, index, attempt in
 }
 
 // EndQueuedJobCommands ends all queued commands of a job with the outcome.
-func (s *Store) EndQueuedJobCommands(ctx context.Context, job, outcome string) error {
+func (s *JobStore) EndQueuedJobCommands(ctx context.Context, job, outcome string) error {
 	_, err := s.db.ExecContext(ctx,
 		"UPDATE job_commands SET state = 'ended', outcome = ? WHERE job = ? AND state = 'queued'", outcome, job)
 	return wrap("end the queued commands of job "+job, err)
 }
 
-func (s *Store) changeJobCommand(ctx context.Context, what, query string, args ...any) (bool, error) {
+func (s *JobStore) changeJobCommand(ctx context.Context, what, query string, args ...any) (bool, error) {
 	res, err := s.db.ExecContext(ctx, query, args...)
 	if err != nil {
 		return false, wrap(what, err)
@@ -188,13 +194,13 @@ func (s *Store) changeJobCommand(ctx context.Context, what, query string, args .
 }
 
 // StopJob records why no further command of the job starts. The first reason stays.
-func (s *Store) StopJob(ctx context.Context, id, why string) error {
+func (s *JobStore) StopJob(ctx context.Context, id, why string) error {
 	_, err := s.db.ExecContext(ctx, "UPDATE jobs SET stopped = ? WHERE id = ? AND stopped = '' AND ended = 0", why, id)
 	return wrap("stop job "+id, err)
 }
 
 // EndJob records the fields of j that are set at a job's end. Later calls change nothing.
-func (s *Store) EndJob(ctx context.Context, j Job) error {
+func (s *JobStore) EndJob(ctx context.Context, j Job) error {
 	_, err := s.db.ExecContext(ctx,
 		"UPDATE jobs SET ended = ?, ending = ?, expires = ?, counts = ? WHERE id = ? AND ended = 0",
 		stamp(j.Ended), j.Ending, stamp(j.Expires), string(j.Counts), j.ID)
@@ -202,13 +208,13 @@ func (s *Store) EndJob(ctx context.Context, j Job) error {
 }
 
 // DeleteJob deletes a job with its commands and artifacts.
-func (s *Store) DeleteJob(ctx context.Context, id string) error {
+func (s *JobStore) DeleteJob(ctx context.Context, id string) error {
 	_, err := s.db.ExecContext(ctx, "DELETE FROM jobs WHERE id = ?", id)
 	return wrap("delete job "+id, err)
 }
 
 // Job returns one row, or an error of class NotFound.
-func (s *Store) Job(ctx context.Context, id string) (Job, error) {
+func (s *JobStore) Job(ctx context.Context, id string) (Job, error) {
 	j, err := scanJob(s.db.QueryRowContext(ctx, "SELECT "+jobColumns+" FROM jobs WHERE id = ?", id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return j, fmt.Errorf("job %s: %w", id, errdefs.ErrNotFound)
@@ -216,23 +222,23 @@ func (s *Store) Job(ctx context.Context, id string) (Job, error) {
 	return j, wrap("read job "+id, err)
 }
 
-// Jobs returns at most limit jobs of the caller, or of all callers if it is "", newest first.
-func (s *Store) Jobs(ctx context.Context, caller string, limit int) ([]Job, error) {
+// List returns at most limit jobs of the caller, or of all callers if it is "", newest first.
+func (s *JobStore) List(ctx context.Context, caller string, limit int) ([]Job, error) {
 	return s.queryJobs(ctx, "WHERE ?1 = '' OR caller = ?1 ORDER BY created DESC, id DESC LIMIT ?2", caller, limit)
 }
 
 // ActiveJobs returns all jobs that have not ended, oldest first.
-func (s *Store) ActiveJobs(ctx context.Context) ([]Job, error) {
+func (s *JobStore) ActiveJobs(ctx context.Context) ([]Job, error) {
 	return s.queryJobs(ctx, "WHERE ended = 0 ORDER BY created, id")
 }
 
 // ExpiredJobs returns the jobs to forget at the given time.
-func (s *Store) ExpiredJobs(ctx context.Context, now time.Time) ([]Job, error) {
+func (s *JobStore) ExpiredJobs(ctx context.Context, now time.Time) ([]Job, error) {
 	return s.queryJobs(ctx, "WHERE ended > 0 AND expires <= ? ORDER BY expires LIMIT 100", stamp(now))
 }
 
 // JobIDs returns the ids of all jobs with their callers.
-func (s *Store) JobIDs(ctx context.Context) (map[string]string, error) {
+func (s *JobStore) JobIDs(ctx context.Context) (map[string]string, error) {
 	rows, err := s.db.QueryContext(ctx, "SELECT id, caller FROM jobs")
 	if err != nil {
 		return nil, wrap("list jobs", err)
@@ -249,7 +255,7 @@ func (s *Store) JobIDs(ctx context.Context) (map[string]string, error) {
 	return out, wrap("list jobs", rows.Err())
 }
 
-func (s *Store) queryJobs(ctx context.Context, where string, args ...any) ([]Job, error) {
+func (s *JobStore) queryJobs(ctx context.Context, where string, args ...any) ([]Job, error) {
 	rows, err := s.db.QueryContext(ctx, "SELECT "+jobColumns+" FROM jobs "+where, args...)
 	if err != nil {
 		return nil, wrap("list jobs", err)
@@ -276,7 +282,7 @@ func scanJob(row scanner) (Job, error) {
 }
 
 // JobCommand returns one command of a job, or an error of class NotFound.
-func (s *Store) JobCommand(ctx context.Context, job string, index int) (JobCommand, error) {
+func (s *JobStore) JobCommand(ctx context.Context, job string, index int) (JobCommand, error) {
 	list, err := s.JobCommands(ctx, job, index, 1)
 	if err == nil && (len(list) == 0 || list[0].Index != index) {
 		err = fmt.Errorf("command %d of job %s: %w", index, job, errdefs.ErrNotFound)
@@ -288,7 +294,7 @@ func (s *Store) JobCommand(ctx context.Context, job string, index int) (JobComma
 }
 
 // JobCommands returns at most limit commands of a job from the index on, in order.
-func (s *Store) JobCommands(ctx context.Context, job string, from, limit int) ([]JobCommand, error) {
+func (s *JobStore) JobCommands(ctx context.Context, job string, from, limit int) ([]JobCommand, error) {
 	const what = "list the commands of a job"
 	rows, err := s.db.QueryContext(ctx, "SELECT "+jobCommandColumns+
 		" FROM job_commands WHERE job = ? AND idx >= ? ORDER BY idx LIMIT ?", job, from, limit)
@@ -311,7 +317,7 @@ func (s *Store) JobCommands(ctx context.Context, job string, from, limit int) ([
 }
 
 // CountJobCommands counts the commands of a job.
-func (s *Store) CountJobCommands(ctx context.Context, job string) (JobCounts, error) {
+func (s *JobStore) CountJobCommands(ctx context.Context, job string) (JobCounts, error) {
 	const what = "count the commands of a job"
 	rows, err := s.db.QueryContext(ctx,
 		"SELECT state, outcome, count(*) FROM job_commands WHERE job = ? GROUP BY state, outcome", job)
@@ -336,7 +342,7 @@ func (s *Store) CountJobCommands(ctx context.Context, job string) (JobCounts, er
 }
 
 // SetJobArtifacts records the artifacts of a command, in place of earlier ones.
-func (s *Store) SetJobArtifacts(ctx context.Context, job string, index int, list []JobArtifact) error {
+func (s *JobStore) SetJobArtifacts(ctx context.Context, job string, index int, list []JobArtifact) error {
 	const what = "record the artifacts of a job"
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -356,7 +362,7 @@ func (s *Store) SetJobArtifacts(ctx context.Context, job string, index int, list
 }
 
 // JobArtifacts returns the artifacts of a job, ordered by command and path.
-func (s *Store) JobArtifacts(ctx context.Context, job string) ([]JobArtifact, error) {
+func (s *JobStore) JobArtifacts(ctx context.Context, job string) ([]JobArtifact, error) {
 	const what = "list the artifacts of a job"
 	rows, err := s.db.QueryContext(ctx, "SELECT idx, path, size, file FROM job_artifacts WHERE job = ? ORDER BY idx, path",
 		job)

@@ -113,8 +113,8 @@ func (e *jobError) code() int {
 	return ExitLost // unknown, or an ending of a newer server
 }
 
-// JobError returns nil for an ended job whose commands all succeeded, and an error with the exit code
-// of its ending otherwise.
+// JobError returns nil for an ended job whose commands all succeeded, and an error with the exit
+// code of its ending otherwise.
 func JobError(j v1.Job) error {
 	if j.Ending == "succeeded" {
 		return nil

@@ -357,10 +357,9 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 		return err
 	}
 	opts.Driver, opts.Store, opts.Images, opts.Volumes, opts.Why, opts.Log = s.driver, s.store, library, s.volumes, s.why, s.log
-	opts.JobsDir = dirs.Jobs
 	opts.ImageBounds, opts.Builder = standalone.ImageBounds(s.config.Images), docker.Builder{Host: s.config.Docker.Host}
 	opts.Puller, opts.FetchImage = puller, standalone.ImageFetcher(s.config.Images, puller, s.log)
-	opts.LoadTemplates = s.loadTemplates
+	opts.JobsDir, opts.LoadTemplates = dirs.Jobs, s.loadTemplates
 	opts.Quotas = standalone.Quotas(s.config.Callers)
 	if s.governed, err = standalone.OpenGovernance(ctx, s.config, dir, s.store, s.log); err != nil {
 		return err
