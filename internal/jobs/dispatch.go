@@ -130,7 +130,7 @@ func (s *Service) Recover(ctx context.Context) error {
 	if s.opts.Dir == "" {
 		return nil
 	}
-	known, err := s.rows.JobIDs(ctx)
+	known, err := s.rows.JobSizes(ctx)
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -80,7 +81,7 @@ type Limits struct {
 	Commands int // of one job, after the matrix
 	Active   int // jobs of one caller that have not ended
 	Kept     int // jobs of one caller in total
-	// Bytes bounds the inputs, output and artifacts of one caller's jobs on disk.
+	// Bytes bounds the commands, inputs, output and artifacts of one caller's jobs on disk.
 	Bytes int64
 }
 
@@ -153,7 +154,11 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 	row := store.Job{
 		ID: id, Caller: p.Caller, Name: r.Name, Created: now, Deadline: now.Add(milliseconds(r.DeadlineMS)),
 	}
-	if err := s.writeInputs(s.callerSpace(p.Caller), id, r.Files); err != nil {
+	size := int64(0)
+	for _, c := range commands {
+		size += int64(len(c.Exec))
+	}
+	if err := s.writeInputs(s.callerSpace(p.Caller), id, size, r.Files); err != nil {
 		return v1.Job{}, err
 	}
 	failpoint.Hit("jobs.create.inputs")
@@ -177,6 +182,7 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 func (s *Service) insert(
 	ctx context.Context, p caller.Principal, row store.Job, r v1.JobRequest, commands []store.JobCommand,
 ) (err error) {
+	r.Files = slices.Clone(r.Files) // the caller's request stays as it is
 	for i := range r.Files {
 		r.Files[i].Content, r.Files[i].Base64 = "", ""
 	}

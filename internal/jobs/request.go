@@ -30,7 +30,7 @@ const (
 	maxPatterns    = 64
 	maxPattern     = 1024
 	maxVariables   = 16
-	maxExecBytes   = 64 << 20 // all commands after the matrix, as JSON
+	maxExecBytes   = 16 << 20 // all commands after the matrix, as JSON
 
 	defaultDeadline = 24 * time.Hour
 	maxDeadline     = 7 * 24 * time.Hour

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -73,24 +74,30 @@ func (s *Service) outputPath(id string, index, attempt int, stream string) strin
 // in the sandbox is untrusted and only stored in the database.
 func artifactName(index, n int) string { return fmt.Sprintf("artifact.%d.%d", index, n) }
 
-// writeInputs writes the input files of a new job.
-func (s *Service) writeInputs(sp *space, id string, files []v1.JobFile) error {
-	if err := os.MkdirAll(s.jobDir(id), 0o700); err != nil {
-		return fmt.Errorf("make the directory of a job: %w", err)
+// writeInputs writes the input files of a new job, whose commands have the given size in the
+// database.
+func (s *Service) writeInputs(sp *space, id string, commands int64, files []v1.JobFile) error {
+	full := usererror.Errorf(errdefs.ErrResourceExhausted,
+		"caller's jobs have %d bytes on disk, which is the limit: remove ended jobs", sp.limit)
+	if !sp.take(id, commands) {
+		return full
 	}
+	err := os.MkdirAll(s.jobDir(id), 0o700)
 	for i, f := range files {
-		body, err := contentOf(f)
+		var body []byte
+		if err == nil {
+			body, err = contentOf(f)
+		}
 		if err == nil && !sp.take(id, int64(len(body))) {
-			err = usererror.Errorf(errdefs.ErrResourceExhausted,
-				"caller's jobs have %d bytes on disk, which is the limit: remove ended jobs", sp.limit)
+			err = full
 		}
 		if err == nil {
 			err = os.WriteFile(s.inputPath(id, i), body, 0o600)
 		}
-		if err != nil {
-			sp.drop(id)
-			return errors.Join(err, os.RemoveAll(s.jobDir(id)))
-		}
+	}
+	if err != nil {
+		sp.drop(id)
+		return errors.Join(fmt.Errorf("write the files of a job: %w", err), os.RemoveAll(s.jobDir(id)))
 	}
 	return nil
 }
@@ -110,9 +117,9 @@ func (s *Service) removeFiles(caller, id string) error {
 	return nil
 }
 
-// recoverFiles counts the files of the known jobs, by id with their callers, and removes those of
-// others: a crash left them.
-func (s *Service) recoverFiles(known map[string]string) error {
+// recoverFiles counts what the known jobs have on disk, and removes the files of others: a crash
+// left them.
+func (s *Service) recoverFiles(known map[string]store.JobSize) error {
 	if err := os.MkdirAll(s.opts.Dir, 0o700); err != nil {
 		return fmt.Errorf("make the directory of jobs: %w", err)
 	}
@@ -120,15 +127,18 @@ func (s *Service) recoverFiles(known map[string]string) error {
 	if err != nil {
 		return fmt.Errorf("read the directory of jobs: %w", err)
 	}
+	for id, size := range known {
+		s.callerSpace(size.Caller).used[id] = size.Bytes
+	}
 	for _, e := range entries {
-		caller, ok := known[e.Name()]
+		size, ok := known[e.Name()]
 		if !ok {
 			if err := os.RemoveAll(filepath.Join(s.opts.Dir, e.Name())); err != nil {
 				return fmt.Errorf("remove the files of an unknown job: %w", err)
 			}
 			continue
 		}
-		sp := s.callerSpace(caller)
+		sp := s.callerSpace(size.Caller)
 		err := filepath.WalkDir(s.jobDir(e.Name()), func(_ string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
 				return err

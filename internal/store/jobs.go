@@ -179,13 +179,13 @@ func (s *JobStore) EndJobCommand(ctx context.Context, job string, index, attempt
 
 // EndQueuedJobCommands ends all queued commands of a job with the outcome.
 func (s *JobStore) EndQueuedJobCommands(ctx context.Context, job, outcome string) error {
-	_, err := s.db.ExecContext(ctx,
+	_, err := exec(ctx, s.db,
 		"UPDATE job_commands SET state = 'ended', outcome = ? WHERE job = ? AND state = 'queued'", outcome, job)
 	return wrap("end the queued commands of job "+job, err)
 }
 
 func (s *JobStore) changeJobCommand(ctx context.Context, what, query string, args ...any) (bool, error) {
-	res, err := s.db.ExecContext(ctx, query, args...)
+	res, err := exec(ctx, s.db, query, args...)
 	if err != nil {
 		return false, wrap(what, err)
 	}
@@ -195,13 +195,13 @@ func (s *JobStore) changeJobCommand(ctx context.Context, what, query string, arg
 
 // StopJob records why no further command of the job starts. The first reason stays.
 func (s *JobStore) StopJob(ctx context.Context, id, why string) error {
-	_, err := s.db.ExecContext(ctx, "UPDATE jobs SET stopped = ? WHERE id = ? AND stopped = '' AND ended = 0", why, id)
+	_, err := exec(ctx, s.db, "UPDATE jobs SET stopped = ? WHERE id = ? AND stopped = '' AND ended = 0", why, id)
 	return wrap("stop job "+id, err)
 }
 
 // EndJob records the fields of j that are set at a job's end. Later calls change nothing.
 func (s *JobStore) EndJob(ctx context.Context, j Job) error {
-	_, err := s.db.ExecContext(ctx,
+	_, err := exec(ctx, s.db,
 		"UPDATE jobs SET ended = ?, ending = ?, expires = ?, counts = ? WHERE id = ? AND ended = 0",
 		stamp(j.Ended), j.Ending, stamp(j.Expires), string(j.Counts), j.ID)
 	return wrap("record the end of job "+j.ID, err)
@@ -209,7 +209,7 @@ func (s *JobStore) EndJob(ctx context.Context, j Job) error {
 
 // DeleteJob deletes a job with its commands and artifacts.
 func (s *JobStore) DeleteJob(ctx context.Context, id string) error {
-	_, err := s.db.ExecContext(ctx, "DELETE FROM jobs WHERE id = ?", id)
+	_, err := exec(ctx, s.db, "DELETE FROM jobs WHERE id = ?", id)
 	return wrap("delete job "+id, err)
 }
 
@@ -237,20 +237,28 @@ func (s *JobStore) ExpiredJobs(ctx context.Context, now time.Time) ([]Job, error
 	return s.queryJobs(ctx, "WHERE ended > 0 AND expires <= ? ORDER BY expires LIMIT 100", stamp(now))
 }
 
-// JobIDs returns the ids of all jobs with their callers.
-func (s *JobStore) JobIDs(ctx context.Context) (map[string]string, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT id, caller FROM jobs")
+// JobSize is the caller of a job and the size of its commands in the database.
+type JobSize struct {
+	Caller string
+	Bytes  int64
+}
+
+// JobSizes returns the sizes of all jobs by id.
+func (s *JobStore) JobSizes(ctx context.Context) (map[string]JobSize, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT id, caller, COALESCE((SELECT SUM(length(exec)) FROM job_commands "+
+		"WHERE job = jobs.id), 0) FROM jobs")
 	if err != nil {
 		return nil, wrap("list jobs", err)
 	}
 	defer rows.Close() //nolint:errcheck // rows.Err tells
-	out := map[string]string{}
+	out := map[string]JobSize{}
 	for rows.Next() {
-		var id, caller string
-		if err := rows.Scan(&id, &caller); err != nil {
+		var id string
+		var size JobSize
+		if err := rows.Scan(&id, &size.Caller, &size.Bytes); err != nil {
 			return nil, wrap("list jobs", err)
 		}
-		out[id] = caller
+		out[id] = size
 	}
 	return out, wrap("list jobs", rows.Err())
 }
