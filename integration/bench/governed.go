@@ -121,7 +121,8 @@ func openCall(ctx context.Context, l *audit.Log, r audit.Record) (*audit.Entry, 
 	if err != nil {
 		return nil, err
 	}
-	return e, e.Opened(ctx)
+	err = e.Opened(ctx)
+	return e, err
 }
 
 // auditThroughput measures how fast many callers write records, and how fast these are verified.
