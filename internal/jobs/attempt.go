@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -29,6 +30,8 @@ type attempt struct {
 	lease   *scheduler.Lease
 	started time.Time
 	resumed bool // an earlier process started it
+	// known is set once the sandbox has shown that it received the command.
+	known atomic.Bool
 }
 
 func (a *attempt) name() string { return attemptID(a.id, a.index, a.number) }
@@ -310,9 +313,9 @@ func (s *Service) await(a *attempt) (runtime.Result, error) {
 				Detail: ended.Error()}, nil
 		case gone:
 			return s.lostResult(a, ended.Error()), nil
-		case errdefs.IsNotFound(err) && a.resumed:
+		case errdefs.IsNotFound(err) && a.resumed && !a.known.Load():
 			return r, errNeverRan
-		case errdefs.IsNotFound(err):
+		case errdefs.IsNotFound(err): // somebody had the guest forget it
 			asks = maxAsks
 		case !errors.As(err, new(*enterError)): // until the engine reports the sandbox, keep waiting
 			asks++
@@ -360,7 +363,10 @@ func (s *Service) follow(a *attempt) (runtime.Result, error) {
 	}
 	defer use.Leave()
 	defer context.AfterFunc(a.ctx, func() {
-		_, _ = use.Kill(use.Ctx, wire.Kill{ID: a.name(), Grace: killGrace}) // await ends the lease if this fails
+		_, err := use.Kill(use.Ctx, wire.Kill{ID: a.name(), Grace: killGrace})
+		if err != nil && !errdefs.IsNotFound(err) { // the guest hangs: the end of the lease ends the streams
+			s.endLease(s.ctx, a.lease, scheduler.Removed, false)
+		}
 	})()
 	var ends [2]wire.OutputEnd
 	g, ctx := errgroup.WithContext(use.Ctx)
@@ -371,6 +377,9 @@ func (s *Service) follow(a *attempt) (runtime.Result, error) {
 				return err
 			}
 			ends[i], err = use.Output(ctx, wire.Output{ID: a.name(), Stream: stream, Offset: o.end(), Follow: true}, o.write)
+			if err == nil || o.end() > 0 {
+				a.known.Store(true)
+			}
 			return err
 		})
 	}

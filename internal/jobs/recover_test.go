@@ -59,7 +59,7 @@ func TestRestartContinuesRunningCommand(t *testing.T) {
 
 func TestRestartRunsCommandThatWasNotSent(t *testing.T) {
 	w := newWorld(t)
-	id := recorded(t, w, "hold", "next")
+	id := recorded(t, w, "hang", "next")
 	for _, g := range w.guests { // the sandbox never received it
 		clear(g.commands)
 	}
@@ -69,6 +69,41 @@ func TestRestartRunsCommandThatWasNotSent(t *testing.T) {
 	got, list := s.await(t, bob, id)
 	if got.Ending != "succeeded" || len(list[0].Attempts) != 1 {
 		t.Errorf("job = %+v %+v, want it succeeded with one attempt", got, list)
+	}
+}
+
+// TestRestartDoesNotRepeatForgottenCommand has the sandbox forget a command that has written output.
+func TestRestartDoesNotRepeatForgottenCommand(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t, 20)
+	j := s.create(t, bob, v1.JobRequest{Commands: texts("hold")})
+	eventually(t, "the output is kept", func() bool {
+		out, err := s.Jobs.Output(t.Context(), bob, j.ID, outputAt(0))
+		return err == nil && out.Data == "held\n"
+	})
+	s.stop()
+	for _, g := range w.guests {
+		clear(g.commands)
+	}
+	s = w.start(t, 20)
+	got, list := s.await(t, bob, j.ID)
+	if got.Ending != "unknown" || len(list[0].Attempts) != 1 || len(w.started()) != 1 {
+		t.Errorf("job = %+v %+v after the commands %q, want unknown and one run", got, list, w.started())
+	}
+}
+
+// TestCancelEndsSandboxThatDoesNotAnswer cancels a command whose sandbox does not answer a kill.
+func TestCancelEndsSandboxThatDoesNotAnswer(t *testing.T) {
+	w := newWorld(t)
+	w.lose = func(op wire.Op) bool { return op == wire.OpKill }
+	s := w.start(t, 20)
+	j := s.create(t, bob, v1.JobRequest{Commands: texts("hold", "never")})
+	eventually(t, "the command runs", func() bool { return len(w.started()) == 1 })
+	if _, err := s.Jobs.Cancel(t.Context(), bob, j.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := s.await(t, bob, j.ID); got.Ending != "cancelled" {
+		t.Errorf("job = %+v, want it cancelled", got)
 	}
 }
 

@@ -125,8 +125,9 @@ func (*world) images(t *testing.T) *images.Store {
 }
 
 // guest is the guest of a sandbox. Its background commands are "exit N", "signal", "oom", "flaky",
-// which exits with 75 before its third attempt, "refused", "lost", which ends the sandbox, and
-// "hold", which runs until release or a kill. Every other command writes its text and exits with 0.
+// which exits with 75 before its third attempt, "refused", "lost", which ends the sandbox, "hold",
+// which runs until release or a kill, and "hang", which does so without output. Every other command
+// writes its text and exits with 0.
 type guest struct {
 	fake.Guest
 	w  *world
@@ -249,6 +250,7 @@ func (g *guest) start(c *wire.Conn, body json.RawMessage) {
 	switch word {
 	case "hold":
 		r.out = "held\n"
+	case "hang": // runs, and has written nothing
 	case "lost":
 		g.w.host.Kill(g.id)
 		return
