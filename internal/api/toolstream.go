@@ -104,7 +104,9 @@ func (s *Server) toolEvents(
 	case callErr != nil && !out.began:
 		return callErr
 	case callErr != nil:
-		s.paceRefusal(principal, callErr, 1)
+		if r.Context().Err() == nil { // else the client left a call that had begun
+			s.paceRefusal(principal, callErr, 1)
+		}
 		return out.problem(callErr)
 	}
 	if limited(res) {
