@@ -167,6 +167,10 @@ func testJobCancel(t *testing.T, s *harness.Server) {
 	word := uniqueWord()
 	j := job(t, s, v1.JobRequest{Commands: shells("echo begun; exec -a "+word+" sleep 1000", "echo never")})
 	awaitProcesses(t, word, 1)
+	harness.Eventually(t, harness.Long, "the command has written", func() bool {
+		out, err := s.Client.Jobs.Output(within(t), j.ID, client.JobOutputRequest{})
+		return err == nil && out.Data == "begun\n"
+	})
 	if err := s.Client.Jobs.Remove(within(t), j.ID); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("Remove of a running job: %v, want FailedPrecondition", err)
 	}

