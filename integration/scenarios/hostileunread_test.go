@@ -120,7 +120,7 @@ func formOf(accept, secret string) string {
 
 // sandboxes returns the sandboxes that the hostile caller has leased itself.
 func (a *attack) sandboxes() ([]v1.Sandbox, error) {
-	req, err := http.NewRequestWithContext(a.ctx, "GET", "http://o/v1/sandboxes", http.NoBody)
+	req, err := http.NewRequestWithContext(a.ctx, http.MethodGet, "http://o/v1/sandboxes", http.NoBody)
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ import (
 
 // TestJobsSurviveCrashes kills the service at each step of a job. After the next start the job has
 // to end, and each command has to have run once, which the commands note in a workspace.
-func TestJobsSurviveCrashes(t *testing.T) {
+func TestJobsSurviveCrashes(t *testing.T) { //nolint:tparallel // the subtests share a server
 	t.Parallel()
 	s := harness.New(t,
 		harness.Options{Runtime: "oci", Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed})

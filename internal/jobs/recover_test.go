@@ -60,9 +60,7 @@ func TestRestartContinuesRunningCommand(t *testing.T) {
 func TestRestartRunsCommandThatWasNotSent(t *testing.T) {
 	w := newWorld(t)
 	id := recorded(t, w, "hang", "next")
-	for _, g := range w.guests { // the sandbox never received it
-		clear(g.commands)
-	}
+	w.forget() // as if the sandbox never received it
 	s := w.start(t, 20)
 	eventually(t, "the command runs in another sandbox", func() bool { return len(w.started()) == 2 })
 	w.release()
@@ -83,9 +81,7 @@ func TestRestartDoesNotRepeatForgottenCommand(t *testing.T) {
 		return err == nil && out.Data == "held\n"
 	})
 	s.stop()
-	for _, g := range w.guests {
-		clear(g.commands)
-	}
+	w.forget()
 	s = w.start(t, 20)
 	got, list := s.await(t, bob, j.ID)
 	if got.Ending != "unknown" || len(list[0].Attempts) != 1 || len(w.started()) != 1 {

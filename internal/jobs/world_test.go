@@ -172,6 +172,17 @@ func (w *world) release() {
 	}
 }
 
+// forget has all sandboxes forget their commands.
+func (w *world) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, g := range w.guests {
+		g.mu.Lock()
+		clear(g.commands)
+		g.mu.Unlock()
+	}
+}
+
 // started returns the commands that were started, in order.
 func (w *world) started() []string {
 	w.mu.Lock()
