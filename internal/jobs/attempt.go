@@ -362,12 +362,19 @@ func (s *Service) follow(a *attempt) (runtime.Result, error) {
 		return runtime.Result{}, &enterError{err}
 	}
 	defer use.Leave()
-	defer context.AfterFunc(a.ctx, func() {
+	killed := make(chan struct{})
+	stop := context.AfterFunc(a.ctx, func() {
+		defer close(killed)
 		_, err := use.Kill(use.Ctx, wire.Kill{ID: a.name(), Grace: killGrace})
 		if err != nil && !errdefs.IsNotFound(err) { // the guest hangs: the end of the lease ends the streams
 			s.endLease(s.ctx, a.lease, scheduler.Removed, false)
 		}
-	})()
+	})
+	defer func() {
+		if !stop() {
+			<-killed // it uses the lease
+		}
+	}()
 	var ends [2]wire.OutputEnd
 	g, ctx := errgroup.WithContext(use.Ctx)
 	for i, stream := range []wire.Stream{wire.Stdout, wire.Stderr} {
