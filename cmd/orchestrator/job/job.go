@@ -5,7 +5,6 @@ package job
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -203,7 +202,7 @@ func wait(ctx context.Context, a *cli.App, jobs client.Jobs, id, junit string) e
 			return err
 		}
 		defer body.Close()
-		if err := saveFile(junit, body); err != nil {
+		if err := cli.SaveFile(junit, 0o644, body); err != nil {
 			return err
 		}
 	}
@@ -211,18 +210,6 @@ func wait(ctx context.Context, a *cli.App, jobs client.Jobs, id, junit string) e
 		return err
 	}
 	return cli.JobError(j)
-}
-
-func saveFile(path string, r io.Reader) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(f, r); err != nil {
-		f.Close()
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return f.Close()
 }
 
 func newLogs(a *cli.App) *cobra.Command {
@@ -316,5 +303,5 @@ func saveArtifact(ctx context.Context, jobs client.Jobs, id string, f v1.JobArti
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return saveFile(path, body)
+	return cli.SaveFile(path, 0o644, body)
 }

@@ -59,11 +59,7 @@ func (b Build) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, tell 
 		return images.Image{}, fmt.Errorf("image builds are not configured on this service: %w", errdefs.ErrNotImplemented)
 	}
 	if _, err := images.ParseName(r.Ref); err != nil {
-		return images.Image{}, &usererror.InvalidError{
-			Field:   "ref",
-			Message: "is the name that the image gets: " + err.Error(),
-			Class:   errdefs.ErrInvalidArgument,
-		}
+		return images.Image{}, usererror.Invalid("ref", "is the name that the image gets: %v", err)
 	}
 	if r.File == "" {
 		r.File = "Dockerfile"
