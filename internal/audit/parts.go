@@ -99,7 +99,7 @@ func (l *Log) maintain(ctx context.Context) {
 // rotateIfDue rotates the open part if that is due at now. It reports whether it did.
 func (l *Log) rotateIfDue(ctx context.Context, now time.Time) bool {
 	p := &l.part
-	if p.began.IsZero() || l.now().Before(p.blocked) {
+	if p.began.IsZero() || now.Before(p.blocked) {
 		return false
 	}
 	due := l.retention.PartAge > 0 && now.Sub(p.began) >= l.retention.PartAge

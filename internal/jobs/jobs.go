@@ -246,11 +246,12 @@ func (s *Service) Get(ctx context.Context, p caller.Principal, id string, wait t
 	if wait < 0 || wait > maxWait {
 		return v1.Job{}, usererror.Invalid("wait_ms", "is %d: from 0 to %d", wait.Milliseconds(), maxWait.Milliseconds())
 	}
+	j := s.activeJob(id) // looked up first: a row read before could miss an end that comes in between
 	row, err := s.find(ctx, p, id)
 	if err != nil {
 		return v1.Job{}, err
 	}
-	if j := s.activeJob(id); j != nil && wait > 0 {
+	if j != nil && wait > 0 {
 		t := time.NewTimer(wait)
 		defer t.Stop()
 		select {
