@@ -58,6 +58,7 @@ spec:
 // TestChartValues checks that helm lint accepts the chart, that wrong values are refused by name,
 // and that the plain manifests are what the chart makes.
 func TestChartValues(t *testing.T) {
+	t.Parallel()
 	helm := given(t, "HELM")
 	set := []string{"--set", "image.repository=registry.example.com/orchestrator"}
 	do(t, helm, append([]string{"lint", "--strict", chart}, set...)...)
@@ -90,6 +91,7 @@ func TestChartValues(t *testing.T) {
 // TestChartInstallsServiceThatSurvivesItsPod installs the chart, uses the service as its user
 // would, deletes its pod under a session, and uninstalls it.
 func TestChartInstallsServiceThatSurvivesItsPod(t *testing.T) {
+	t.Parallel()
 	const home, pods = "orchestrator-system", "orchestrator-pods"
 	helm, dir := given(t, "HELM"), t.TempDir()
 	c := cluster{kubectl: given(t, "KUBECTL"), admin: given(t, "KUBECONFIG")}
@@ -150,11 +152,14 @@ func TestChartInstallsServiceThatSurvivesItsPod(t *testing.T) {
 	}
 }
 
-// loadSandboxImage imports the sandbox image into the node.
+// loadSandboxImage imports the sandbox image into the node unless it is there.
 func loadSandboxImage(t *testing.T) {
 	t.Helper()
-	do(t, "ctr", "--address", filepath.Join(given(t, "KUBERNETES_DIR"), "containerd.sock"), "--namespace", "k8s.io",
-		"images", "import", given(t, "IMAGE_ARCHIVE"))
+	socket := filepath.Join(given(t, "KUBERNETES_DIR"), "containerd.sock")
+	images := []string{"--address", socket, "--namespace", "k8s.io", "images"}
+	if do(t, "ctr", append(images, "list", "--quiet", "name==docker.io/orchestrator/sandbox:latest")...) == "" {
+		do(t, "ctr", append(images, "import", given(t, "IMAGE_ARCHIVE"))...)
+	}
 }
 
 // freeAddress returns an address of this host that no socket has.

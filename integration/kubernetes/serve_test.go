@@ -161,6 +161,7 @@ func (s *service) do(t *testing.T, args ...string) string {
 }
 
 func TestServiceRunsCommandsAndToolsInPods(t *testing.T) {
+	t.Parallel()
 	dir, err := os.MkdirTemp("", "k")
 	if err != nil {
 		t.Fatal(err)

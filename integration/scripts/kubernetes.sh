@@ -3,12 +3,14 @@
 #
 #     kubernetes.sh build          builds its programs unless the cache has them, and prints their directory
 #     kubernetes.sh helm           builds Helm unless the cache has it, and prints its path
-#     kubernetes.sh up [NETWORK]   starts it unless it runs, and prints its kubeconfig; NETWORK is what pods get:
-#                                  none (default; no interface but lo) or bridge (a way to this host)
+#     kubernetes.sh up             starts it unless it runs, and prints its kubeconfig
 #     kubernetes.sh load ARCHIVE   imports a docker-archive into the node
 #     kubernetes.sh env            prints the variables of the tests, for eval
 #     kubernetes.sh status         prints the kubeconfig and exits 0 when the node is ready, else exits 1
+#     kubernetes.sh left           prints what a node has on the machine, one per line: nothing after "down"
 #     kubernetes.sh down           stops it; removes processes, pods, mounts, cgroups, interfaces and files
+#
+# Pods have no interface but lo. Those in a namespace whose name begins with "bridge-" have one, to this host.
 #
 # Its files are in $ORCHESTRATOR_TEST_STATE/kubernetes (default /var/lib/orchestrator-test/kubernetes). The programs come
 # from the Go module proxy (integration/k8snode): 5 to 17 minutes with an empty cache, and seconds after that. All
@@ -56,6 +58,7 @@ build() {
     flock 8
     if [[ ! -x $out/k8snode ]]; then
         say "building Kubernetes $VERSION; this takes 5 to 17 minutes"
+        rm -rf "$CACHE"/tmp.kubernetes.* # of builds that were killed
         work=$(mktemp -d "$CACHE/tmp.kubernetes.XXXXXX")
         (
             cd "$MODULE"
@@ -181,14 +184,15 @@ YAML
     )
 }
 
-# configure_network NETWORK writes the CNI configuration. The plugin "none" makes no interface, but reports an address:
-# containerd insists on one.
+# configure_network writes the CNI configuration. Its plugin makes no interface, but reports an address: containerd
+# insists on one. For a namespace with a bridge, the plugin runs that one instead.
 configure_network() {
     local plugin
     mkdir -p "$DIR/cni/bin" "$DIR/cni/conf"
     for plugin in /usr/lib/cni/*; do ln -sf "$plugin" "$DIR/cni/bin/"; done
     cat >"$DIR/cni/bin/none" <<'SH'
 #!/bin/sh
+case $CNI_ARGS in *K8S_POD_NAMESPACE=bridge-*) exec "${0%/*}/bridge" <"${0%/*}/../bridge.json" ;; esac
 case $CNI_COMMAND in
 ADD)
     cat >/dev/null
@@ -201,11 +205,9 @@ VERSION) printf '{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}\n'
 esac
 SH
     chmod 0755 "$DIR/cni/bin/none"
-    if [[ $1 == none ]]; then
-        printf '{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"none"}]}\n'
-    else
-        printf '{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"bridge","bridge":"%s","isGateway":true,"ipMasq":false,"ipam":{"type":"host-local","dataDir":"%s/cni/ipam","ranges":[[{"subnet":"10.244.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}\n' "$BRIDGE" "$DIR"
-    fi >"$DIR/cni/conf/10-net.conflist"
+    printf '{"cniVersion":"0.4.0","name":"bridge","type":"bridge","bridge":"%s","isGateway":true,"ipMasq":false,"ipam":{"type":"host-local","dataDir":"%s/cni/ipam","ranges":[[{"subnet":"10.244.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]}}\n' \
+        "$BRIDGE" "$DIR" >"$DIR/cni/bridge.json"
+    printf '{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"none"}]}\n' >"$DIR/cni/conf/10-net.conflist"
 }
 
 configure_containerd() {
@@ -346,9 +348,8 @@ load_images() {
 }
 
 up() {
-    local network=${1:-none} tool path
-    [[ $network == none || $network == bridge ]] || die "invalid network \"$network\": use none or bridge"
-    if ready && [[ $(<"$DIR/network") == "$network" ]]; then
+    local tool path
+    if ready; then
         printf '%s\n' "$DIR/pki/admin.kubeconfig"
         return 0
     fi
@@ -359,16 +360,18 @@ up() {
     [[ -x /usr/lib/cni/loopback && -x /usr/lib/cni/bridge ]] || die "the CNI plugins are missing: run integration/scripts/deps.sh --kubernetes"
     programs=$(build)
     down || die "cannot clean up after an earlier node"
+    if (exec 3<>"/dev/tcp/${API/://}") 2>/dev/null; then
+        die "port $API is in use, perhaps by a node with another ORCHESTRATOR_TEST_STATE: stop it first"
+    fi
     umask 022
     mkdir -p "$DIR"/{run,log,etcd,kubelet/seccomp,containerd/root,containerd/state}
     chmod 0700 "$DIR/etcd"
-    printf '%s\n' "$network" >"$DIR/network"
     ln -s "$programs/k8snode" "$DIR/kubectl" # the program's name selects the component
     sysctl "${SYSCTLS[@]}" >"$DIR/sysctl.saved"
     for path in "${OUTSIDE[@]}"; do [[ -e $path ]] || printf '%s\n' "$path"; done >"$DIR/outside.new"
     make_cgroups
     make_keys 2>"$DIR/log/openssl.log" || give_up "cannot make keys"
-    configure_network "$network"
+    configure_network
     configure_containerd
     configure_kubelet
     background "$DIR/log/containerd.log" containerd --config "$DIR/containerd.toml"
@@ -380,6 +383,21 @@ up() {
     wait_for "the node" ready
     wait_for "the default service account" get /api/v1/namespaces/default/serviceaccounts/default
     printf '%s\n' "$DIR/pki/admin.kubeconfig"
+}
+
+# left prints the processes, cgroups, mounts, interfaces, links to logs and files of a node.
+left() {
+    local name top path
+    for name in k8snode containerd containerd-shim-runc-v2; do pids_of "$name" | sed "s/^/kubernetes process $name /"; done
+    while read -r top; do
+        find "$top/$CGROUP" -type d -printf 'kubernetes cgroup %p\n' 2>/dev/null || :
+    done < <(hierarchies)
+    for path in "$DIR" "${OUTSIDE[@]}"; do
+        mounts_under "$path" | sed 's/^/kubernetes mount /'
+        [[ ! -e $path ]] || printf 'kubernetes file %s\n' "$path"
+    done
+    find /var/log/containers -lname "$DIR/*" -printf 'kubernetes log %p\n' 2>/dev/null || :
+    ip -oneline link | awk -v bridge="$BRIDGE" '$2 == bridge ":" || index($0, " master " bridge " ") { print "kubernetes interface " $2 }'
 }
 
 # kill_servers kills all components at once. The node's state is thrown away, so none has to end well.
@@ -420,7 +438,6 @@ env_() {
     printf 'export ORCHESTRATOR_TEST_KUBECONFIG="%s"\n' "$DIR/pki/admin.kubeconfig"
     printf 'export ORCHESTRATOR_TEST_KUBECTL="%s"\n' "$DIR/kubectl"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_DIR="%s"\n' "$DIR"
-    printf 'export ORCHESTRATOR_TEST_KUBERNETES_NETWORK="%s"\n' "$(<"$DIR/network")"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_IMAGE="%s"\n' "$IMAGE"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_POD_PIDS="%s"\n' "$POD_PIDS"
 }
@@ -436,10 +453,11 @@ lock() {
 case ${1:-} in
 build) build ;;
 helm) helm ;;
-up) lock; up "${2:-}" ;;
+up) lock; up ;;
 load) [[ -f ${2:-} ]] || die "archive not found: ${2:-}"; ctr_ images import "$2" >/dev/null ;;
 env) env_ ;;
 status) status ;;
+left) left ;;
 down) [[ -d $DIR ]] || exit 0; lock; down ;;
-*) say "usage: kubernetes.sh build|helm|up [none|bridge]|load ARCHIVE|env|status|down"; exit 64 ;;
+*) say "usage: kubernetes.sh build|helm|up|load ARCHIVE|env|status|left|down"; exit 64 ;;
 esac

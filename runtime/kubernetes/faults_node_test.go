@@ -152,7 +152,7 @@ func (h *hole) connections() int {
 }
 
 func TestCutStreamLosesTheRunningCallOnly(t *testing.T) {
-	needNetwork(t, NetworkNone)
+	t.Parallel()
 	for _, protocol := range []string{StreamWebSocket, StreamSPDY} {
 		t.Run(protocol, func(t *testing.T) {
 			h, kubeconfig := newHole(t)
@@ -217,7 +217,7 @@ func (w *signalWriter) Write(p []byte) (int, error) {
 }
 
 func TestDeletedPodEndsItsSandboxWithTheReason(t *testing.T) {
-	needNetwork(t, NetworkNone)
+	t.Parallel()
 	o := options(t, newNamespace(t, "baseline"))
 	d := opened(t, o)
 	s := start(t, d, specOf(t))
@@ -241,7 +241,7 @@ func TestDeletedPodEndsItsSandboxWithTheReason(t *testing.T) {
 }
 
 func TestImageThatCannotBePulledIsReportedWithinSeconds(t *testing.T) {
-	needNetwork(t, NetworkNone)
+	t.Parallel()
 	o := options(t, newNamespace(t, "baseline"))
 	for name, c := range map[string]struct {
 		policy, ref, reason string
@@ -274,7 +274,7 @@ func TestImageThatCannotBePulledIsReportedWithinSeconds(t *testing.T) {
 }
 
 func TestMissingPermissionIsNamed(t *testing.T) {
-	needNetwork(t, NetworkNone)
+	t.Parallel()
 	o := options(t, newNamespace(t, "baseline"))
 	a := admin(t)
 	post := func(resource, body string) {
@@ -302,7 +302,7 @@ func TestMissingPermissionIsNamed(t *testing.T) {
 }
 
 func TestQuotaAndFullNodesAreTypedErrors(t *testing.T) {
-	needNetwork(t, NetworkNone)
+	t.Parallel()
 	o := options(t, newNamespace(t, "baseline"))
 	a := admin(t)
 	d := opened(t, o)
@@ -339,8 +339,8 @@ func TestQuotaAndFullNodesAreTypedErrors(t *testing.T) {
 }
 
 func TestNetworkOfThePodIsRefusedOrRemoved(t *testing.T) {
-	needNetwork(t, "bridge")
-	o := options(t, newNamespace(t, "privileged"))
+	t.Parallel()
+	o := options(t, newBridgedNamespace(t, "privileged"))
 	d := opened(t, o)
 	_, err := d.Create(bounded(t), specOf(t))
 	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "network interface eth0") ||
@@ -359,7 +359,7 @@ func TestNetworkOfThePodIsRefusedOrRemoved(t *testing.T) {
 		!strings.Contains(out.String(), "lo:") {
 		t.Errorf("interfaces and routes after strip = %s, %v; want lo only", out.String(), err)
 	}
-	o.Namespace = newNamespace(t, "baseline")
+	o.Namespace = newBridgedNamespace(t, "baseline")
 	forbidden := opened(t, o)
 	if _, err := forbidden.Create(bounded(t), specOf(t)); !errdefs.IsFailedPrecondition(err) ||
 		!strings.Contains(err.Error(), "NET_ADMIN") {
@@ -368,6 +368,7 @@ func TestNetworkOfThePodIsRefusedOrRemoved(t *testing.T) {
 }
 
 func TestServerThatIsNotThereIsUnavailable(t *testing.T) {
+	t.Parallel()
 	o := options(t, "default")
 	config, err := clientcmd.LoadFromFile(o.Kubeconfig)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,14 +38,6 @@ func given(t testing.TB, name string) string {
 		t.Skipf("ORCHESTRATOR_TEST_%s is not set: run make test-kubernetes", name)
 	}
 	return value
-}
-
-// needNetwork skips a test unless pods of the node have the network that it needs.
-func needNetwork(t testing.TB, network string) {
-	t.Helper()
-	if got := given(t, "KUBERNETES_NETWORK"); got != network {
-		t.Skipf("the node's network is %s, and this test needs %s", got, network)
-	}
 }
 
 // options of a driver for the test node, with everything that a node can enforce.
@@ -71,13 +64,25 @@ func options(t testing.TB, namespace string) Options {
 	}
 }
 
-// newNamespace makes a namespace for one test. Its pods are gone before it is deleted.
+// newNamespace makes a namespace for one test. Its pods have no interface, and are gone before it is
+// deleted.
 func newNamespace(t testing.TB, level string) string {
+	t.Helper()
+	return makeNamespace(t, "test-", level)
+}
+
+// newBridgedNamespace is newNamespace for pods with an interface.
+func newBridgedNamespace(t testing.TB, level string) string {
+	t.Helper()
+	return makeNamespace(t, "bridge-", level)
+}
+
+func makeNamespace(t testing.TB, prefix, level string) string {
 	t.Helper()
 	a := admin(t)
 	ns := &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: "test-",
+			GenerateName: prefix,
 			Labels:       map[string]string{"pod-security.kubernetes.io/enforce": level},
 		},
 	}
@@ -155,9 +160,15 @@ func inNode(i runtime.Image) string {
 	return "localhost/suite:" + strings.TrimPrefix(i.ID, "sha256:")[:16]
 }
 
+// loading is held during an import: parallel tests need the same image, and one import of it takes
+// seconds.
+var loading sync.Mutex
+
 // load imports an image into the node's containerd unless it is there.
 func load(t testing.TB, i runtime.Image) {
 	t.Helper()
+	loading.Lock()
+	defer loading.Unlock()
 	if ctr(t, "images", "list", "--quiet", "name=="+inNode(i)) == "" {
 		ctr(t, "images", "import", "--index-name", inNode(i), i.Archive)
 	}

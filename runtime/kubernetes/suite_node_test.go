@@ -11,30 +11,36 @@ import (
 )
 
 // TestSuite runs the conformance suite of all drivers against a real node whose pods have no
-// interface.
+// interface. Its checks mostly wait for pods, so two runs share them.
 func TestSuite(t *testing.T) {
-	needNetwork(t, NetworkNone)
+	t.Parallel()
+	endings := []runtime.Capability{runtime.CapKill, runtime.CapDeadMan, runtime.CapNothingLeft}
+	t.Run("endings", func(t *testing.T) { runSuite(t, runtimetest.Factory{Only: endings}) })
+	t.Run("rest", func(t *testing.T) { runSuite(t, runtimetest.Factory{Except: endings}) })
+}
+
+func runSuite(t *testing.T, f runtimetest.Factory) {
+	t.Helper()
+	t.Parallel()
 	o := options(t, newNamespace(t, "baseline"))
-	i := sandboxImage(t)
-	runtimetest.Run(t, runtimetest.Factory{
-		Name: "kubernetes", Image: i, Entrypoint: []string{entrypoint},
-		Open: func(t *testing.T, _ string) runtime.Driver {
-			t.Helper()
-			return nodeDriver{open(t, o), t}
-		},
-		Leftovers: func(t *testing.T, id string) []string {
-			t.Helper()
-			var left []string
-			for line := range strings.Lines(ctr(t, "containers", "list")) {
-				if strings.Contains(line, id) {
-					left = append(left, "container "+line)
-				}
+	f.Name, f.Image, f.Entrypoint = "kubernetes", sandboxImage(t), []string{entrypoint}
+	f.Open = func(t *testing.T, _ string) runtime.Driver {
+		t.Helper()
+		return nodeDriver{open(t, o), t}
+	}
+	f.Leftovers = func(t *testing.T, id string) []string {
+		t.Helper()
+		var left []string
+		for line := range strings.Lines(ctr(t, "containers", "list")) {
+			if strings.Contains(line, id) {
+				left = append(left, "container "+line)
 			}
-			return left
-		},
-		RemoveImage: func(t *testing.T, i runtime.Image) {
-			t.Helper()
-			ctr(t, "images", "remove", inNode(i))
-		},
-	})
+		}
+		return left
+	}
+	f.RemoveImage = func(t *testing.T, i runtime.Image) {
+		t.Helper()
+		ctr(t, "images", "remove", inNode(i))
+	}
+	runtimetest.Run(t, f)
 }

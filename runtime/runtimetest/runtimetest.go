@@ -35,8 +35,8 @@ const (
 	AnswerTime = 5 * time.Second
 )
 
-// Factory creates drivers of one kind. Leftovers, RemoveImage, HostPID and SkipKernelChecks are
-// optional.
+// Factory creates drivers of one kind. Leftovers, RemoveImage, HostPID, SkipKernelChecks, Only and
+// Except are optional.
 type Factory struct {
 	// Name is the driver's column in the capability table.
 	Name string
@@ -55,6 +55,9 @@ type Factory struct {
 	// SkipKernelChecks skips what only the kernel and the guest provide, for a class whose kernel
 	// another driver's run has checked in full.
 	SkipKernelChecks bool
+	// Only limits the run to the checks of these capabilities, and Except leaves these out. Two runs
+	// can share the checks and run in parallel.
+	Only, Except []runtime.Capability
 	// Leftovers returns what an engine still has of a sandbox, beyond what is on the host.
 	Leftovers func(t *testing.T, id string) []string
 	// RemoveImage removes an image that the suite made from the engine.
@@ -132,7 +135,8 @@ func Run(t *testing.T, f Factory) {
 	s.plain = s.newSandbox(t, nil)
 	claimed := s.driver.Capabilities(s.Class)
 	for _, name := range runtime.AllCapabilities() {
-		if s.SkipKernelChecks && slices.Contains(kernelCapabilities(), name) {
+		if s.SkipKernelChecks && slices.Contains(kernelCapabilities(), name) ||
+			slices.Contains(s.Except, name) || len(s.Only) > 0 && !slices.Contains(s.Only, name) {
 			continue
 		}
 		t.Run(string(name), func(t *testing.T) {
@@ -145,6 +149,9 @@ func Run(t *testing.T, f Factory) {
 				c.absent(t, s)
 			}
 		})
+	}
+	if len(s.Only) > 0 {
+		return
 	}
 	t.Run("connections", func(t *testing.T) { checkConnections(t, s) })
 	if s.SkipKernelChecks {
