@@ -33,7 +33,7 @@ image-browser: ## Make the image for browser.open, based on the sandbox image; p
 
 ##@ Check
 .PHONY: test
-test: ## Run everything: lint, unit with -race, fuzz, conformance and integration on all drivers, leftovers; needs root
+test: ## Run everything: lint, unit with -race, fuzz, conformance and integration on all drivers, Kubernetes, leftovers; needs root
 	@$(SCRIPTS)/test.sh
 
 .PHONY: check
@@ -53,8 +53,8 @@ manifests: ## Write deploy/kubernetes/orchestrator.yaml from the Helm chart; bui
 	@$(SCRIPTS)/manifests.sh >deploy/kubernetes/orchestrator.yaml
 
 .PHONY: test-kubernetes
-test-kubernetes: build ## Run the Kubernetes driver's tests on a node of their own; needs root, builds Kubernetes once
-	@$(SCRIPTS)/kubernetes-test.sh
+test-kubernetes: ## Run only the tests on a Kubernetes node of their own; needs root, builds Kubernetes once
+	@$(SCRIPTS)/test.sh kubernetes
 
 .PHONY: bench
 bench: ## Measure on this machine and print the table of figures
@@ -81,7 +81,7 @@ build-faults: guest ## Build bin/orchestrator-faults, with the failpoints that t
 
 .PHONY: deps
 deps: ## Install missing packages (Debian, Ubuntu)
-	@$(SCRIPTS)/deps.sh
+	@$(SCRIPTS)/deps.sh --kubernetes
 
 .PHONY: engine-up
 engine-up: ## Start the test Docker Engine; prints its DOCKER_HOST

@@ -1,23 +1,27 @@
 #!/usr/bin/env bash
 # Runs the tests: without arguments all steps, otherwise the named steps and the steps they need.
 #
-#     test.sh [check | deps | lint | build | image | engine | containerd | unit | fuzz | conformance | integration | left | bench | soak]...
+#     test.sh [check | deps | lint | build | image | engine | containerd | unit | fuzz | conformance | integration | kubernetes | left | bench | soak]...
 #     test.sh env      starts the engine, makes the image, prints the tests' variables for "eval", and keeps the engine running
 #
 # Complete logs are in build/logs/. The script repeats failures at the end, and the last line is
 # "N passed, N failed". A run of all steps stops the engine at the end. A run of some steps keeps an engine that
-# was already running. A second run waits for the first.
+# was already running. A second run waits for the first. A run of all steps builds the Kubernetes node in the background.
+# It leaves the tests on the node out if that takes too long, and says so at the end. With CI=true it waits for the build.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-ALL=(deps lint build image engine containerd unit fuzz conformance integration left)
+ALL=(deps lint build image engine containerd unit fuzz conformance integration kubernetes left)
 GOLANGCI_VERSION=v2.12.2
 FUZZ_TIME=2s
 LEFT_SECONDS=60 # time for processes that end after their test
+BUILD_SECONDS=2100 # from the start of the run
 TAIL=80
 
 LOGS=$ROOT/build/logs
 SCRIPTS=$ROOT/integration/scripts
+NODE=$SCRIPTS/kubernetes.sh
+NODE_MARK=$TEST_STATE/kubernetes.run # exists while the node is of a run of this script
 BUILD_SANDBOX=$ROOT/docker/sandbox/build.sh
 EXTEND_SANDBOX=$ROOT/docker/sandbox/extend.sh
 
@@ -32,13 +36,13 @@ declare -A result=() # step → ok, failed or "not run"
 needs() {
     case $1 in
     engine | containerd | lint | build | image) echo deps ;;
-    unit | fuzz) echo deps build ;;
+    unit | fuzz | kubernetes) echo deps build ;;
     conformance | integration | bench | soak) echo deps build image engine containerd ;;
     check) echo build ;;
     esac
 }
 
-step_deps() { "$SCRIPTS/deps.sh"; }
+step_deps() { "$SCRIPTS/deps.sh" --kubernetes; }
 
 step_build() {
     make --no-print-directory build build-faults
@@ -184,7 +188,64 @@ step_integration() {
     go_test integration -tags integration,faults -count=1 -p 1 -parallel 4 -timeout 40m $(sort -u <<<"$list")
 }
 
-step_bench() { go run -tags integration ./integration/bench; }
+# step_kubernetes tests the Kubernetes driver, the service and the chart on a node that it starts and stops. Docker and
+# containerd keep running: they are idle, and step left asks them.
+step_kubernetes() {
+    local status=0
+    while [[ -n $builder ]] && kill -0 "$builder" 2>/dev/null; do
+        if [[ ${CI:-} != true ]] && ((SECONDS > BUILD_SECONDS)); then
+            echo "left out: the Kubernetes tests, because the node was not built in $((BUILD_SECONDS / 60)) minutes: run make test-kubernetes" |
+                tee "$LOGS/kubernetes.left-out"
+            echo 0 0 0 >"$LOGS/kubernetes.counts"
+            return 0
+        fi
+        sleep 1
+    done
+    [[ ! -s $LOGS/kubernetes-build.log ]] || cat "$LOGS/kubernetes-build.log"
+    # These print paths if the background has built them. They repeat a build that failed, which is quick, and its error.
+    "$NODE" build
+    ORCHESTRATOR_TEST_HELM=$("$NODE" helm)
+    export ORCHESTRATOR_TEST_HELM
+    sandbox_environment
+    refuse_other_node
+    : >"$NODE_MARK"
+    (kubernetes_tests) || status=1
+    "$NODE" down
+    rm "$NODE_MARK"
+    return "$status"
+}
+
+# kubernetes_tests runs on a new node. The tests mostly wait for pods, so more of them run at once than there are cores.
+kubernetes_tests() {
+    local variables
+    "$NODE" up && "$NODE" load "$ORCHESTRATOR_TEST_IMAGE_ARCHIVE" && variables=$("$NODE" env) || return 1
+    eval "$variables"
+    go_test kubernetes -tags kubernetes -count=1 -p 2 -parallel 4 -timeout 15m ./runtime/kubernetes ./integration/kubernetes
+}
+
+# build_node builds the node's programs and Helm in the background, unless the cache has them, in a process group that
+# finish can kill.
+build_node() {
+    setsid nice -n 19 bash -c '"$0" build && "$0" helm' "$NODE" </dev/null >"$LOGS/kubernetes-build.log" 2>&1 7>&- &
+    builder=$!
+}
+
+# refuse_other_node fails if a node runs that no run of this script has started.
+refuse_other_node() {
+    [[ -e $NODE_MARK || $("$NODE" left) != *"process k8snode"* ]] ||
+        die "a Kubernetes node runs that was started by hand: stop it with integration/scripts/kubernetes.sh down"
+}
+
+# step_bench measures Kubernetes too if a node is up.
+step_bench() {
+    local variables
+    if "$NODE" status >/dev/null; then
+        "$NODE" load "$ORCHESTRATOR_TEST_IMAGE_ARCHIVE"
+        variables=$("$NODE" env)
+        eval "$variables"
+    fi
+    go run -tags integration ./integration/bench
+}
 
 step_soak() {
     go test -tags integration -count=1 -timeout 90m -v ./integration/soak -args -calls 2000 -leases 200 -write "$ROOT/docs/soak.md"
@@ -266,6 +327,7 @@ left_now() {
         # The root filesystems of images are deliberately kept, too.
         "$SCRIPTS/containerd.sh" containers
     fi
+    "$NODE" left
 }
 
 containerd_is_up() { "$SCRIPTS/containerd.sh" status >/dev/null 2>&1; }
@@ -286,18 +348,23 @@ step_left() {
     say "nothing left behind"
 }
 
-# environment exports the variables that the tests read. The image must exist.
-environment() {
+# sandbox_environment exports the variables of the program and of the sandbox image.
+sandbox_environment() {
     local dir
     dir=$("$BUILD_SANDBOX")
     export ORCHESTRATOR_TEST_ROOTFS=$dir/rootfs
     export ORCHESTRATOR_TEST_IMAGE_ARCHIVE=$dir/sandbox.tar
+    export ORCHESTRATOR_TEST_BIN=$ROOT/bin/orchestrator
+}
+
+# environment exports the variables that the tests read. The images must exist.
+environment() {
+    sandbox_environment
     ORCHESTRATOR_TEST_BROWSER_ARCHIVE=$("$EXTEND_SANDBOX" docker/browser --print-archive)
     ORCHESTRATOR_TEST_CLIENTS_ARCHIVE=$("$EXTEND_SANDBOX" integration/images/clients --print-archive)
     export ORCHESTRATOR_TEST_BROWSER_ARCHIVE ORCHESTRATOR_TEST_CLIENTS_ARCHIVE
     export ORCHESTRATOR_TEST_DOCKER=$ENGINE_HOST
     export ORCHESTRATOR_TEST_CONTAINERD=$CONTAINERD_SOCKET
-    export ORCHESTRATOR_TEST_BIN=$ROOT/bin/orchestrator
     export ORCHESTRATOR_TEST_BIN_FAULTS=$ROOT/bin/orchestrator-faults
     export ORCHESTRATOR_TEST_GUEST=$ROOT/bin/guest
 }
@@ -345,7 +412,7 @@ totals() {
     printf '%d passed, %d failed\n' "$passed" "$failed"
 }
 
-# finish stops the engine, repeats the failures, and prints the counts as the last line.
+# finish stops the engines and the node, repeats the failures, and prints the counts as the last line.
 finish() {
     local status=$? name bad=0
     trap - EXIT INT TERM HUP
@@ -358,6 +425,15 @@ finish() {
         order+=(down)
         result[down]=failed
     fi
+    if [[ -n $builder ]]; then kill -TERM -- "-$builder" 2>/dev/null; fi
+    if [[ -e $NODE_MARK ]]; then
+        if "$NODE" down >"$LOGS/down-kubernetes.log" 2>&1 7>&-; then
+            rm "$NODE_MARK"
+        else
+            order+=(down-kubernetes)
+            result[down-kubernetes]=failed
+        fi
+    fi
     for name in "${order[@]}"; do
         [[ ${result[$name]} != ok ]] || continue
         bad=1
@@ -369,6 +445,7 @@ finish() {
     unmount_under "$TMPDIR" && rm -rf --one-file-system "$TMPDIR" "$TEST_STATE/tmpdir"
     printf '\nlogs: %s\n' "$LOGS"
     ((status == 0)) || printf 'the run was interrupted (status %d)\n' "$status"
+    [[ ! -s $LOGS/kubernetes.left-out ]] || cat "$LOGS/kubernetes.left-out"
     totals
     ((bad == 0)) || exit 1
     exit "$status"
@@ -395,6 +472,7 @@ done
 mkdir -p "$TEST_STATE"
 exec 7>"$TEST_STATE/test.lock"
 flock --nonblock 7 || { say "another test run is in progress; waiting for it"; flock 7; }
+SECONDS=0
 rm -rf "$LOGS"
 mkdir -p "$LOGS"
 # Clean up after a killed run: its temporary directory and, before a run of all steps, its daemons.
@@ -404,12 +482,17 @@ if [[ -s $TEST_STATE/tmpdir ]]; then
 fi
 (($# > 0)) || "$SCRIPTS/engine.sh" down 7>&- || die "cannot stop the engine of an earlier run"
 (($# > 0)) || "$SCRIPTS/containerd.sh" down 7>&- || die "cannot stop the containerd of an earlier run"
+if [[ -e $NODE_MARK ]]; then
+    "$NODE" down 7>&- || die "cannot stop the Kubernetes node of an earlier run"
+    rm "$NODE_MARK"
+fi
+if [[ " ${steps[*]} " == *" kubernetes "* ]]; then refuse_other_node; fi
 # Keep it short: tests put Unix sockets below it, and their paths are limited to 107 bytes.
 TMPDIR=$(mktemp -d /tmp/o.XXXX)
 export TMPDIR
 printf '%s\n' "$TMPDIR" >"$TEST_STATE/tmpdir"
 unset DOCKER_HOST DOCKER_CONTEXT DOCKER_TLS_VERIFY
-order=()
+order=() builder=
 keep_engine='' keep_containerd=''
 if (($# > 0)) && docker_is_up; then keep_engine=yes; fi
 if (($# > 0)) && containerd_is_up; then keep_containerd=yes; fi
@@ -419,4 +502,5 @@ trap 'exit 143' TERM HUP
 left_now | sort >"$LOGS/before"
 for step in "${steps[@]}"; do
     run "$step"
+    if (($# == 0)) && [[ $step == deps && ${result[deps]} == ok ]]; then build_node; fi
 done
