@@ -138,7 +138,6 @@ type Engine struct {
 	handOff context.CancelFunc
 	closing chan struct{} // closed when Serve ends
 	work    sync.WaitGroup
-	noBash  map[string]bool // images without bash, by ID
 	ready   bool
 }
 
@@ -150,7 +149,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	}
 	e := &Engine{
 		limits: opts.Limits, program: opts.Program, driver: opts.Driver, store: opts.Store, volumes: opts.Volumes,
-		log: opts.Log, sessions: map[caller.Principal]string{}, noBash: map[string]bool{},
+		log: opts.Log, sessions: map[caller.Principal]string{},
 		closing: make(chan struct{}), Events: eventhub.New(),
 	}
 	e.handing, e.handOff = context.WithCancel(context.Background())

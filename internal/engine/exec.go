@@ -6,7 +6,6 @@ import (
 	"io"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
@@ -90,7 +89,7 @@ func (e *Engine) exec(
 	tune func(*wire.Command),
 ) (v1.ExecResult, error) {
 	return e.runCommand(ctx, l, id, x, st, tune, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
-		return e.execShell(use, x, c, io)
+		return startProgram(use, x.Command != "", &c.Argv[0], func() (runtime.Result, error) { return use.Exec(use.Ctx, c, io) })
 	})
 }
 
@@ -184,39 +183,6 @@ func teeOutput(w io.Writer, c *tool.Keeper) io.Writer {
 		return c
 	}
 	return io.MultiWriter(w, c)
-}
-
-// execShell runs the command. A shell command falls back to sh if the image has no bash, which is
-// remembered.
-func (e *Engine) execShell(use *scheduler.Use, x v1.Exec, c wire.Command, io guest.IO) (runtime.Result, error) {
-	image := use.Image()
-	if x.Command != "" && e.lacksBash(image) {
-		c.Argv[0] = "sh"
-	}
-	r, err := use.Exec(use.Ctx, c, io)
-	if x.Command != "" && c.Argv[0] == "bash" && isMissingProgram(err) {
-		e.rememberNoBash(image)
-		c.Argv[0] = "sh"
-		r, err = use.Exec(use.Ctx, c, io) // Nothing ran before, so stdin is unread.
-	}
-	return r, err
-}
-
-func (e *Engine) lacksBash(image string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.noBash[image]
-}
-
-func (e *Engine) rememberNoBash(image string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.noBash[image] = true
-}
-
-func isMissingProgram(err error) bool {
-	g, ok := errors.AsType[*guest.Error](err)
-	return ok && g.Field == "argv" && errdefs.IsNotFound(err)
 }
 
 const detailLost = "the sandbox or its connection was lost while the command ran"

@@ -84,19 +84,10 @@ func (s jobSandboxes) Command(id string, x v1.Exec) (wire.Command, error) {
 	return c, err
 }
 
-// Start starts a background command. One for the sandbox's shell falls back to sh if the image has
-// no bash.
+// Start starts a background command. One for the sandbox's shell falls back to sh if the sandbox
+// has no bash.
 func (s jobSandboxes) Start(use *scheduler.Use, c wire.Command, shell bool) (wire.Shell, error) {
-	if shell && s.lacksBash(use.Image()) {
-		c.Argv[0] = "sh"
-	}
-	sh, err := use.Start(use.Ctx, c)
-	if shell && c.Argv[0] == "bash" && isMissingProgram(err) {
-		s.rememberNoBash(use.Image())
-		c.Argv[0] = "sh"
-		sh, err = use.Start(use.Ctx, c)
-	}
-	return sh, err
+	return startProgram(use, shell, &c.Argv[0], func() (wire.Shell, error) { return use.Start(use.Ctx, c) })
 }
 
 // Present converts a result to its API form.

@@ -72,18 +72,12 @@ func (e *Engine) startShell(
 		return v1.Shell{}, err
 	}
 	defer use.Leave()
-	if r.Command != "" && e.lacksBash(use.Image()) {
-		c.Argv[0] = "sh"
-	}
+	chooseProgram(use, r.Command != "", &c.Argv[0])
 	row := store.Shell{ID: id, Sandbox: sandbox, Caller: p.Caller, Argv: c.Argv, Started: time.Now(), TTY: c.TTY != nil}
 	if err := e.store.InsertShell(ctx, row); err != nil {
 		return v1.Shell{}, err
 	}
-	sh, err := use.Start(use.Ctx, c)
-	if r.Command != "" && c.Argv[0] == "bash" && isMissingProgram(err) {
-		c.Argv[0] = "sh"
-		sh, err = use.Start(use.Ctx, c)
-	}
+	sh, err := startProgram(use, r.Command != "", &c.Argv[0], func() (wire.Shell, error) { return use.Start(use.Ctx, c) })
 	if err == nil && in != nil {
 		err = use.Input(use.Ctx, id, in, !r.KeepOpen)
 	}

@@ -79,15 +79,9 @@ func (e *Engine) startShellSession(
 	}
 	defer use.Leave()
 	st := wire.SessionStart{ID: id, Shell: cmp.Or(r.Shell, "bash"), Cwd: r.Cwd, Env: r.Env, User: r.User}
-	if r.Shell == "" && e.lacksBash(use.Image()) {
-		st.Shell = "sh"
-	}
-	se, err := use.StartSession(use.Ctx, st)
-	if r.Shell == "" && st.Shell == "bash" && isMissingProgram(err) {
-		e.rememberNoBash(use.Image())
-		st.Shell = "sh"
-		se, err = use.StartSession(use.Ctx, st)
-	}
+	se, err := startProgram(use, r.Shell == "", &st.Shell, func() (wire.Session, error) {
+		return use.StartSession(use.Ctx, st)
+	})
 	if err != nil {
 		e.dropShellSession(ctx, use, id)
 		return v1.ShellSession{}, l.Explain(err)

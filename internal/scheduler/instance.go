@@ -28,7 +28,6 @@ const (
 type instance struct {
 	id       string
 	template string
-	image    string
 	memory   int64
 	hooks    int // number of background warm-up commands
 	sandbox  runtime.Sandbox
@@ -39,7 +38,6 @@ func newInstance(row store.Sandbox, sb runtime.Sandbox) *instance {
 	return &instance{
 		id:       row.ID,
 		template: row.Template,
-		image:    row.Image,
 		memory:   row.Memory,
 		sandbox:  sb,
 		guest:    guest.New(sb),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -66,6 +67,7 @@ type Lease struct {
 	hold   *volumes.Hold    // nil without a workspace
 	copied *copiedWorkspace // nil if the workspace is mounted or there is none
 	memory int64
+	noBash atomic.Bool
 	bound  chan struct{} // closed when bind has returned; the sandbox is used or removed only then
 
 	mu       sync.Mutex
@@ -284,5 +286,5 @@ func (l *Lease) Cause() error {
 	return nil
 }
 
-// Image returns the ID of the sandbox's image.
-func (u *Use) Image() string { return u.lease.instance.image }
+// NoBash holds whether bash was found to be missing in the sandbox. It lives as long as the lease.
+func (u *Use) NoBash() *atomic.Bool { return &u.lease.noBash }
