@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
@@ -61,7 +62,7 @@ func readJSON(r *http.Request) ([]byte, error) {
 	if t := r.Header.Get("Content-Type"); t != "" {
 		if m, _, err := mime.ParseMediaType(t); err != nil || m != formJSON {
 			return nil, &strictjson.FieldError{Field: "Content-Type",
-				Message: fmt.Sprintf("is %q and must be %s", clip(t, maxWord), formJSON)}
+				Message: fmt.Sprintf("is %q and must be %s", clip.Elide(t, maxWord), formJSON)}
 		}
 	}
 	return readBody(r)
@@ -117,7 +118,7 @@ func form(r *http.Request, known ...string) (string, error) {
 		}
 	}
 	return "", &strictjson.FieldError{Field: "Accept",
-		Message: fmt.Sprintf("is %q and must be one of %s", clip(accept, maxWord), strings.Join(known, ", "))}
+		Message: fmt.Sprintf("is %q and must be one of %s", clip.Elide(accept, maxWord), strings.Join(known, ", "))}
 }
 
 // query reads URL parameters. It keeps the first error, also for unknown and repeated parameters.
@@ -139,7 +140,7 @@ func queryOf(r *http.Request, known ...string) *query {
 	for name, v := range q.values {
 		switch {
 		case !slices.Contains(known, name):
-			q.fail(clip(name, maxWord), "is not a parameter here; known are "+strings.Join(known, ", "))
+			q.fail(clip.Elide(name, maxWord), "is not a parameter here; known are "+strings.Join(known, ", "))
 		case len(v) > 1:
 			q.fail(name, "is given more than once")
 		case !utf8.ValidString(v[0]):
@@ -169,7 +170,7 @@ func (q *query) number(name string) int64 {
 	}
 	n, err := strconv.ParseInt(v, 10, 64)
 	if err != nil || n < 0 {
-		q.fail(name, fmt.Sprintf("is %q and must be a whole number that is not negative", clip(v, maxWord)))
+		q.fail(name, fmt.Sprintf("is %q and must be a whole number that is not negative", clip.Elide(v, maxWord)))
 	}
 	return n
 }
@@ -190,7 +191,7 @@ func (q *query) boolean(name string) bool {
 	case "true":
 		return true
 	default:
-		q.fail(name, fmt.Sprintf("is %q and must be true or false", clip(v, maxWord)))
+		q.fail(name, fmt.Sprintf("is %q and must be true or false", clip.Elide(v, maxWord)))
 		return false
 	}
 }
@@ -202,7 +203,7 @@ func (q *query) mode(name string) uint32 {
 	}
 	n, err := strconv.ParseUint(v, 8, 32)
 	if err != nil || n > 0o777 {
-		q.fail(name, fmt.Sprintf("is %q and must be octal permission bits such as 0644", clip(v, maxWord)))
+		q.fail(name, fmt.Sprintf("is %q and must be octal permission bits such as 0644", clip.Elide(v, maxWord)))
 	}
 	return uint32(n)
 }

@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
@@ -103,20 +104,12 @@ func problem(err error) *v1.Problem {
 			p.RetryAfterMS = e.RetryAfter.Milliseconds()
 		}
 	}
-	p.Detail = clip(p.Detail, maxDetail)
+	p.Detail = clip.Elide(p.Detail, maxDetail)
 	return p
 }
 
 // maxDetail bounds the text of a problem, in bytes. It may repeat what a caller sent.
 const maxDetail = 4 << 10
-
-// clip returns s, or its first n bytes and an ellipsis.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "…"
-}
 
 func field(err error) string {
 	if e, ok := errors.AsType[*usererror.InvalidError](err); ok {

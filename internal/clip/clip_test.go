@@ -17,6 +17,21 @@ func TestText(t *testing.T) {
 	}
 }
 
+func TestElide(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		n    int
+		want string
+	}{
+		{"", 3, ""}, {"abc", 3, "abc"}, {"abcd", 3, "abc…"}, {"aäb", 2, "a…"}, {"aäb", 3, "aä…"}, {"a\xffb", 3, "a\xffb"},
+		{"a\xffbc", 3, "ab…"}, {"ä\x80", 2, "ä…"},
+	} {
+		if got := Elide(c.in, c.n); got != c.want {
+			t.Errorf("Elide(%q, %d) = %q, want %q", c.in, c.n, got, c.want)
+		}
+	}
+}
+
 func TestRunes(t *testing.T) {
 	for _, c := range []struct {
 		in   string

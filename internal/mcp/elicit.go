@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
@@ -91,7 +92,7 @@ func (c *runningCall) mayElicit() bool {
 func (c *runningCall) clientName() string {
 	n := ""
 	if p := c.client.InitializeParams(); p != nil && p.ClientInfo != nil {
-		n, _ = cutRunes(p.ClientInfo.Name, maxName)
+		n, _ = clip.Runes(p.ClientInfo.Name, maxName)
 	}
 	n = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r) {

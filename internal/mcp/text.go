@@ -5,14 +5,16 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // quote returns untrusted text as one quoted line of at most limit runes. Invisible characters, and
 // those that change the display of others, are escaped.
 func quote(s string, limit int) string {
-	cut, whole := cutRunes(s, limit)
-	q := strconv.QuoteToGraphic(strings.ToValidUTF8(cut, "\uFFFD"))
-	if !whole {
+	text, cut := clip.Runes(s, limit)
+	q := strconv.QuoteToGraphic(strings.ToValidUTF8(text, "\uFFFD"))
+	if cut {
 		q += "…"
 	}
 	return q
@@ -29,21 +31,9 @@ func plain(s string, limit int) string {
 		}
 		return r
 	}, s)
-	cut, whole := cutRunes(s, limit)
-	if !whole {
-		cut += "…"
+	s, cut := clip.Runes(s, limit)
+	if cut {
+		s += "…"
 	}
-	return cut
-}
-
-// cutRunes cuts s after limit runes. It reports whether s was complete.
-func cutRunes(s string, limit int) (string, bool) {
-	n := 0
-	for i := range s {
-		if n == limit {
-			return s[:i], false
-		}
-		n++
-	}
-	return s, true
+	return s
 }

@@ -344,15 +344,7 @@ func (r *evaluation) position(at span) *Position {
 	before := r.src[:start]
 	line := strings.LastIndexByte(before, '\n')
 	return &Position{Offset: start, Line: 1 + strings.Count(before, "\n"), Column: start - line,
-		Text: truncate(r.src[start:end])}
-}
-
-// truncate shortens s to maxShown bytes and appends an ellipsis.
-func truncate(s string) string {
-	if len(s) <= maxShown {
-		return s
-	}
-	return strings.ToValidUTF8(clip.Bytes(s, maxShown), "") + "…"
+		Text: clip.Elide(r.src[start:end], maxShown)}
 }
 
 // display replaces marks by readable characters and truncates s.
@@ -360,7 +352,7 @@ func display(s string) string {
 	if !known(s) {
 		s = strings.NewReplacer(string(anyText), "…", string(anyName), "*", string(anyByte), "?").Replace(s)
 	}
-	return truncate(s)
+	return clip.Elide(s, maxShown)
 }
 
 func (r *evaluation) message(f *finding, v Verdict) string {

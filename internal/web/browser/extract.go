@@ -15,6 +15,7 @@ import (
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
@@ -103,7 +104,7 @@ func (v *visit) extract(ctx context.Context) error {
 	}
 	v.out.URL, v.out.Title = clean(look.URL, maxURL), clean(look.Title, 500)
 	text := web.Plain(look.Text)
-	v.out.Text = cut(text, v.r.MaxText)
+	v.out.Text, _ = clip.Runes(text, v.r.MaxText)
 	v.out.Truncated, v.out.TextLength = len(v.out.Text) < len(text) || look.Length > int64(2*v.r.MaxText), look.Length
 	seen := map[string]bool{}
 	for _, l := range look.Links {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
@@ -92,20 +93,6 @@ func clean(s string, most int) string {
 		}
 		return r
 	}, strings.ToValidUTF8(s, "?"))
-	return cut(strings.Join(strings.Fields(s), " "), most)
-}
-
-// cut returns at most the first most characters of s.
-func cut(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	n := 0
-	for i := range s {
-		if n == most {
-			return s[:i]
-		}
-		n++
-	}
+	s, _ = clip.Runes(strings.Join(strings.Fields(s), " "), most)
 	return s
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
@@ -154,7 +155,8 @@ func (w *watch) page(name string, params json.RawMessage) {
 	}
 	switch {
 	case name == "frameNavigated" && e.Frame.ID == w.main && e.Frame.ParentID == "":
-		w.url, w.broken = cut(e.Frame.URL, maxURL), cut(e.Frame.UnreachableURL, maxURL)
+		w.url, _ = clip.Runes(e.Frame.URL, maxURL)
+		w.broken, _ = clip.Runes(e.Frame.UnreachableURL, maxURL)
 		if w.broken == "" {
 			w.reason = ""
 		}
