@@ -1,5 +1,5 @@
-// Bench prints the table of figures: each figure next to what it is compared with, from one run,
-// and how noisy the machine was.
+// Command bench prints the table of figures: each figure next to what it is compared with, from one
+// run, and how noisy the machine was.
 //
 //	go run ./integration/bench [--quick] [--only WORD] [--write FILE]
 //

@@ -1,6 +1,6 @@
-// Demo runs tool calls in warm sandboxes on the embedded runtime, through the real service and the
-// public client, and prints how each ended. `make demo` runs it. It fails if a call does not end as
-// expected or if anything is left on the machine.
+// Command demo runs tool calls in warm sandboxes on the embedded runtime, through the real service
+// and the public client, and prints how each ended. `make demo` runs it. It fails if a call does
+// not end as expected or if anything is left on the machine.
 //
 // It owns the service's process and a temporary state directory, and removes both in any case, also
 // at Ctrl-C. Its goroutines end with the call they belong to.

@@ -1,14 +1,13 @@
-// Inside is what the bench runs in a sandbox, and beside it on the host: things
-// with nothing of ours in between that is not measured.
+// Command inside makes the load that the bench measures, in a sandbox and on the host.
 //
 //	inside fork N PROGRAM [ARGUMENT]...   fork and exec with pipes, one after the other
 //	inside get N URL [PROXY]              requests over one connection, one after the other
 //	inside pull TARGET [PROXY]            what a server sends until it closes, through CONNECT
 //	inside hold N TARGET PROXY            as many tunnels, until standard input ends
 //
-// fork, get and pull print times in nanoseconds as a JSON list; pull the bytes
-// first. hold prints "held" when all are there. It starts no goroutines but those
-// of os/exec and net/http.
+// fork, get and pull print times in nanoseconds as a JSON list; pull prints the bytes first. hold
+// prints "held" when all tunnels are open. It starts no goroutines but those of os/exec and
+// net/http.
 package main
 
 import (
