@@ -164,20 +164,7 @@ func (s *ApprovalStore) List(ctx context.Context, f ApprovalFilter) ([]Approval,
 	if f.Limit > 0 {
 		query, args = query+" LIMIT ?", append(args, f.Limit)
 	}
-	rows, err := s.db.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, wrap("list approvals", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []Approval
-	for rows.Next() {
-		a, err := scanApproval(rows)
-		if err != nil {
-			return nil, wrap("list approvals", err)
-		}
-		out = append(out, a)
-	}
-	return out, wrap("list approvals", rows.Err())
+	return queryAll(ctx, s.db, "list approvals", scanApproval, query, args...)
 }
 
 // DecideApproval makes a pending request final, with the state and answer of a, and records the

@@ -245,39 +245,18 @@ type JobSize struct {
 
 // JobSizes returns the sizes of all jobs by id.
 func (s *JobStore) JobSizes(ctx context.Context) (map[string]JobSize, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT id, caller, COALESCE((SELECT SUM(length(exec)) FROM job_commands "+
-		"WHERE job = jobs.id), 0) FROM jobs")
-	if err != nil {
-		return nil, wrap("list jobs", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
 	out := map[string]JobSize{}
-	for rows.Next() {
+	return out, queryEach(ctx, s.db, "list jobs", func(row scanner) error {
 		var id string
 		var size JobSize
-		if err := rows.Scan(&id, &size.Caller, &size.Bytes); err != nil {
-			return nil, wrap("list jobs", err)
-		}
+		err := row.Scan(&id, &size.Caller, &size.Bytes)
 		out[id] = size
-	}
-	return out, wrap("list jobs", rows.Err())
+		return err
+	}, "SELECT id, caller, COALESCE((SELECT SUM(length(exec)) FROM job_commands WHERE job = jobs.id), 0) FROM jobs")
 }
 
 func (s *JobStore) queryJobs(ctx context.Context, where string, args ...any) ([]Job, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT "+jobColumns+" FROM jobs "+where, args...)
-	if err != nil {
-		return nil, wrap("list jobs", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []Job
-	for rows.Next() {
-		j, err := scanJob(rows)
-		if err != nil {
-			return nil, wrap("list jobs", err)
-		}
-		out = append(out, j)
-	}
-	return out, wrap("list jobs", rows.Err())
+	return queryAll(ctx, s.db, "list jobs", scanJob, "SELECT "+jobColumns+" FROM jobs "+where, args...)
 }
 
 func scanJob(row scanner) (Job, error) {
@@ -303,50 +282,31 @@ func (s *JobStore) JobCommand(ctx context.Context, job string, index int) (JobCo
 
 // JobCommands returns at most limit commands of a job from the index on, in order.
 func (s *JobStore) JobCommands(ctx context.Context, job string, from, limit int) ([]JobCommand, error) {
-	const what = "list the commands of a job"
-	rows, err := s.db.QueryContext(ctx, "SELECT "+jobCommandColumns+
-		" FROM job_commands WHERE job = ? AND idx >= ? ORDER BY idx LIMIT ?", job, from, limit)
-	if err != nil {
-		return nil, wrap(what, err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []JobCommand
-	for rows.Next() {
-		var c JobCommand
+	scan := func(row scanner) (c JobCommand, err error) {
 		var started int64
-		if err := rows.Scan(&c.Job, &c.Index, &c.Name, &c.Exec, &c.State, &c.Attempt, &c.Sandbox, &started, &c.Attempts,
-			&c.Outcome); err != nil {
-			return nil, wrap(what, err)
-		}
+		err = row.Scan(&c.Job, &c.Index, &c.Name, &c.Exec, &c.State, &c.Attempt, &c.Sandbox, &started, &c.Attempts,
+			&c.Outcome)
 		c.Started = moment(started)
-		out = append(out, c)
+		return c, err
 	}
-	return out, wrap(what, rows.Err())
+	return queryAll(ctx, s.db, "list the commands of a job", scan,
+		"SELECT "+jobCommandColumns+" FROM job_commands WHERE job = ? AND idx >= ? ORDER BY idx LIMIT ?", job, from, limit)
 }
 
 // CountJobCommands counts the commands of a job.
 func (s *JobStore) CountJobCommands(ctx context.Context, job string) (JobCounts, error) {
-	const what = "count the commands of a job"
-	rows, err := s.db.QueryContext(ctx,
-		"SELECT state, outcome, count(*) FROM job_commands WHERE job = ? GROUP BY state, outcome", job)
-	if err != nil {
-		return JobCounts{}, wrap(what, err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
 	out := JobCounts{States: map[JobState]int{}, Outcomes: map[string]int{}}
-	for rows.Next() {
+	return out, queryEach(ctx, s.db, "count the commands of a job", func(row scanner) error {
 		var state JobState
 		var outcome string
 		var n int
-		if err := rows.Scan(&state, &outcome, &n); err != nil {
-			return JobCounts{}, wrap(what, err)
-		}
+		err := row.Scan(&state, &outcome, &n)
 		out.States[state] += n
 		if state == JobEnded {
 			out.Outcomes[outcome] += n
 		}
-	}
-	return out, wrap(what, rows.Err())
+		return err
+	}, "SELECT state, outcome, count(*) FROM job_commands WHERE job = ? GROUP BY state, outcome", job)
 }
 
 // SetJobArtifacts records the artifacts of a command, in place of earlier ones.
@@ -371,20 +331,10 @@ func (s *JobStore) SetJobArtifacts(ctx context.Context, job string, index int, l
 
 // JobArtifacts returns the artifacts of a job, ordered by command and path.
 func (s *JobStore) JobArtifacts(ctx context.Context, job string) ([]JobArtifact, error) {
-	const what = "list the artifacts of a job"
-	rows, err := s.db.QueryContext(ctx, "SELECT idx, path, size, file FROM job_artifacts WHERE job = ? ORDER BY idx, path",
-		job)
-	if err != nil {
-		return nil, wrap(what, err)
+	scan := func(row scanner) (a JobArtifact, err error) {
+		err = row.Scan(&a.Index, &a.Path, &a.Size, &a.File)
+		return a, err
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []JobArtifact
-	for rows.Next() {
-		var a JobArtifact
-		if err := rows.Scan(&a.Index, &a.Path, &a.Size, &a.File); err != nil {
-			return nil, wrap(what, err)
-		}
-		out = append(out, a)
-	}
-	return out, wrap(what, rows.Err())
+	return queryAll(ctx, s.db, "list the artifacts of a job", scan,
+		"SELECT idx, path, size, file FROM job_artifacts WHERE job = ? ORDER BY idx, path", job)
 }

@@ -101,20 +101,12 @@ func (s *Store) DropKey(ctx context.Context, caller, key string) error {
 
 // OpenKeys returns the keys whose requests were interrupted when the process ended.
 func (s *Store) OpenKeys(ctx context.Context) ([]Key, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT caller, key, op, hash, ref, created FROM keys WHERE done = 0")
-	if err != nil {
-		return nil, wrap("list idempotency keys", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []Key
-	for rows.Next() {
-		var k Key
+	scan := func(row scanner) (k Key, err error) {
 		var created int64
-		if err := rows.Scan(&k.Caller, &k.Key, &k.Op, &k.Hash, &k.Ref, &created); err != nil {
-			return nil, wrap("list idempotency keys", err)
-		}
+		err = row.Scan(&k.Caller, &k.Key, &k.Op, &k.Hash, &k.Ref, &created)
 		k.Created = moment(created)
-		out = append(out, k)
+		return k, err
 	}
-	return out, wrap("list idempotency keys", rows.Err())
+	return queryAll(ctx, s.db, "list idempotency keys", scan,
+		"SELECT caller, key, op, hash, ref, created FROM keys WHERE done = 0")
 }

@@ -210,23 +210,8 @@ func (s *Store) Forget(ctx context.Context, before time.Time) (int64, error) {
 }
 
 func (s *Store) query(ctx context.Context, where string, args ...any) ([]Sandbox, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT "+columns+" FROM sandboxes "+where, args...)
-	if err != nil {
-		return nil, wrap("list sandboxes", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []Sandbox
-	for rows.Next() {
-		b, err := scan(rows)
-		if err != nil {
-			return nil, wrap("list sandboxes", err)
-		}
-		out = append(out, b)
-	}
-	return out, wrap("list sandboxes", rows.Err())
+	return queryAll(ctx, s.db, "list sandboxes", scan, "SELECT "+columns+" FROM sandboxes "+where, args...)
 }
-
-type scanner interface{ Scan(...any) error }
 
 func scan(row scanner) (Sandbox, error) {
 	var b Sandbox

@@ -104,21 +104,8 @@ func (s *Store) Shell(ctx context.Context, id string) (Shell, error) {
 
 // Shells returns the shells of a sandbox, oldest first.
 func (s *Store) Shells(ctx context.Context, sandbox string) ([]Shell, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT "+shellColumns+" FROM shells WHERE sandbox = ? ORDER BY started, id",
-		sandbox)
-	if err != nil {
-		return nil, wrap("list shells", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []Shell
-	for rows.Next() {
-		sh, err := scanShell(rows)
-		if err != nil {
-			return nil, wrap("list shells", err)
-		}
-		out = append(out, sh)
-	}
-	return out, wrap("list shells", rows.Err())
+	return queryAll(ctx, s.db, "list shells", scanShell,
+		"SELECT "+shellColumns+" FROM shells WHERE sandbox = ? ORDER BY started, id", sandbox)
 }
 
 func scanShell(row scanner) (Shell, error) {

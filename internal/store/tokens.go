@@ -59,20 +59,8 @@ func (s *Store) InsertToken(ctx context.Context, t Token) error {
 
 // Tokens returns all tokens, newest first.
 func (s *Store) Tokens(ctx context.Context) ([]Token, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT "+tokenColumns+" FROM tokens ORDER BY created DESC, id DESC")
-	if err != nil {
-		return nil, wrap("list tokens", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []Token
-	for rows.Next() {
-		t, err := scanToken(rows)
-		if err != nil {
-			return nil, wrap("list tokens", err)
-		}
-		out = append(out, t)
-	}
-	return out, wrap("list tokens", rows.Err())
+	return queryAll(ctx, s.db, "list tokens", scanToken,
+		"SELECT "+tokenColumns+" FROM tokens ORDER BY created DESC, id DESC")
 }
 
 // RevokeToken revokes a token and returns its row. It does not change a token that is already
@@ -122,21 +110,7 @@ func scanToken(row scanner) (Token, error) {
 
 // Calls returns how many tools each caller has called on a day ("2006-01-02").
 func (s *Store) Calls(ctx context.Context, day string) (map[string]int64, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT caller, calls FROM call_counts WHERE day = ?", day)
-	if err != nil {
-		return nil, wrap("count calls", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	out := map[string]int64{}
-	for rows.Next() {
-		var caller string
-		var n int64
-		if err := rows.Scan(&caller, &n); err != nil {
-			return nil, wrap("count calls", err)
-		}
-		out[caller] = n
-	}
-	return out, wrap("count calls", rows.Err())
+	return queryMap[int64](ctx, s.db, "count calls", "SELECT caller, calls FROM call_counts WHERE day = ?", day)
 }
 
 // SetCalls records how many tools each caller has called on a day, and deletes earlier days.
@@ -177,18 +151,6 @@ func (s *Store) UnnameWorkspace(ctx context.Context, disk string) error {
 // WorkspaceNames returns a caller's workspace names by directory name. Some of the workspaces may
 // not exist.
 func (s *Store) WorkspaceNames(ctx context.Context, caller string) (map[string]string, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT disk, name FROM workspace_names WHERE caller = ?", caller)
-	if err != nil {
-		return nil, wrap("list workspaces", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	out := map[string]string{}
-	for rows.Next() {
-		var disk, name string
-		if err := rows.Scan(&disk, &name); err != nil {
-			return nil, wrap("list workspaces", err)
-		}
-		out[disk] = name
-	}
-	return out, wrap("list workspaces", rows.Err())
+	return queryMap[string](ctx, s.db, "list workspaces",
+		"SELECT disk, name FROM workspace_names WHERE caller = ?", caller)
 }
