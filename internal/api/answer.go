@@ -32,7 +32,23 @@ func reply(w http.ResponseWriter, status int, v any) error {
 	return sendCounted(w, status, formJSON, b)
 }
 
-// replyList answers with a list.
+// replyOK answers with v, or returns err.
+func replyOK(w http.ResponseWriter, v any, err error) error {
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v)
+}
+
+// replyDone answers without a body, or returns err.
+func replyDone(w http.ResponseWriter, err error) error {
+	if err == nil {
+		w.WriteHeader(http.StatusNoContent)
+	}
+	return err
+}
+
+// replyList answers with a list, or returns err.
 func replyList[T any](w http.ResponseWriter, items []T, err error) error {
 	if err != nil {
 		return err

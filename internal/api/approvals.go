@@ -40,18 +40,12 @@ func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, p caller.
 		return q.err
 	}
 	list, err := s.opts.Engine.Governed.Approvals(r.Context(), p, f)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, list)
+	return replyOK(w, list, err)
 }
 
 func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Governed.Approval(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -60,10 +54,7 @@ func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p caller
 		return err
 	}
 	got, err := s.opts.Engine.Governed.AnswerApproval(r.Context(), p, r.PathValue("id"), req)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 // watchApprovals sends the pending approval requests and then every change, until the client leaves

@@ -64,10 +64,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p caller.Prin
 		return err
 	}
 	list, err := s.opts.Engine.Governed.Audit(r.Context(), p, f)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, list)
+	return replyOK(w, list, err)
 }
 
 // exportAudit streams records. An error in the middle aborts the answer, so that the client cannot
@@ -87,8 +84,5 @@ func (s *Server) verifyAudit(w http.ResponseWriter, r *http.Request, p caller.Pr
 		return q.err
 	}
 	got, err := s.opts.Engine.Governed.VerifyAudit(r.Context(), p, q.text("head"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }

@@ -26,10 +26,7 @@ func (s *Server) egressRoutes() []route {
 
 func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Egress.State(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -38,10 +35,7 @@ func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p caller.Prin
 		return err
 	}
 	got, err := s.opts.Engine.Egress.Set(r.Context(), p, r.PathValue("id"), req)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) deleteEgress(w http.ResponseWriter, r *http.Request, p caller.Principal) error {

@@ -101,10 +101,7 @@ func (s *Server) moveFile(w http.ResponseWriter, r *http.Request, p caller.Princ
 		return q.err
 	}
 	info, err := s.opts.Engine.MoveFile(r.Context(), p, r.PathValue("id"), q.file())
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, info)
+	return replyOK(w, info, err)
 }
 
 func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -113,11 +110,7 @@ func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, p caller.Pri
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.RemoveFile(r.Context(), p, r.PathValue("id"), req); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.RemoveFile(r.Context(), p, r.PathValue("id"), req))
 }
 
 func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -134,26 +127,16 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p calle
 
 func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Workspaces.List(r.Context(), p)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.Workspace]{Items: items})
+	return replyList(w, items, err)
 }
 
 func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Workspaces.Get(r.Context(), p, r.PathValue("name"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if err := s.opts.Engine.Workspaces.Delete(r.Context(), p, r.PathValue("name")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.Workspaces.Delete(r.Context(), p, r.PathValue("name")))
 }
 
 func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -183,9 +166,5 @@ func (s *Server) removeWorkspaceFile(w http.ResponseWriter, r *http.Request, p c
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.Workspaces.RemoveFile(r.Context(), p, r.PathValue("name"), req); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.Workspaces.RemoveFile(r.Context(), p, r.PathValue("name"), req))
 }

@@ -67,11 +67,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, p caller.Pr
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.Images.Remove(r.Context(), p, q.text("ref")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.Images.Remove(r.Context(), p, q.text("ref")))
 }
 
 // pullImage answers when the image is stored, or reports progress as events. If the client goes
@@ -97,10 +93,7 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p caller.Prin
 		})
 	}
 	got, err := s.opts.Engine.Images.Pull(ctx, p, req, nil)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: got})
+	return replyList(w, got, err)
 }
 
 // buildImage reads the whole context before it answers.
@@ -132,10 +125,7 @@ func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p caller.Pri
 		})
 	}
 	got, err := s.opts.Engine.Images.Build(ctx, p, req, r.Body, nil)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: got})
+	return replyList(w, got, err)
 }
 
 func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -145,10 +135,7 @@ func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, p caller.
 		return q.err
 	}
 	got, err := s.opts.Engine.Images.Collect(r.Context(), p, dry)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) pinImage(w http.ResponseWriter, r *http.Request, p caller.Principal) error {

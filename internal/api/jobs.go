@@ -75,10 +75,7 @@ func (s *Server) listJobs(w http.ResponseWriter, r *http.Request, p caller.Princ
 		return q.err
 	}
 	items, err := s.opts.Engine.Jobs.List(r.Context(), p, all)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.Job]{Items: items})
+	return replyList(w, items, err)
 }
 
 func (s *Server) getJob(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -90,26 +87,16 @@ func (s *Server) getJob(w http.ResponseWriter, r *http.Request, p caller.Princip
 	ctx, cancel := s.untilStop(r)
 	defer cancel()
 	got, err := s.opts.Engine.Jobs.Get(ctx, p, r.PathValue("id"), wait)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) removeJob(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if err := s.opts.Engine.Jobs.Remove(r.Context(), p, r.PathValue("id")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.Jobs.Remove(r.Context(), p, r.PathValue("id")))
 }
 
 func (s *Server) cancelJob(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Jobs.Cancel(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) listJobResults(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -119,10 +106,7 @@ func (s *Server) listJobResults(w http.ResponseWriter, r *http.Request, p caller
 		return q.err
 	}
 	items, err := s.opts.Engine.Jobs.Results(r.Context(), p, r.PathValue("id"), bounded(from), bounded(limit))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.JobResult]{Items: items})
+	return replyList(w, items, err)
 }
 
 // bounded converts a number to an int. No list is longer than its largest value.
@@ -151,18 +135,12 @@ func (s *Server) jobOutput(w http.ResponseWriter, r *http.Request, p caller.Prin
 	ctx, cancel := s.untilStop(r)
 	defer cancel()
 	got, err := s.opts.Engine.Jobs.Output(ctx, p, r.PathValue("id"), req)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) listJobArtifacts(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Jobs.Artifacts(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.JobArtifact]{Items: items})
+	return replyList(w, items, err)
 }
 
 func (s *Server) getJobArtifact(w http.ResponseWriter, r *http.Request, p caller.Principal) (err error) {

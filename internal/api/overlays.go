@@ -53,18 +53,12 @@ func (s *Server) overlayRoutes() []route {
 
 func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Workspaces.Overlays(r.Context(), p, r.PathValue("name"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.Overlay]{Items: items})
+	return replyList(w, items, err)
 }
 
 func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Workspaces.FindOverlay(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -73,10 +67,7 @@ func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p caller.Pr
 		return err
 	}
 	got, err := s.opts.Engine.Workspaces.DiffOverlay(r.Context(), p, r.PathValue("id"), req.Paths, req.Text)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -85,10 +76,7 @@ func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p caller.
 		return err
 	}
 	got, err := s.opts.Engine.Workspaces.CommitOverlay(r.Context(), p, r.PathValue("id"), req)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -97,11 +85,7 @@ func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p caller
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.Workspaces.DiscardOverlay(r.Context(), p, r.PathValue("id"), end); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.Workspaces.DiscardOverlay(r.Context(), p, r.PathValue("id"), end))
 }
 
 func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -118,18 +102,11 @@ func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p caller.P
 
 func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Workspaces.Snapshots(r.Context(), p, r.PathValue("name"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.Snapshot]{Items: items})
+	return replyList(w, items, err)
 }
 
 func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if err := s.opts.Engine.Workspaces.RemoveSnapshot(r.Context(), p, r.PathValue("name"), r.PathValue("id")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.Workspaces.RemoveSnapshot(r.Context(), p, r.PathValue("name"), r.PathValue("id")))
 }
 
 func (s *Server) restore(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -138,8 +115,5 @@ func (s *Server) restore(w http.ResponseWriter, r *http.Request, p caller.Princi
 		return err
 	}
 	got, err := s.opts.Engine.Workspaces.Restore(r.Context(), p, r.PathValue("name"), req.Snapshot)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }

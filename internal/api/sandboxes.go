@@ -38,18 +38,11 @@ func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, p caller.
 
 func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Sandbox(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) removeSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if err := s.opts.Engine.Remove(r.Context(), p, r.PathValue("id")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.Remove(r.Context(), p, r.PathValue("id")))
 }
 
 func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -59,18 +52,12 @@ func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, p caller.Pr
 		return q.err
 	}
 	got, err := s.opts.Engine.Stop(r.Context(), p, r.PathValue("id"), grace)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) syncSandbox(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Sync(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) figureRoutes() []route {
@@ -85,8 +72,5 @@ func (s *Server) figureRoutes() []route {
 
 func (s *Server) figures(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Figures(r.Context(), p)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.Figures]{Items: items})
+	return replyList(w, items, err)
 }

@@ -25,18 +25,12 @@ func (s *Server) startShell(w http.ResponseWriter, r *http.Request, p caller.Pri
 
 func (s *Server) listShells(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.Shells(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.Shell]{Items: items})
+	return replyList(w, items, err)
 }
 
 func (s *Server) getShell(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Shell(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) killShell(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -46,10 +40,7 @@ func (s *Server) killShell(w http.ResponseWriter, r *http.Request, p caller.Prin
 		return q.err
 	}
 	got, err := s.opts.Engine.KillShell(r.Context(), p, r.PathValue("id"), grace, forget)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -58,11 +49,7 @@ func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, p caller.Pr
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.SignalShell(r.Context(), p, r.PathValue("id"), int(min(n, 1000))); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.SignalShell(r.Context(), p, r.PathValue("id"), int(min(n, 1000))))
 }
 
 func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -71,11 +58,7 @@ func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p caller.Pri
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.Input(r.Context(), p, r.PathValue("id"), r.Body, closeIt); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.Input(r.Context(), p, r.PathValue("id"), r.Body, closeIt))
 }
 
 func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -97,10 +80,7 @@ func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p caller.Pr
 		return s.rawOutput(w, r.WithContext(ctx), p, req)
 	}
 	got, err := s.opts.Engine.Output(ctx, p, r.PathValue("id"), req)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 // errGap ends a raw answer at bytes that do not follow the sent ones.

@@ -46,18 +46,12 @@ func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, p cal
 
 func (s *Server) listShellSessions(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	items, err := s.opts.Engine.ShellSessions(r.Context(), p, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, v1.List[v1.ShellSession]{Items: items})
+	return replyList(w, items, err)
 }
 
 func (s *Server) endShellSession(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.EndShellSession(r.Context(), p, r.PathValue("id"), r.PathValue("session"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) execShellSession(w http.ResponseWriter, r *http.Request, p caller.Principal) error {

@@ -25,10 +25,7 @@ func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, p calle
 		return err
 	}
 	got, err := s.opts.Engine.Workspaces.Resize(r.Context(), p, r.PathValue("name"), req)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 // isDiskFull reports whether a write failed because the target is full. Unlike with other limits,

@@ -30,16 +30,10 @@ func (s *Server) listTemplates(w http.ResponseWriter, r *http.Request, p caller.
 
 func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Templates.Get(r.Context(), p, r.PathValue("name"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) reloadTemplates(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
 	got, err := s.opts.Engine.Templates.ReloadFor(r.Context(), p)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }

@@ -169,11 +169,7 @@ func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p caller.Pri
 }
 
 func (s *Server) endSession(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if err := s.opts.Engine.EndSession(r.Context(), p, r.PathValue("name")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return replyDone(w, s.opts.Engine.EndSession(r.Context(), p, r.PathValue("name")))
 }
 
 func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
@@ -182,10 +178,7 @@ func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, p caller.Pr
 		return err
 	}
 	got, err := s.opts.Engine.Governed.CheckPolicy(r.Context(), p, req)
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusOK, got)
+	return replyOK(w, got, err)
 }
 
 func (s *Server) listProfiles(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
