@@ -122,16 +122,11 @@ func (s *Store) AddPulled(ctx context.Context, p Pulled, shared *SharedLayers) (
 	if image, err := s.AddReference(id, p.Name, p.Digests); err == nil || !errdefs.IsNotFound(err) {
 		return image, err
 	}
-	unlock, err := s.importing.lock(ctx, "")
-	if err != nil {
-		return Image{}, fmt.Errorf("wait for another import: %w", err)
-	}
-	defer unlock()
-	stage, undo, err := s.stage()
+	stage, end, err := s.beginImport(ctx)
 	if err != nil {
 		return Image{}, err
 	}
-	defer undo()
+	defer end()
 	from := source{format: formatRegistry, config: p.Config}
 	for _, l := range p.Layers {
 		if own, ok := shared.layers[l.Diff]; ok {

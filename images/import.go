@@ -173,6 +173,21 @@ func nameFor(ref, own string) (string, error) {
 	return ParseName(own)
 }
 
+// beginImport waits until no other import runs, and returns a temporary directory. end removes the
+// directory and lets the next import run.
+func (s *Store) beginImport(ctx context.Context) (stage string, end func(), err error) {
+	unlock, err := s.importing.lock(ctx, "")
+	if err != nil {
+		return "", nil, fmt.Errorf("wait for another import: %w", err)
+	}
+	stage, undo, err := s.stage()
+	if err != nil {
+		unlock()
+		return "", nil, err
+	}
+	return stage, func() { undo(); unlock() }, nil
+}
+
 // importFrom imports the files that fetch returns. fetch returns no files if their digest is
 // already known.
 func (s *Store) importFrom(ctx context.Context, ref string, fetch func(stage string) (files, string, error)) (Image,
@@ -184,16 +199,11 @@ func (s *Store) importFrom(ctx context.Context, ref string, fetch func(stage str
 			return Image{}, err
 		}
 	}
-	unlock, err := s.importing.lock(ctx, "")
-	if err != nil {
-		return Image{}, fmt.Errorf("wait for another import: %w", err)
-	}
-	defer unlock()
-	stage, undo, err := s.stage()
+	stage, end, err := s.beginImport(ctx)
 	if err != nil {
 		return Image{}, err
 	}
-	defer undo()
+	defer end()
 	content, sum, err := fetch(stage)
 	if err != nil {
 		return Image{}, err

@@ -60,7 +60,7 @@ func (t *transaction) answer(ctx context.Context, out any, o tool.Outcome, err e
 		res.ExitCode = &o.ExitCode
 	}
 	if t.verdict != nil && t.verdict.Action != policy.Allow {
-		v := presentVerdict(*t.verdict)
+		v := PresentVerdict(*t.verdict)
 		res.Verdict = &v
 	}
 	if c, ok := out.(tool.CommandOutput); ok {

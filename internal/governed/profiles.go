@@ -163,10 +163,11 @@ func (s *Service) CheckPolicy(_ context.Context, principal caller.Principal, r v
 	if err != nil {
 		return v1.Verdict{}, err
 	}
-	return presentVerdict(v), nil
+	return PresentVerdict(v), nil
 }
 
-func presentVerdict(v policy.Verdict) v1.Verdict {
+// PresentVerdict converts a verdict to its API form.
+func PresentVerdict(v policy.Verdict) v1.Verdict {
 	out := v1.Verdict{
 		Verdict:  string(v.Action),
 		Rule:     v.Rule,

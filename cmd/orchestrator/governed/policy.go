@@ -10,6 +10,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 )
@@ -123,22 +124,7 @@ func checkPolicy(set *profile.Set, r v1.PolicyCheck) (v1.Verdict, error) {
 	if err != nil {
 		return v1.Verdict{}, err
 	}
-	return verdictOf(v), nil
-}
-
-func verdictOf(v policy.Verdict) v1.Verdict {
-	out := v1.Verdict{
-		Verdict:  string(v.Action),
-		Rule:     v.Rule,
-		Class:    v.Class,
-		HardDeny: v.HardDeny,
-		Message:  v.Message,
-		Program:  v.Program,
-	}
-	if v.At != nil {
-		out.At = &v1.Position{Offset: v.At.Offset, Line: v.At.Line, Column: v.At.Column, Text: v.At.Text}
-	}
-	return out
+	return governed.PresentVerdict(v), nil
 }
 
 func printVerdict(a *cli.App, v v1.Verdict) error {

@@ -2,8 +2,6 @@ package server
 
 import (
 	"encoding/json"
-	"errors"
-	"os"
 	"sync"
 	"time"
 
@@ -74,7 +72,7 @@ func (r *commandRun) feed(c *wire.Conn) {
 		}
 		switch kind {
 		case wire.KindStdin:
-			if !r.writeInput(in, payload, c.PeerGone) {
+			if r.cmd.Stdin && !writeInput(in, payload, c.PeerGone) {
 				return
 			}
 		case wire.KindEOF:
@@ -91,26 +89,3 @@ func (r *commandRun) feed(c *wire.Conn) {
 	}
 }
 
-// writeInput writes data to the command's stdin until all is written, or gone reports that the host
-// has disconnected. Then it returns false. A command that closed its stdin gets no more data; that
-// is not an error.
-func (r *commandRun) writeInput(in *os.File, data []byte, gone func() bool) bool {
-	if !r.cmd.Stdin {
-		return true
-	}
-	for len(data) > 0 {
-		in.SetWriteDeadline(time.Now().Add(peerCheckInterval)) //nolint:errcheck // closed: the write says so
-		n, err := in.Write(data)
-		data = data[n:]
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			if gone() {
-				return false
-			}
-			continue
-		}
-		if err != nil {
-			return true
-		}
-	}
-	return true
-}

@@ -211,7 +211,9 @@ func (s *Server) serveInput(c *wire.Conn, body json.RawMessage) error {
 		switch kind {
 		case wire.KindStdin:
 			// Received input is delivered even if the host has disconnected.
-			sh.run.writeInput(sh.run.spare.in.ours, payload, func() bool { return false })
+			if sh.run.cmd.Stdin {
+				writeInput(sh.run.spare.in.ours, payload, func() bool { return false })
+			}
 		case wire.KindEOF:
 			sh.run.spare.in.ours.Close()
 			return c.Reply(nil)

@@ -101,7 +101,7 @@ func (t *sessionCommand) feed(c *wire.Conn) {
 }
 
 // writeInput writes data until all is written, or gone reports that the host has disconnected. Then
-// it returns false. A closed reader is not an error.
+// it returns false. If the reader is closed, the rest is dropped, which is not an error.
 func writeInput(in *os.File, data []byte, gone func() bool) bool {
 	for len(data) > 0 {
 		in.SetWriteDeadline(time.Now().Add(peerCheckInterval)) //nolint:errcheck // closed: the write says so
