@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
@@ -109,6 +110,19 @@ func (a *App) Client(ctx context.Context) (*client.Client, error) {
 	}
 	a.AwaitStart(ctx, c, startTimeout)
 	return a.ClientFor(c)
+}
+
+// WithClient returns a function for cobra.Command.RunE that calls do with the client of Client.
+func (a *App) WithClient(
+	do func(cmd *cobra.Command, cl *client.Client, args []string) error,
+) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		cl, err := a.Client(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return do(cmd, cl, args)
+	}
 }
 
 // AwaitStart waits while a server is starting, at most for limit. A command that runs right after

@@ -99,17 +99,13 @@ func newApprovalsShow(a *cli.App) *cobra.Command {
 		Short:   "Describe an approval request with its input",
 		Example: "  orchestrator approvals show $id",
 		Args:    cli.ExactArgs("ID"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			q, err := cl.Approvals.Get(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			return printApproval(a, q)
-		},
+		}),
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	units "github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
@@ -175,17 +176,13 @@ func newTokenList(a *cli.App) *cobra.Command {
 		Short:   "List tokens, newest first, without their secrets",
 		Example: "  orchestrator token ls",
 		Args:    cli.ExactArgs(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
 			got, err := cl.Tokens.List(cmd.Context())
 			if err != nil {
 				return err
 			}
 			return cli.PrintList(a, got, tokenHead(), tokenRow)
-		},
+		}),
 	}
 }
 
@@ -198,16 +195,12 @@ func newTokenRevoke(a *cli.App) *cobra.Command {
 what its caller has, such as sandboxes, stays.`,
 		Example: "  orchestrator token revoke $id",
 		Args:    cli.ExactArgs("ID"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			t, err := cl.Tokens.Revoke(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			return a.Print(t, &cli.Table{Head: tokenHead(), Rows: [][]string{tokenRow(t)}})
-		},
+		}),
 	}
 }

@@ -37,17 +37,13 @@ With -o json, it prints the schemas of their inputs and outputs too.`,
 		Example: `  orchestrator tool ls
   orchestrator tool ls --profile gateway -o json`,
 		Args: cli.ExactArgs(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
 			tools, err := cl.Tools.List(cmd.Context(), profile)
 			if err != nil {
 				return err
 			}
 			return cli.PrintList(a, tools, []string{"NAME", "TRUST", "STATE", "EFFECTS", "DESCRIPTION"}, toolRow)
-		},
+		}),
 	}
 	c.Flags().StringVar(&profile, "profile", "", "`NAME` of the profile whose tools are listed (default: yours)")
 	return c

@@ -61,19 +61,6 @@ func printJob(a *cli.App, j v1.Job) error {
 	return a.Print(j, t)
 }
 
-// withJob returns the RunE of a command whose first argument is a job.
-func withJob(
-	a *cli.App, do func(ctx context.Context, cmd *cobra.Command, jobs client.Jobs, args []string) error,
-) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		cl, err := a.Client(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return do(cmd.Context(), cmd, cl.Jobs, args)
-	}
-}
-
 func newList(a *cli.App) *cobra.Command {
 	var all bool
 	c := &cobra.Command{
@@ -82,8 +69,8 @@ func newList(a *cli.App) *cobra.Command {
 		Short:   "List jobs, newest first",
 		Example: "  orchestrator job ls\n  orchestrator job ls -o json | jq '.items[] | select(.state != \"ended\")'",
 		Args:    cli.ExactArgs(),
-		RunE: withJob(a, func(ctx context.Context, _ *cobra.Command, jobs client.Jobs, _ []string) error {
-			list, err := jobs.List(ctx, all)
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
+			list, err := cl.Jobs.List(cmd.Context(), all)
 			if err != nil {
 				return err
 			}
@@ -100,8 +87,8 @@ func newShow(a *cli.App) *cobra.Command {
 		Short:   "List the commands of a job with their results",
 		Example: "  orchestrator job show JOB\n  orchestrator job show JOB -o json | jq '.items[] | select(.outcome == \"failed\")'",
 		Args:    cli.ExactArgs("JOB"),
-		RunE: withJob(a, func(ctx context.Context, _ *cobra.Command, jobs client.Jobs, args []string) error {
-			list, err := results(ctx, jobs, args[0])
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
+			list, err := results(cmd.Context(), cl.Jobs, args[0])
 			if err != nil {
 				return err
 			}
@@ -141,8 +128,8 @@ func newCancel(a *cli.App) *cobra.Command {
 		Short:   "End the queued commands of a job and kill the running ones",
 		Example: "  orchestrator job cancel JOB",
 		Args:    cli.ExactArgs("JOB"),
-		RunE: withJob(a, func(ctx context.Context, _ *cobra.Command, jobs client.Jobs, args []string) error {
-			j, err := jobs.Cancel(ctx, args[0])
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
+			j, err := cl.Jobs.Cancel(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -162,9 +149,9 @@ func newRemove(a *cli.App) *cobra.Command {
 			}
 			return nil
 		},
-		RunE: withJob(a, func(ctx context.Context, _ *cobra.Command, jobs client.Jobs, args []string) error {
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			for _, id := range args {
-				if err := jobs.Remove(ctx, id); err != nil {
+				if err := cl.Jobs.Remove(cmd.Context(), id); err != nil {
 					return err
 				}
 			}
@@ -182,8 +169,8 @@ func newWait(a *cli.App) *cobra.Command {
 every command exited with 0. docs/exit-codes.md lists the others.`,
 		Example: "  orchestrator job wait JOB --junit report.xml",
 		Args:    cli.ExactArgs("JOB"),
-		RunE: withJob(a, func(ctx context.Context, _ *cobra.Command, jobs client.Jobs, args []string) error {
-			return wait(ctx, a, jobs, args[0], junit)
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
+			return wait(cmd.Context(), a, cl.Jobs, args[0], junit)
 		}),
 	}
 	c.Flags().StringVar(&junit, "junit", "", "write the results as JUnit XML to `FILE`")
@@ -222,7 +209,7 @@ func newLogs(a *cli.App) *cobra.Command {
 one, print the output of all commands in order, each after a line with its name.`,
 		Example: "  orchestrator job logs JOB\n  orchestrator job logs -f JOB 3",
 		Args:    cli.ExactArgs("JOB", "[COMMAND]"),
-		RunE: withJob(a, func(ctx context.Context, cmd *cobra.Command, jobs client.Jobs, args []string) error {
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			r := client.JobOutputRequest{Attempt: attempt}
 			if stderr {
 				r.Stream = "stderr"
@@ -233,9 +220,9 @@ one, print the output of all commands in order, each after a line with its name.
 					return cli.Usage(cmd, "COMMAND %q is not a number from 0", args[1])
 				}
 				r.Index = n
-				return jobs.CopyOutput(ctx, args[0], r, follow, a.Stdout)
+				return cl.Jobs.CopyOutput(cmd.Context(), args[0], r, follow, a.Stdout)
 			}
-			list, err := results(ctx, jobs, args[0])
+			list, err := results(cmd.Context(), cl.Jobs, args[0])
 			if err != nil {
 				return err
 			}
@@ -244,7 +231,7 @@ one, print the output of all commands in order, each after a line with its name.
 					return err
 				}
 				r.Index = c.Index
-				if err := jobs.CopyOutput(ctx, args[0], r, follow, a.Stdout); err != nil {
+				if err := cl.Jobs.CopyOutput(cmd.Context(), args[0], r, follow, a.Stdout); err != nil {
 					return err
 				}
 			}
@@ -266,8 +253,8 @@ func newArtifacts(a *cli.App) *cobra.Command {
 With --to, save them as DIR/COMMAND/PATH.`,
 		Example: "  orchestrator job artifacts JOB\n  orchestrator job artifacts JOB --to reports",
 		Args:    cli.ExactArgs("JOB"),
-		RunE: withJob(a, func(ctx context.Context, _ *cobra.Command, jobs client.Jobs, args []string) error {
-			list, err := jobs.Artifacts(ctx, args[0])
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
+			list, err := cl.Jobs.Artifacts(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -275,7 +262,7 @@ With --to, save them as DIR/COMMAND/PATH.`,
 				if to == "" {
 					break
 				}
-				if err := saveArtifact(ctx, jobs, args[0], f, to); err != nil {
+				if err := saveArtifact(cmd.Context(), cl.Jobs, args[0], f, to); err != nil {
 					return err
 				}
 			}

@@ -25,11 +25,7 @@ were missed. With -o json, it prints one object on each line.`,
   orchestrator events -f
   orchestrator events -f -o json | jq 'select(.type == "sandbox.gone")'`,
 		Args: cli.ExactArgs(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
 			colour := a.NewPalette()
 			return cl.Events(cmd.Context(), q, func(e v1.ServiceEvent) error {
 				if a.Flags.Output == "json" {
@@ -38,7 +34,7 @@ were missed. With -o json, it prints one object on each line.`,
 				_, err := fmt.Fprintln(a.Stdout, eventLine(e, colour))
 				return err
 			})
-		},
+		}),
 	}
 	f := c.Flags()
 	f.BoolVarP(&q.Follow, "follow", "f", false, "wait for new events")

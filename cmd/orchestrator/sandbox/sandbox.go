@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
@@ -170,11 +171,7 @@ func newSandboxList(a *cli.App) *cobra.Command {
 		Short:   "List leased sandboxes",
 		Example: "  orchestrator sandbox ls\n  orchestrator sandbox ls --ended -o json",
 		Args:    cli.ExactArgs(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
 			list, err := cl.Sandboxes(cmd.Context(), ended)
 			if err != nil {
 				return err
@@ -187,7 +184,7 @@ func newSandboxList(a *cli.App) *cobra.Command {
 				}
 				return []string{s.ID, s.State, s.Template, WorkspaceOf(s), cli.Ago(s.CreatedAt), expires, s.Reason}
 			})
-		},
+		}),
 	}
 	c.Flags().BoolVar(&ended, "ended", false, "include ended sandboxes")
 	return c
@@ -199,17 +196,13 @@ func newSandboxInspect(a *cli.App) *cobra.Command {
 		Short:   "Describe a sandbox, also an ended one",
 		Example: "  orchestrator sandbox inspect $id -o json",
 		Args:    cli.ExactArgs("SANDBOX"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			s, err := cl.Sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			return printSandbox(a, s)
-		},
+		}),
 	}
 }
 
@@ -220,17 +213,13 @@ func newSandboxStop(a *cli.App) *cobra.Command {
 		Short:   "Terminate a sandbox's commands, then destroy it",
 		Example: "  orchestrator sandbox stop $id --grace 10s",
 		Args:    cli.ExactArgs("SANDBOX"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			s, err := cl.StopSandbox(cmd.Context(), args[0], grace)
 			if err != nil {
 				return err
 			}
 			return printSandbox(a, s)
-		},
+		}),
 	}
 	c.Flags().DurationVar(&grace, "grace", 5*time.Second, "time for background commands to end")
 	return c
@@ -247,17 +236,13 @@ func newSandboxRemove(a *cli.App) *cobra.Command {
 			}
 			return cli.ExactArgs("SANDBOX")(cmd, args[:min(len(args), 1)])
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			for _, id := range args {
 				if err := cl.RemoveSandbox(cmd.Context(), id); err != nil {
 					return err
 				}
 			}
 			return nil
-		},
+		}),
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
@@ -86,17 +87,13 @@ func newSessionList(a *cli.App) *cobra.Command {
 		Short:   "List a sandbox's sessions",
 		Example: "  orchestrator session ls $id",
 		Args:    cli.ExactArgs("SANDBOX"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			list, err := cl.Sessions(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			return a.Print(v1.List[v1.ShellSession]{Items: list}, sessionTable(list...))
-		},
+		}),
 	}
 }
 
@@ -131,14 +128,10 @@ func newSessionRemove(a *cli.App) *cobra.Command {
 		Short:   "Kill a session's processes and remove it",
 		Example: "  orchestrator session rm $id $s",
 		Args:    cli.ExactArgs("SANDBOX", "SESSION"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			_, err = cl.Session(args[0], args[1]).End(cmd.Context())
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
+			_, err := cl.Session(args[0], args[1]).End(cmd.Context())
 			return err
-		},
+		}),
 	}
 }
 

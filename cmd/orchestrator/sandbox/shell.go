@@ -133,17 +133,13 @@ func newShellList(a *cli.App) *cobra.Command {
 		Short:   "List a sandbox's background commands",
 		Example: "  orchestrator shell ls $id",
 		Args:    cli.ExactArgs("SANDBOX"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			list, err := cl.Shells(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			return cli.PrintList(a, list, shellHead(), shellRow)
-		},
+		}),
 	}
 }
 
@@ -243,13 +239,9 @@ func newShellInput(a *cli.App) *cobra.Command {
 		Example: `  echo hello | orchestrator shell input $sh
   printf 'line\n' | orchestrator shell input --keep-open $sh`,
 		Args: cli.ExactArgs("SHELL"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			return cl.Input(cmd.Context(), args[0], a.Input(cmd.Context()), !stayOpen)
-		},
+		}),
 	}
 	c.Flags().BoolVar(&stayOpen, "keep-open", false, "keep its input open")
 	return c

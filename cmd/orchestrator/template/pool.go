@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
@@ -16,11 +17,7 @@ func NewPoolCommand(a *cli.App) *cobra.Command {
 		Short:   "Show the state of the warm pools",
 		Example: "  orchestrator pool\n  orchestrator pool -o json",
 		Args:    cli.ExactArgs(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
 			list, err := cl.Pools(cmd.Context())
 			if err != nil {
 				return err
@@ -46,6 +43,6 @@ func NewPoolCommand(a *cli.App) *cobra.Command {
 					fmt.Sprint(p.Waiting), fmt.Sprint(p.Created), fmt.Sprint(p.Failed), cli.OneLine(p.LastError),
 				}
 			})
-		},
+		}),
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
@@ -36,11 +37,7 @@ templates_dir. One that is not_ready cannot be leased yet. An error at one that 
 ready says why its latest version is not in use; the last valid version is.`,
 		Example: "  orchestrator template ls\n  orchestrator template ls -o json | jq '.items[] | select(.error)'",
 		Args:    cli.ExactArgs(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
 			list, err := cl.Templates.List(cmd.Context())
 			if err != nil {
 				return err
@@ -58,7 +55,7 @@ ready says why its latest version is not in use; the last valid version is.`,
 					cli.OneLine(t.Error),
 				}
 			})
-		},
+		}),
 	}
 }
 
@@ -78,11 +75,7 @@ func newTemplateShow(a *cli.App) *cobra.Command {
 		Example: `  orchestrator template show python
   orchestrator template show python -o json | jq .limits`,
 		Args: cli.ExactArgs("NAME"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			t, err := cl.Templates.Get(cmd.Context(), args[0])
 			if err != nil {
 				return err
@@ -98,7 +91,7 @@ func newTemplateShow(a *cli.App) *cobra.Command {
 				fmt.Fprintln(a.Stdout, cli.Escape(strings.TrimSuffix(line, "\n"))) //nolint:errcheck // as every print
 			}
 			return nil
-		},
+		}),
 	}
 }
 
@@ -132,17 +125,13 @@ the new versions, old warm ones are replaced, and leases continue. Of a template
 cannot be used, the last valid version stays in use; the exit code is 78 then.`,
 		Example: "  orchestrator template reload\n  orchestrator template reload -o json",
 		Args:    cli.ExactArgs(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
+		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
 			r, err := cl.Templates.Reload(cmd.Context())
 			if err != nil {
 				return err
 			}
 			return printReload(a, r)
-		},
+		}),
 	}
 }
 
