@@ -19,8 +19,8 @@ func Text(s string, n int) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// Elide returns s. If s has more than n bytes, it returns the valid UTF-8 of the first n bytes and an
-// ellipsis.
+// Elide returns s. If s has more than n bytes, it returns the valid UTF-8 of the first n bytes and
+// an ellipsis.
 func Elide(s string, n int) string {
 	if len(s) <= n {
 		return s

@@ -214,8 +214,8 @@ func socketOf(b *testing.B, pod string) socket {
 	return ""
 }
 
-// podRequests returns how many requests for pods the API server has answered, without watches: those
-// are counted at their end.
+// podRequests returns how many requests for pods the API server has answered, without watches:
+// those are counted at their end.
 func podRequests(b *testing.B) float64 {
 	b.Helper()
 	text, err := admin(b).core.Get().AbsPath("/metrics").Do(b.Context()).Raw()

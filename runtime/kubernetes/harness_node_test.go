@@ -64,8 +64,8 @@ func options(t testing.TB, namespace string) Options {
 	}
 }
 
-// newNamespace makes a namespace for one test. Its pods have no interface, and are gone before it is
-// deleted.
+// newNamespace makes a namespace for one test. Its pods have no interface, and are gone before it
+// is deleted.
 func newNamespace(t testing.TB, level string) string {
 	t.Helper()
 	return makeNamespace(t, "test-", level)

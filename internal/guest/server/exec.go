@@ -88,4 +88,3 @@ func (r *commandRun) feed(c *wire.Conn) {
 		}
 	}
 }
-
