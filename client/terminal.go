@@ -211,7 +211,7 @@ func (t *Terminal) Close() error {
 	line := t.line
 	t.changed.Broadcast()
 	t.mu.Unlock()
-	t.outReader.CloseWithError(io.ErrClosedPipe) //nolint:errcheck // it never fails
+	t.outReader.CloseWithError(io.ErrClosedPipe)
 	if line != nil {
 		line.closeGracefully()
 	}

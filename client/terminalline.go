@@ -58,7 +58,7 @@ func (c *Client) connectPTY(ctx context.Context, k *call) (*ptyConn, v1.Terminal
 		HTTPClient: c.http, HTTPHeader: h, Subprotocols: []string{v1.TerminalProtocol},
 		OnPingReceived: func(context.Context, []byte) bool { l.resetSilenceTimer(); return true },
 	}
-	conn, resp, err := websocket.Dial(dctx, k.url(c.base), options) //nolint:bodyclose // Dial has read and closed it.
+	conn, resp, err := websocket.Dial(dctx, k.url(c.base), options) //nolint:bodyclose,contextcheck // Dial has closed it; dctx ends with ctx
 	if err != nil {
 		defer l.drop(nil)
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols && resp.Body != nil {
@@ -214,7 +214,7 @@ func (t *Terminal) finish(err error) {
 	t.changed.Broadcast()
 	t.mu.Unlock()
 	t.cancel(err)
-	t.outWriter.CloseWithError(err) //nolint:errcheck // it never fails
+	t.outWriter.CloseWithError(err)
 }
 
 // reconnect retries until the server accepts a connection or refuses it. The output continues where

@@ -52,7 +52,7 @@ type tunnel struct {
 // openTunnel decides on w, resolves the name, checks its addresses and connects. clientCtx ends
 // when the client disconnects during this. Errors are of type *refusal and already audited.
 func (s *Session) openTunnel(asking context.Context, c *client, w Want) (*tunnel, error) {
-	f, err := s.begin(c.ctx, c, w) //nolint:contextcheck // a flow lives as long as its client
+	f, err := s.begin(c.ctx, c, w)
 	if err != nil {
 		f.end(err)
 		return nil, err
@@ -62,7 +62,7 @@ func (s *Session) openTunnel(asking context.Context, c *client, w Want) (*tunnel
 		return t, nil
 	}
 	stop := context.AfterFunc(asking, func() { f.cancel(errGone) })
-	t.out, err = s.dial(f.ctx, f.decision) //nolint:contextcheck // it ends with the flow
+	t.out, err = s.dial(f.ctx, f.decision)
 	if !stop() && err == nil {
 		t.out.Close()
 		err = errGone

@@ -18,7 +18,7 @@ func (s *Session) request(c *client, w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, asRefusal(err))
 		return
 	}
-	f, err := s.begin(c.ctx, c, want) //nolint:contextcheck // a flow lives as long as its client
+	f, err := s.begin(c.ctx, c, want)
 	stop := context.AfterFunc(r.Context(), func() { f.cancel(errGone) })
 	defer stop()
 	if err != nil {

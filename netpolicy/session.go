@@ -79,7 +79,7 @@ func (s *Session) Serve(ctx context.Context, accept func(context.Context) (net.C
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(outer))
 	defer cancel(nil)
 	defer context.AfterFunc(outer, func() { cancel(errSessionEnd) })()
-	defer context.AfterFunc(s.g.ctx, func() { cancel(errClosed) })() //nolint:contextcheck // the gateway ends the session too
+	defer context.AfterFunc(s.g.ctx, func() { cancel(errClosed) })()
 
 	var accepts, handlers sync.WaitGroup
 	for range acceptsWaiting {

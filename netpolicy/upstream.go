@@ -52,7 +52,7 @@ func newTransports(s *Session) (plain, upgrades *http.Transport) {
 // dials.
 func (s *Session) dialServer(ctx context.Context) (net.Conn, error) {
 	f := ctx.Value(flowKey{}).(*flow)
-	nc, err := s.dial(f.ctx, f.decision) //nolint:contextcheck // it ends with the flow
+	nc, err := s.dial(f.ctx, f.decision)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,3 @@
-//nolint:thelper // the functions are examples of tests, not helpers
 package sandboxtest_test
 
 import (

@@ -17,7 +17,7 @@ const inChild = "SANDBOXTEST_CHILD"
 
 func TestMain(m *testing.M) {
 	if bin := os.Getenv("ORCHESTRATOR_TEST_BIN"); bin != "" {
-		os.Setenv("ORCHESTRATOR_BIN", bin) //nolint:errcheck // it cannot fail
+		os.Setenv("ORCHESTRATOR_BIN", bin)
 		os.Setenv("ORCHESTRATOR_IMAGE_ARCHIVE", os.Getenv("ORCHESTRATOR_TEST_IMAGE_ARCHIVE"))
 	}
 	code := m.Run()
@@ -118,7 +118,7 @@ func TestKilledProcessLeavesNoSandbox(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	said, _ := os.ReadFile(filepath.Join(dir, "serve.log")) //nolint:errcheck // it may be gone
+	said, _ := os.ReadFile(filepath.Join(dir, "serve.log"))
 	t.Errorf("something is left of %s: %s", dir, said)
 }
 

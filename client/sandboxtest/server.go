@@ -234,7 +234,7 @@ func (o *own) await(ctx context.Context, cl *client.Client) error {
 		}
 		select {
 		case <-o.ended:
-			said, _ := os.ReadFile(filepath.Join(o.dir, "serve.log")) //nolint:errcheck // then there is nothing to show
+			said, _ := os.ReadFile(filepath.Join(o.dir, "serve.log"))
 			return fmt.Errorf("the started server has ended: %w: %s", o.err, tail(said))
 		case <-ctx.Done():
 			return errors.Join(fmt.Errorf("the started server does not answer: %w", err), o.pipe.Close())

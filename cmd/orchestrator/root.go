@@ -19,7 +19,7 @@ import (
 
 // run executes one command line and returns the exit code.
 func run(ctx context.Context, a *cli.App, args []string) int {
-	root := newRootCommand(a)
+	root := newRootCommand(a) //nolint:contextcheck // cobra passes it to the commands
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	return a.Finish(err)

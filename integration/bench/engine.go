@@ -79,7 +79,7 @@ func (e *engine) version(ctx context.Context) (string, error) {
 
 // exec runs a program in a container through the engine and reads all its output.
 func (e *engine) exec(ctx context.Context, container string, argv ...string) error {
-	var made struct{ Id string } //nolint:revive,staticcheck // the engine's name
+	var made struct{ Id string }
 	err := e.ask(ctx, http.MethodPost, "/containers/"+container+"/exec",
 		object{"AttachStdout": true, "AttachStderr": true, "Cmd": argv}, &made)
 	if err != nil {
@@ -90,7 +90,7 @@ func (e *engine) exec(ctx context.Context, container string, argv ...string) err
 
 // createStart creates and starts a container that sleeps.
 func (e *engine) createStart(ctx context.Context, image string) (id string, err error) {
-	var made struct{ Id string } //nolint:revive,staticcheck // the engine's name
+	var made struct{ Id string }
 	err = e.ask(ctx, http.MethodPost, "/containers/create", object{
 		"Image":      image,
 		"Entrypoint": []string{"/bin/sleep"},

@@ -76,7 +76,7 @@ templates:
 	bob := token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3})
 	open := 0
 	for i := range 600 {
-		res, conn := openEventStream(t, s, eve...) //nolint:bodyclose // closing the connection ends it
+		res, conn := openEventStream(t, s, eve...) // closing the connection ends it
 		if res.StatusCode == http.StatusOK {
 			open++
 			defer conn.Close()
@@ -105,7 +105,7 @@ templates:
 		}
 	}
 	s.CLI(t, "token", "revoke", tok.ID).Is(t, 0, "")
-	res, conn := openEventStream(t, s, eve...) //nolint:bodyclose // closing the connection ends it
+	res, conn := openEventStream(t, s, eve...) // closing the connection ends it
 	conn.Close()
 	if res.StatusCode != http.StatusUnauthorized {
 		t.Errorf("stream with the revoked token: status %d, want 401", res.StatusCode)

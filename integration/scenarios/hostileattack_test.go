@@ -47,7 +47,7 @@ func startAttack(t *testing.T, socket, secret string) *attackProcess {
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { stdin.Close(); p.cmd.Process.Kill(); p.cmd.Wait() }) //nolint:errcheck // it has usually ended
+	t.Cleanup(func() { stdin.Close(); p.cmd.Process.Kill(); p.cmd.Wait() })
 	return p
 }
 
@@ -70,7 +70,7 @@ func attackUntilStopped(t *testing.T, socket, secret string) {
 	t.Helper()
 	a := newAttack(socket, secret)
 	a.begin()
-	io.Copy(io.Discard, os.Stdin) //nolint:errcheck // any end of stdin stops the attack
+	io.Copy(io.Discard, os.Stdin) // any end of stdin stops the attack
 	a.end()
 	if err := json.NewEncoder(os.Stdout).Encode(a.counts); err != nil {
 		t.Fatal(err)

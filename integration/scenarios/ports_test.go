@@ -186,7 +186,7 @@ func testPortOfWebSockets(t *testing.T, s *harness.Server, at string) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.Socket())
 	}}}
 	defer hc.CloseIdleConnections()
-	//nolint:bodyclose // Dial documents that the response needs no Close
+	// Dial documents that the response needs no Close
 	conn, _, err := websocket.Dial(within(t), "http://orchestrator"+at+"8081/", &websocket.DialOptions{HTTPClient: hc})
 	if err != nil {
 		t.Fatal(err)

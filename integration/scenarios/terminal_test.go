@@ -390,7 +390,7 @@ func testInvalidTerminals(t *testing.T, s *harness.Server, id string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Client.KillShell(ctx, sh.ID, 0, true) //nolint:errcheck // the sandbox ends
+	defer s.Client.KillShell(ctx, sh.ID, 0, true)
 	if _, err := s.Client.AttachTerminal(ctx, sh.ID, client.TerminalOptions{}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("AttachTerminal to a shell without a terminal: %v, want failed precondition", err)
 	}
@@ -410,7 +410,7 @@ func testInvalidTerminals(t *testing.T, s *harness.Server, id string) {
 	defer one.Close()
 	two := must(t)(s.Client.OpenTerminal(ctx, id, cat, client.TerminalOptions{}, key))
 	defer two.Close()
-	defer s.Client.KillShell(ctx, one.Shell(), 0, true) //nolint:errcheck // the sandbox ends
+	defer s.Client.KillShell(ctx, one.Shell(), 0, true)
 	if one.Shell() != two.Shell() {
 		t.Errorf("two requests with one key opened %s and %s, want one terminal", one.Shell(), two.Shell())
 	}

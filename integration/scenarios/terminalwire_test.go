@@ -48,7 +48,7 @@ func ptyPath(id, query string) string { return "/v1/sandboxes/" + id + "/pty?" +
 // openPTY returns a connection to a terminal and its first message.
 func openPTY(t *testing.T, s *harness.Server, id, query string) (*websocket.Conn, v1.TerminalMessage) {
 	t.Helper()
-	conn, _, err := dialPTY(t, s, ptyPath(id, query), nil) //nolint:bodyclose // websocket.Dial needs no Close
+	conn, _, err := dialPTY(t, s, ptyPath(id, query), nil) // websocket.Dial needs no Close
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
 		"caller with few rights":      {http.Header{"Authorization": {low}}, 403},
 		"own origin":                  {http.Header{"Origin": {"http://localhost"}, "Host": {"localhost"}}, 101},
 	} {
-		//nolint:bodyclose // websocket.Dial needs no Close
+		// websocket.Dial needs no Close
 		conn, resp, err := dialPTY(t, s, ptyPath(id, "argv="+`%5B%22true%22%5D`), c.header)
 		if resp == nil || resp.StatusCode != c.status || (err == nil) != (c.status == 101) {
 			t.Errorf("%s: answer %v, %v; want status %d", name, resp, err, c.status)
@@ -136,7 +136,7 @@ func testRefusedTerminals(t *testing.T, s *harness.Server, id string) {
 			if sh.Result == nil {
 				return false
 			}
-			s.Client.KillShell(ctx, sh.ID, 0, true) //nolint:errcheck // repeated by Eventually
+			s.Client.KillShell(ctx, sh.ID, 0, true) // repeated by Eventually
 		}
 		return err == nil
 	})
@@ -149,7 +149,7 @@ func revokedLater(t *testing.T, s *harness.Server, r v1.TokenRequest) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Client.Tokens.Revoke(context.Background(), got.ID) }) //nolint:errcheck // the server ends
+	t.Cleanup(func() { s.Client.Tokens.Revoke(context.Background(), got.ID) })
 	return "Bearer " + got.Secret
 }
 
@@ -277,11 +277,11 @@ func testGarbageFrames(t *testing.T, s *harness.Server, id string) {
 		}
 		fmt.Fprint(nc, "\r\n")
 		r := bufio.NewReader(nc)
-		resp, err := http.ReadResponse(r, nil) //nolint:bodyclose // an upgraded connection has no body
+		resp, err := http.ReadResponse(r, nil) // an upgraded connection has no body
 		if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 			t.Fatalf("%s: handshake %v, %v; want status 101", name, resp, err)
 		}
-		nc.Write(frame) //nolint:errcheck // the server may have closed the connection
+		nc.Write(frame)
 		if strings.HasSuffix(name, "no end") {
 			nc.Close() // the rest of the frame never comes
 			continue

@@ -163,7 +163,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		if h.Shutdown(last) != nil {
-			h.Close() //nolint:errcheck // there is nobody left to tell
+			h.Close()
 		}
 	}
 	s.leaveTerminals()
@@ -371,7 +371,7 @@ func (rt route) refuse(w http.ResponseWriter, r *http.Request, p caller.Principa
 // http.ErrAbortHandler aborts an answer that has begun, and is passed on.
 func handle(w http.ResponseWriter, r *http.Request, h handler, principal caller.Principal) error {
 	err := recovered(func() error { return h(w, r, principal) })
-	if err == http.ErrAbortHandler { //nolint:errorlint // the value that was passed to panic
+	if err == http.ErrAbortHandler { // the value that was passed to panic
 		panic(err)
 	}
 	return err

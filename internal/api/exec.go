@@ -233,7 +233,7 @@ type frameWriter struct {
 func (f *frameWriter) send(kind byte, p []byte) error {
 	var head [5]byte
 	head[0] = kind
-	binary.BigEndian.PutUint32(head[1:], uint32(len(p))) //nolint:gosec // the engine's pieces are far smaller
+	binary.BigEndian.PutUint32(head[1:], uint32(len(p))) // the engine's pieces are far smaller
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, err := f.w.Write(head[:]); err != nil {
@@ -263,7 +263,7 @@ func sendFrames(w http.ResponseWriter, stdin io.Reader, do runFunc) error {
 	began := false
 	res, err := do(core.Stream{Stdin: stdin, Stdout: f.writer('1'), Stderr: f.writer('2'), Started: func(id string) {
 		began = true
-		b, _ := json.Marshal(map[string]string{"id": id}) //nolint:errchkjson // a map of strings
+		b, _ := json.Marshal(map[string]string{"id": id}) // a map of strings
 		_ = f.send('S', b)                                // an output frame will report a client that is gone
 	}})
 	sent, err := holdKept(w, res, err)

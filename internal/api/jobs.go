@@ -118,7 +118,7 @@ func (q *query) indexOf(r *http.Request) int {
 	if err != nil {
 		q.fail("index", "is not the number of a command, from 0")
 	}
-	return int(n) //nolint:gosec // at most 30 bits
+	return int(n) // at most 30 bits
 }
 
 func (s *Server) jobOutput(w http.ResponseWriter, r *http.Request, p caller.Principal) error {

@@ -115,7 +115,7 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p caller.Princ
 	defer context.AfterFunc(ctx, func() { inside.Close(); outside.Close() })()
 	hello := "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + v1.PortProtocol + "\r\n\r\n"
 	if _, err := io.WriteString(outside, hello); err != nil {
-		return nil //nolint:nilerr // nobody is there to be told
+		return nil // nobody is there to be told
 	}
 	early, _ := buffered.Reader.Peek(buffered.Reader.Buffered()) // cannot fail: the bytes are buffered
 	portproxy.Join(outside, inside, early)

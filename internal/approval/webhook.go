@@ -164,7 +164,7 @@ func (h *webhookSender) post(ctx context.Context, id string, body []byte) (again
 		}
 		return true, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // it was read as far as it matters
+	defer resp.Body.Close() // it was read as far as it matters
 	// Read the rest, so that the connection can be reused.
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 	switch {

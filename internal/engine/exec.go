@@ -206,6 +206,8 @@ func (e *Engine) lostResult(l *scheduler.Lease, began time.Time, err error) (run
 }
 
 // terminateShells sends TERM to every shell of a lease and waits for their end for at most grace.
+//
+//nolint:contextcheck // use.Ctx ends with ctx
 func (e *Engine) terminateShells(ctx context.Context, l *scheduler.Lease, grace time.Duration) {
 	use, err := l.Enter(ctx)
 	if err != nil {

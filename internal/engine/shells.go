@@ -97,7 +97,7 @@ func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, kn
 		return v1.Shell{}, true, nil
 	}
 	if err != nil {
-		return v1.Shell{}, false, nil //nolint:nilerr // known says it
+		return v1.Shell{}, false, nil // known says it
 	}
 	defer use.Leave()
 	got, err := use.Shell(use.Ctx, k.Ref)

@@ -24,7 +24,7 @@ func TestOutputsAreSeparatePerCaller(t *testing.T) {
 	id := uuid.Must(uuid.NewV7()).String()
 	k := o.newOutput("ann", id, "stdout", 4)
 	for _, part := range []string{"ab", "cd", "ef", "gh"} {
-		k.Write([]byte(part)) //nolint:errcheck // it cannot fail
+		k.Write([]byte(part))
 	}
 	if have, err := k.done(true); !have || err != nil {
 		t.Fatal(have, err)
@@ -49,7 +49,7 @@ func TestOutputThatFitsIsNotKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := o.newOutput("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 4)
-	k.Write([]byte("abcd")) //nolint:errcheck // it cannot fail
+	k.Write([]byte("abcd"))
 	if have, err := k.done(false); have || err != nil {
 		t.Error(have, err)
 	}
@@ -64,7 +64,7 @@ func TestOutputsAreBoundedAndExpire(t *testing.T) {
 	for range 3 {
 		id := uuid.Must(uuid.NewV7()).String()
 		k := o.newOutput("ann", id, "stdout", 0)
-		k.Write([]byte(strings.Repeat("x", 1000))) //nolint:errcheck // it cannot fail
+		k.Write([]byte(strings.Repeat("x", 1000)))
 		if _, err := k.done(true); err != nil {
 			t.Fatal(err)
 		}
@@ -74,12 +74,12 @@ func TestOutputsAreBoundedAndExpire(t *testing.T) {
 	o.each[o.callerDir("ann")] = keptCaller - 10
 	o.mu.Unlock()
 	k := o.newOutput("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 0)
-	k.Write([]byte(strings.Repeat("x", 1000))) //nolint:errcheck // it cannot fail
+	k.Write([]byte(strings.Repeat("x", 1000)))
 	if _, err := k.done(true); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("over a caller's bound: %v", err)
 	}
 	other := o.newOutput("bob", ids[0], "stdout", 0)
-	other.Write([]byte("y")) //nolint:errcheck // it cannot fail
+	other.Write([]byte("y"))
 	if _, err := other.done(true); err != nil {
 		t.Errorf("another caller: %v", err)
 	}

@@ -364,7 +364,7 @@ func (l *ConnLimiter) closeAt(c *limitedConn, at time.Time) {
 		defer l.mu.Unlock()
 		if c.expiry == own {
 			l.detach(c)
-			c.Conn.Close() //nolint:errcheck // the client finds out by its next read
+			c.Conn.Close() // the client finds out by its next read
 		}
 	})
 	c.expiry = own
@@ -454,9 +454,9 @@ func (l *ConnLimiter) evict(h *connHolder, c *limitedConn) {
 	if at == nil {
 		return
 	}
-	old := at.Value.(*limitedConn) //nolint:errcheck,forcetypeassert // nothing else is in it
+	old := at.Value.(*limitedConn) // nothing else is in it
 	l.detach(old)
-	old.Conn.Close() //nolint:errcheck // the client finds out by that
+	old.Conn.Close() // the client finds out by that
 	if time.Since(l.warned) > warnTime {
 		l.warned, l.evicted = time.Now(), h
 	}
@@ -478,11 +478,11 @@ func (l *ConnLimiter) CloseToken(r *http.Request, token string) {
 func (l *ConnLimiter) closeTokenOf(h *connHolder, own *limitedConn, token string) {
 	for _, list := range []*chain.List{&h.idle, &h.busy} {
 		for at := list.Front(); at != nil; {
-			c := at.Value.(*limitedConn) //nolint:errcheck,forcetypeassert // the lists hold nothing else
+			c := at.Value.(*limitedConn) // the lists hold nothing else
 			at = at.Next()
 			if c.token == token && c != own {
 				l.detach(c)
-				c.Conn.Close() //nolint:errcheck // the client finds out by its next read
+				c.Conn.Close() // the client finds out by its next read
 			}
 		}
 	}

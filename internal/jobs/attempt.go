@@ -195,7 +195,7 @@ func (s *Service) start(a *attempt) error {
 	defer cancel()
 	use, err := a.lease.Enter(ctx)
 	if err != nil {
-		return nil //nolint:nilerr // conclude finds out what happened to the lease
+		return nil // conclude finds out what happened to the lease
 	}
 	defer use.Leave()
 	_, err = s.opts.Sandboxes.Start(use, c, a.exec.Command != "")

@@ -136,7 +136,7 @@ func (s *Service) tail(id string, index, attempt int, stream string, left *int64
 	if err != nil {
 		return ""
 	}
-	defer o.close() //nolint:errcheck // it was only read
+	defer o.close()
 	_, data, err := o.read(max(0, o.end()-min(reportOutput, *left)), reportOutput)
 	if err != nil {
 		return ""

@@ -76,9 +76,9 @@ func (o *output) readHead(f *os.File) error {
 	return nil
 }
 
-func get(b []byte) int64 { return int64(binary.LittleEndian.Uint64(b)) } //nolint:gosec // readHead checks it
+func get(b []byte) int64 { return int64(binary.LittleEndian.Uint64(b)) } // readHead checks it
 
-func put(b []byte, n int64) { binary.LittleEndian.PutUint64(b, uint64(n)) } //nolint:gosec // it is not negative
+func put(b []byte, n int64) { binary.LittleEndian.PutUint64(b, uint64(n)) } // it is not negative
 
 // write adds the bytes of the stream from offset on. An offset beyond the end skips the bytes
 // between. Bytes that cannot be kept are counted, and close returns the reason: a full disk does
@@ -270,7 +270,7 @@ func (s *Service) storedOutput(id, path string, number int, ended bool, r Output
 	if err != nil {
 		return v1.JobOutput{}, err
 	}
-	defer o.close() //nolint:errcheck // it was only read
+	defer o.close()
 	out, err := o.piece(r)
 	out.Attempt, out.EOF = number, ended && out.NextOffset >= o.end()
 	return out, err

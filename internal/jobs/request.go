@@ -198,7 +198,7 @@ func modeOf(f v1.JobFile) (uint32, error) {
 	if err == nil && n > 0o777 {
 		err = strconv.ErrRange
 	}
-	return uint32(n), err //nolint:gosec // at most 0777
+	return uint32(n), err // at most 0777
 }
 
 func checkMatrix(r *v1.JobRequest) error {

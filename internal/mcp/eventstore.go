@@ -85,7 +85,7 @@ func (e *eventStore) Append(_ context.Context, session, stream string, data []by
 	}
 	at := s.streams[stream]
 	s.order.MoveToBack(at)
-	st := at.Value.(*streamEvents) //nolint:errcheck,forcetypeassert // nothing else is in it
+	st := at.Value.(*streamEvents) // nothing else is in it
 	st.data = append(st.data, data)
 	e.grow(s, st, eventCost+len(data))
 	e.purge()
@@ -115,7 +115,7 @@ func (e *eventStore) after(session, stream string, index int) ([][]byte, error) 
 	if s == nil || s.streams[stream] == nil {
 		return nil, fmt.Errorf("stream %q of session %q: %w", stream, session, mcp.ErrEventsPurged)
 	}
-	st := s.streams[stream].Value.(*streamEvents) //nolint:errcheck,forcetypeassert // nothing else is in it
+	st := s.streams[stream].Value.(*streamEvents) // nothing else is in it
 	from := index + 1 - st.first
 	if from < 0 {
 		return nil, fmt.Errorf("event %d of stream %q of session %q: %w", index+1, stream, session, mcp.ErrEventsPurged)
@@ -145,10 +145,10 @@ func (e *eventStore) purge() {
 	for e.bytes > e.max {
 		s := e.largest()
 		at := s.order.Front()
-		if at.Value.(*streamEvents).id == "" && at.Next() != nil { //nolint:errcheck,forcetypeassert // as below
+		if at.Value.(*streamEvents).id == "" && at.Next() != nil {
 			at = at.Next() // the session's own stream lasts as long as the session
 		}
-		st := at.Value.(*streamEvents) //nolint:errcheck,forcetypeassert // nothing else is in it
+		st := at.Value.(*streamEvents) // nothing else is in it
 		switch {
 		case s.order.Len() > 1:
 			s.order.Remove(at)

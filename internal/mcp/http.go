@@ -114,7 +114,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 		defer s.leave(r, x, of)
 	case http.MethodGet:
 		// Requests that only wait end at once when a hand-over begins.
-		defer context.AfterFunc(s.stopping, cancel)() //nolint:contextcheck // the server's, not the request's
+		defer context.AfterFunc(s.stopping, cancel)()
 		// An event's id is STREAM_INDEX. The session's own stream has no name.
 		if stream, _, _ := strings.Cut(r.Header.Get(headerEvent), "_"); x != nil && stream != "" {
 			defer x.resume(stream, s.opts.Resume)()

@@ -149,14 +149,14 @@ func (s *Server) recordMissed(
 	if over := n - maxBatch; over > 0 { // a small body can name thousands
 		missed = missed[:maxBatch]
 		rest := fmt.Errorf("%d more calls of the same request: %w", over, cause)
-		if err := s.engine.RefuseCall(r.Context(), p, methodCall, nil, rest); err != rest { //nolint:errorlint // as below
+		if err := s.engine.RefuseCall(r.Context(), p, methodCall, nil, rest); err != rest {
 			s.log.Error("failed to record refused calls", "caller", p.Caller, "error", err)
 		}
 	}
 	for _, c := range missed {
 		// A failure to record is joined to cause.
 		err := s.engine.RefuseCall(r.Context(), p, c.name, c.input, cause)
-		if err != cause { //nolint:errorlint // the same error, not one that wraps it
+		if err != cause { // the same error, not one that wraps it
 			s.log.Error("failed to record a refused call", "caller", p.Caller, "error", err)
 		}
 	}
@@ -173,7 +173,7 @@ func (s *Server) refuse(ctx context.Context, a Access, tool string, input json.R
 	if e, ok := errors.AsType[*jsonrpc.Error](cause); ok { // its text is for the client
 		said = usererror.Errorf(errdefs.ErrInvalidArgument, "%s", e.Message)
 	}
-	if err := s.engine.RefuseCall(ctx, a.Principal, tool, input, said); err != said { //nolint:errorlint // as above
+	if err := s.engine.RefuseCall(ctx, a.Principal, tool, input, said); err != said {
 		return errors.Join(cause, err)
 	}
 	return cause

@@ -131,7 +131,7 @@ func (h *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(h.alive, func() { cancel(ErrEnded) })() //nolint:contextcheck // the sandbox ends it too
+	defer context.AfterFunc(h.alive, func() { cancel(ErrEnded) })()
 	conn, err := h.RunDir.Open(ctx)
 	if err != nil && h.alive.Err() != nil {
 		return nil, h.lost()

@@ -146,7 +146,7 @@ func TestPrepareInvalidInput(t *testing.T) {
 	} {
 		t.Run(c.profile+" "+c.input, func(t *testing.T) {
 			_, err := toolOf(t, c.profile, c.tool).Prepare(context.Background(), json.RawMessage(c.input), nil)
-			e, ok := err.(*InputError) //nolint:errorlint // the type is the contract
+			e, ok := err.(*InputError) // the type is the contract
 			if !ok {
 				t.Fatalf("error of type %T, want an *InputError: %v", err, err)
 			}

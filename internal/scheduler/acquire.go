@@ -66,7 +66,7 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	l, err := s.acquire(wait, r, t, st)
 	if err != nil && context.Cause(wait) == error(late) && !hasClass(err) {
 		// The layers below return the bare deadline, or an error that it caused.
-		err = fmt.Errorf("%w: %v", late, err) //nolint:errorlint // the deadline's class must not show
+		err = fmt.Errorf("%w: %v", late, err) // the deadline's class must not show
 	}
 	return l, err
 }

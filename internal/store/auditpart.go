@@ -208,8 +208,8 @@ func (p *auditPart) append(ctx context.Context, rows []AuditRow) error {
 
 func (p *auditPart) appendRows(ctx context.Context, tx *sql.Tx, rows []AuditRow) error {
 	// The end of the transaction closes these statements.
-	insert, open := tx.StmtContext(ctx, p.insert), tx.StmtContext(ctx, p.open)   //nolint:sqlclosecheck // see above
-	closed, taken := tx.StmtContext(ctx, p.closed), tx.StmtContext(ctx, p.taken) //nolint:sqlclosecheck // see above
+	insert, open := tx.StmtContext(ctx, p.insert), tx.StmtContext(ctx, p.open) //nolint:sqlclosecheck // see above
+	closed, taken := tx.StmtContext(ctx, p.closed), tx.StmtContext(ctx, p.taken)
 	type share struct{ day, caller string }
 	spent := map[share]int64{}
 	for _, r := range rows {

@@ -130,7 +130,7 @@ func (s *JobStore) InsertJob(ctx context.Context, j Job, commands []JobCommand, 
 	if err != nil {
 		return wrap(what+j.ID, err)
 	}
-	defer insert.Close() //nolint:errcheck // it ends with the transaction
+	defer insert.Close()
 	for _, c := range commands {
 		if _, err := insert.ExecContext(ctx, j.ID, c.Index, c.Name, string(c.Exec)); err != nil {
 			return wrap(what+j.ID, err)

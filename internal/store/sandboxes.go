@@ -243,7 +243,7 @@ func moment(n int64) time.Time {
 }
 
 func missing(id string, err error) error {
-	if err == sql.ErrNoRows { //nolint:errorlint // Row.Scan returns it bare
+	if err == sql.ErrNoRows { // Row.Scan returns it bare
 		return fmt.Errorf("sandbox %s: %w", id, errdefs.ErrNotFound)
 	}
 	return wrap("read sandbox "+id, err)

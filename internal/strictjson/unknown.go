@@ -156,7 +156,7 @@ var fieldCache sync.Map // of fields, by reflect.Type
 // fieldsOf returns the fields of a struct, including those of embedded structs unless shadowed.
 func fieldsOf(t reflect.Type) fields {
 	if f, ok := fieldCache.Load(t); ok {
-		return f.(fields) //nolint:errcheck // the cache contains only fields
+		return f.(fields) // the cache contains only fields
 	}
 	f, seen := fields{}, map[reflect.Type]bool{}
 	for level := []reflect.Type{t}; len(level) > 0; {

@@ -96,7 +96,7 @@ func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// Do not wait for a guest that has ended.
-	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })() //nolint:contextcheck // the sandbox ends it too
+	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
 	var (
 		conn net.Conn
 		err  error

@@ -112,6 +112,6 @@ func (a *App) NoteOverlay(r v1.ExecResult) {
 			a.Stderr,
 			"orchestrator: changes are kept in an overlay: see `orchestrator workspace diff %s`\n",
 			r.Overlay,
-		) //nolint:errcheck // a note
+		)
 	}
 }

@@ -136,7 +136,7 @@ func (a *App) Finish(err error) int {
 			a.Stderr,
 			"orchestrator: %s\n",
 			OneLine(Describe(err)),
-		) //nolint:errcheck // there is nowhere else to say it
+		)
 	}
 	return code
 }

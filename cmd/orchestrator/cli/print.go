@@ -208,5 +208,5 @@ func Truncate(s string, n int) string {
 
 // Note prints a message that is not an error to standard error.
 func (a *App) Note(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "orchestrator: %s\n", OneLine(fmt.Sprintf(format, args...))) //nolint:errcheck // a note
+	fmt.Fprintf(a.Stderr, "orchestrator: %s\n", OneLine(fmt.Sprintf(format, args...)))
 }

@@ -100,7 +100,7 @@ func attachPlain(ctx context.Context, a *cli.App, cl *client.Client, sh v1.Shell
 			to-from,
 			from,
 			to-1,
-		) //nolint:errcheck // a note
+		)
 	}
 	var both sync.WaitGroup
 	errs := make([]error, 2)
@@ -120,7 +120,7 @@ func attachPlain(ctx context.Context, a *cli.App, cl *client.Client, sh v1.Shell
 				a.Stderr,
 				"orchestrator: the command may still be running: attach again with `orchestrator shell attach %s`\n",
 				sh.ID,
-			) //nolint:errcheck // a note
+			)
 			return err
 		}
 	}

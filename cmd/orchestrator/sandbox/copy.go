@@ -256,13 +256,13 @@ func (c *copying) progress(ctx context.Context) (stop func()) {
 					c.done.Load(),
 					c.found.Load(),
 					cli.Size(c.bytes.Load()),
-				) //nolint:errcheck // a note
+				)
 				continue
 			case <-quit:
 			case <-ctx.Done():
 			}
 			if shown {
-				fmt.Fprint(c.app.Stderr, "\r\x1b[K") //nolint:errcheck // a note
+				fmt.Fprint(c.app.Stderr, "\r\x1b[K")
 			}
 			return
 		}

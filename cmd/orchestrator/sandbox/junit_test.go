@@ -30,7 +30,7 @@ func TestReportHasEnding(t *testing.T) {
 		var out bytes.Buffer
 		a := &cli.App{Stdout: &out, Stderr: io.Discard}
 		j := newReport(a, path, "", v1.Exec{Command: "make test\nsecond line"})
-		io.WriteString(a.Stdout, "a\x00<b>\xff") //nolint:errcheck // a buffer
+		io.WriteString(a.Stdout, "a\x00<b>\xff")
 		if err := j.finish(a, c.err); !errors.Is(err, c.err) {
 			t.Errorf("%s: gives back %v", name, err)
 		}

@@ -71,7 +71,7 @@ func runSessionCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o ses
 		return err
 	}
 	if s.Missing != "" {
-		fmt.Fprintln(a.Stderr, "orchestrator:", s.Missing) //nolint:errcheck // it is a remark
+		fmt.Fprintln(a.Stderr, "orchestrator:", s.Missing)
 	}
 	if o.quiet {
 		_, err := fmt.Fprintln(a.Stdout, s.ID)
@@ -217,7 +217,7 @@ func runSessionExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o sessi
 			a.Stderr,
 			"orchestrator: the session ended with the command (%s)\n",
 			endingText(&r),
-		) //nolint:errcheck // the exit code is what counts
+		)
 	}
 	return cli.ResultError(r)
 }

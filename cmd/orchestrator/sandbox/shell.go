@@ -187,7 +187,7 @@ func runShellLogs(ctx context.Context, a *cli.App, cmd *cobra.Command, o logsOpt
 			to-from,
 			from,
 			to-1,
-		) //nolint:errcheck // a note
+		)
 	}
 	switch {
 	case o.follow && a.Flags.Output == "json":

@@ -125,7 +125,7 @@ func (s *terminalSession) note(format string, args ...any) {
 	if s.screen.raw != nil {
 		end = "\r\n"
 	}
-	fmt.Fprintf(s.app.Stderr, "orchestrator: "+format+end, args...) //nolint:errcheck // a note
+	fmt.Fprintf(s.app.Stderr, "orchestrator: "+format+end, args...)
 }
 
 var errDetach = errors.New("detached")
@@ -133,7 +133,7 @@ var errDetach = errors.New("detached")
 // attach shows a terminal until its command ends, and returns the result. If the detach keys were
 // typed, it returns errDetach.
 func (s *terminalSession) attach(ctx context.Context, t *client.Terminal) (v1.ExecResult, error) {
-	defer t.Close()                            //nolint:errcheck // it never fails
+	defer t.Close()
 	if err := s.screen.makeRaw(); err != nil { // a viewer can detach, too
 		return v1.ExecResult{}, err
 	}
@@ -154,13 +154,13 @@ func (s *terminalSession) attach(ctx context.Context, t *client.Terminal) (v1.Ex
 	var err error
 	select {
 	case <-detached:
-		t.Close() //nolint:errcheck // it never fails
+		t.Close()
 		<-shown
 		return v1.ExecResult{}, errDetach
 	case err = <-shown:
 	}
 	if err != nil && context.Cause(ctx) == nil {
-		t.Close() //nolint:errcheck // our output failed, or the attachment has
+		t.Close()
 	}
 	r, wErr := t.Wait()
 	if wErr != nil && !errors.Is(wErr, io.ErrClosedPipe) {
@@ -194,7 +194,7 @@ func (s *terminalSession) restoreAtQuit() (stop func()) {
 // resetScreen undoes what the remote program left on the screen.
 func (s *terminalSession) resetScreen() {
 	if s.screen.there() {
-		fmt.Fprint(s.app.Stdout, resetScreenSequence) //nolint:errcheck // for the eye
+		fmt.Fprint(s.app.Stdout, resetScreenSequence)
 	}
 }
 

@@ -124,7 +124,7 @@ func newTopView(a *cli.App, o topOptions) topView {
 		first := true
 		s.draw = func(l []topLine) error {
 			if !first {
-				fmt.Fprintln(a.Stdout) //nolint:errcheck // the table tells
+				fmt.Fprintln(a.Stdout)
 			}
 			first = false
 			return topTable(l).Write(a.Stdout)

@@ -99,7 +99,7 @@ func lockState(ctx context.Context, a *cli.App, dir string) (*store.Lock, error)
 				"orchestrator: waiting for the end of process %s, which holds %s\n",
 				cli.ServerPID(dir),
 				dir,
-			) //nolint:errcheck // it is waited for anyway
+			)
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):

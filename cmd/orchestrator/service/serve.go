@@ -379,7 +379,7 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 		return err
 	}
 	s.noteNotReady(ctx)
-	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n", //nolint:errcheck // the log has it too
+	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n",
 		listenAddress(s.listener, s.config), s.driver.Name(), cli.OneLine(s.why), opts.Cgroup)
 	return nil
 }

@@ -88,7 +88,7 @@ func newTemplateShow(a *cli.App) *cobra.Command {
 				return err
 			}
 			for line := range strings.Lines(string(text)) {
-				fmt.Fprintln(a.Stdout, cli.Escape(strings.TrimSuffix(line, "\n"))) //nolint:errcheck // as every print
+				fmt.Fprintln(a.Stdout, cli.Escape(strings.TrimSuffix(line, "\n")))
 			}
 			return nil
 		}),

@@ -148,7 +148,7 @@ func newWorkspaceFiles(a *cli.App) *cobra.Command {
 					return err
 				}
 				if truncated {
-					fmt.Fprintf(a.Stderr, "orchestrator: only the first %d files are shown\n", len(list)) //nolint:errcheck // a note
+					fmt.Fprintf(a.Stderr, "orchestrator: only the first %d files are shown\n", len(list))
 				}
 				return cli.PrintList(a, list, []string{"MODE", "OWNER", "SIZE", "MODIFIED", "NAME"}, func(f v1.File) []string {
 					name := f.Name

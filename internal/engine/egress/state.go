@@ -109,7 +109,7 @@ func (s *Service) Set(ctx context.Context, p caller.Principal, id string, r v1.E
 	// Detach from the caller: an interrupted change would leave an inconsistent state.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(use.Ctx), time.Minute)
 	defer cancel()
-	if err := s.change(ctx, l, use, g); err != nil {
+	if err := s.change(ctx, l, use, g); err != nil { //nolint:contextcheck // ctx outlives the request on purpose
 		return v1.EgressState{}, l.Explain(err)
 	}
 	return s.state(id), nil

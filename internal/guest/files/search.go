@@ -115,7 +115,7 @@ func (f *finder) file(ctx context.Context, pl place, e *safefile.Entry) error {
 	rd, err := e.Open()
 	if err != nil {
 		f.skipped++
-		return nil //nolint:nilerr // removed since, or not to be read: counted
+		return nil // removed since, or not to be read: counted
 	}
 	defer rd.Close()
 	had, room, cut := len(f.matches), f.room, f.cut

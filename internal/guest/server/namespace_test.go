@@ -89,7 +89,7 @@ func outer() (int, error) {
 		return 1, err
 	}
 	if err := cmd.Wait(); err != nil {
-		return 1, nil //nolint:nilerr // it said why itself
+		return 1, nil // it said why itself
 	}
 	return 0, nil
 }

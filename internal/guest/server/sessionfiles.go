@@ -25,7 +25,7 @@ type fifoDir string
 
 func newFIFODir(parent string) (fifoDir, error) {
 	var b [8]byte
-	rand.Read(b[:]) //nolint:errcheck // it never fails
+	rand.Read(b[:])
 	f := fifoDir(filepath.Join(parent, hex.EncodeToString(b[:])))
 	if err := errors.Join(os.MkdirAll(parent, 0o711), os.Mkdir(string(f), 0o711)); err != nil {
 		return "", fmt.Errorf("make a session's directory: %w", err)

@@ -134,7 +134,7 @@ func (p *sparePool) requestRefill() {
 
 // keepFull refills the pool until ctx ends.
 func (p *sparePool) keepFull(ctx context.Context) {
-	defer p.close() //nolint:contextcheck // spares are discarded after the end
+	defer p.close() // spares are discarded after the end
 	for {
 		var retry <-chan time.Time
 		if err := p.refill(); err != nil && !errors.Is(err, errPoolClosed) {

@@ -7,8 +7,8 @@ import (
 
 // Errors of Split. The texts are those of Python's shlex, which clients match.
 var (
-	ErrQuotation = errors.New("No closing quotation") //nolint:revive,staticcheck // text of shlex
-	ErrEscape    = errors.New("No escaped character") //nolint:revive,staticcheck // text of shlex
+	ErrQuotation = errors.New("No closing quotation") // text of shlex
+	ErrEscape    = errors.New("No escaped character") // text of shlex
 )
 
 // Split splits a line into words at blanks, with the quotes and backslashes of a POSIX shell.

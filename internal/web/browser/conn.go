@@ -185,7 +185,7 @@ func (c *conn) send(ctx context.Context, method string, params any) (json.RawMes
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if err := c.ws.Write(c.life, websocket.MessageText, b); err != nil { //nolint:contextcheck // a cut write breaks the connection
+	if err := c.ws.Write(c.life, websocket.MessageText, b); err != nil {
 		return nil, &lostError{err}
 	}
 	select {
