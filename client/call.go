@@ -134,7 +134,7 @@ func (c *Client) send(ctx context.Context, k *call) (*http.Response, error) {
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		defer resp.Body.Close()
-		return nil, c.readProblem(resp)
+		return nil, c.readProblem(ctx, resp)
 	}
 	return resp, nil
 }

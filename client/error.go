@@ -105,10 +105,10 @@ func errorClassOfStatus(status int) error {
 }
 
 // readProblem returns the error for an answer whose status is not 2xx.
-func (c *Client) readProblem(resp *http.Response) error {
+func (c *Client) readProblem(ctx context.Context, resp *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if err != nil {
-		return c.connectionError(resp.Request.Context(), err)
+		return c.connectionError(ctx, err)
 	}
 	if p, ok := v1.Decode(body); ok {
 		return newProblemError(p)

@@ -55,7 +55,7 @@ func (c *Client) Dial(ctx context.Context, sandbox string, port int) (net.Conn, 
 		if resp.StatusCode >= 200 && resp.StatusCode <= 399 {
 			return nil, fmt.Errorf("%w: the server does not carry connections to sandboxes", ErrLost)
 		}
-		return nil, c.readProblem(resp)
+		return nil, c.readProblem(ctx, resp)
 	}
 	body, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || p.netConn == nil || !strings.EqualFold(resp.Header.Get("Upgrade"), v1.PortProtocol) {

@@ -62,8 +62,7 @@ func (c *Client) connectPTY(ctx context.Context, k *call) (*ptyConn, v1.Terminal
 	if err != nil {
 		defer l.drop(nil)
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols && resp.Body != nil {
-			resp.Request = (&http.Request{}).WithContext(ctx)
-			return nil, v1.TerminalMessage{}, c.readProblem(resp)
+			return nil, v1.TerminalMessage{}, c.readProblem(ctx, resp)
 		}
 		return nil, v1.TerminalMessage{}, c.connectionError(ctx, err)
 	}

@@ -185,7 +185,7 @@ func (m *Manager) detectMechanism() (quotadir.Mechanism, string) {
 	case "":
 		return quotadir.None, ""
 	case Auto:
-		return quotadir.Detect(m.dir)
+		return quotadir.Detect(context.Background(), m.dir)
 	}
 	return quotadir.Mechanism(m.opts.Mechanism), ""
 }

@@ -42,11 +42,11 @@ func run(ctx context.Context, bin, image string) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, wholeTime, fmt.Errorf("not done within %s", wholeTime))
 	defer cancel()
 	began := time.Now()
-	s, err := newService(bin)
+	s, err := newService(ctx, bin)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.remove()) }()
+	defer func() { err = errors.Join(err, s.remove(ctx)) }()
 	if err := s.importImage(ctx, image); err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func run(ctx context.Context, bin, image string) (err error) {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	if err := s.down(); err != nil {
+	if err := s.down(ctx); err != nil {
 		return err
 	}
 	if left := s.left(); len(left) > 0 {

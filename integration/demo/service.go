@@ -43,7 +43,7 @@ type service struct {
 }
 
 // newService prepares a service in a new directory. It starts nothing.
-func newService(bin string) (s *service, err error) {
+func newService(ctx context.Context, bin string) (s *service, err error) {
 	dir, err := os.MkdirTemp("", "demo")
 	if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func newService(bin string) (s *service, err error) {
 	s = &service{bin: bin, dir: dir, config: filepath.Join(dir, "config.yaml")}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.remove())
+			err = errors.Join(err, s.remove(ctx))
 		}
 	}()
 	err = os.WriteFile(s.config, fmt.Appendf(nil, settings, dir), 0o600)
@@ -124,8 +124,8 @@ func (s *service) kill() error {
 
 // down destroys everything and stops the service; if the service does not answer, the command line
 // does it. It does not depend on the demonstration's timeout.
-func (s *service) down() error {
-	ctx, cancel := context.WithTimeout(context.Background(), downTime)
+func (s *service) down(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 	defer cancel()
 	if s.cmd != nil {
 		err := s.client.Down(ctx)
@@ -151,8 +151,8 @@ func (s *service) down() error {
 }
 
 // remove stops what runs and removes the directory.
-func (s *service) remove() error {
-	if err := s.down(); err != nil {
+func (s *service) remove(ctx context.Context) error {
+	if err := s.down(ctx); err != nil {
 		return fmt.Errorf("%w; its state is in %s", err, s.dir)
 	}
 	if s.log != nil {

@@ -233,7 +233,7 @@ func (l *load) lease(ctx context.Context, n int64) (err error) {
 		if _, err := l.client.Workspaces.Create(ctx, r.Workspace); err != nil && !errdefs.IsAlreadyExists(err) {
 			return err
 		}
-		defer func() { err = errors.Join(err, l.deleteWorkspace(r.Workspace)) }()
+		defer func() { err = errors.Join(err, l.deleteWorkspace(ctx, r.Workspace)) }()
 	case 1:
 		r.Workspace, r.Mode = l.base, "overlay"
 	}
@@ -250,12 +250,12 @@ func (l *load) lease(ctx context.Context, n int64) (err error) {
 	ended, wrote := false, false
 	defer func() {
 		if !ended {
-			if gone := l.remove(b.ID); gone != nil && err == nil {
+			if gone := l.remove(ctx, b.ID); gone != nil && err == nil {
 				err = gone
 			}
 		}
 		if r.Mode == "overlay" { // changes are kept for a disturbed lease, too
-			if left := l.discard(b.ID, wrote); err == nil {
+			if left := l.discard(ctx, b.ID, wrote); err == nil {
 				err = left
 			}
 		}
@@ -330,8 +330,8 @@ func (l *load) expire(ctx context.Context, id string) error {
 
 // remove ends a lease, also across a restart of the service. Otherwise it would last until it
 // expires.
-func (l *load) remove(id string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+func (l *load) remove(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
 	defer cancel()
 	for {
 		err := l.client.RemoveSandbox(ctx, id)
@@ -348,8 +348,8 @@ func (l *load) remove(id string) error {
 
 // deleteWorkspace removes a workspace after its lease has ended, also across a restart of the
 // service.
-func (l *load) deleteWorkspace(name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+func (l *load) deleteWorkspace(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
 	defer cancel()
 	for {
 		err := l.client.Workspaces.Delete(ctx, name)

@@ -102,8 +102,8 @@ func until(ctx context.Context, t *client.Terminal, word string) error {
 }
 
 // discard checks what an overlay lease left and removes it, also across a restart of the service.
-func (l *load) discard(id string, written bool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+func (l *load) discard(ctx context.Context, id string, written bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
 	defer cancel()
 	for {
 		d, err := l.client.Overlays.Diff(ctx, id, true)

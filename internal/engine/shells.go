@@ -344,11 +344,9 @@ func (e *Engine) output(
 		return wire.OutputEnd{}, row, err
 	}
 	defer use.Leave()
-	end, err := use.Output(
-		use.Ctx,
-		wire.Output{ID: id, Stream: wire.Stream(r.Stream), Offset: r.Offset, Limit: r.Limit, Follow: r.Follow, Wait: r.Wait},
-		sink,
-	)
+	end, err := use.Output(use.Ctx, wire.Output{
+		ID: id, Stream: wire.Stream(r.Stream), Offset: r.Offset, Limit: r.Limit, Follow: r.Follow, Wait: r.Wait,
+	}, sink)
 	if err != nil {
 		return end, row, l.Explain(err)
 	}

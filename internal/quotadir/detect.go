@@ -21,8 +21,8 @@ const probeTimeout = 20 * time.Second
 // returns Loop, whose limit commands in a sandbox cannot bypass, or None. why is "" for Loop.
 // Otherwise it says why Loop does not work, and whether Project would work. Project is never chosen
 // automatically; see makeProject.
-func Detect(dir string) (m Mechanism, why string) {
-	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+func Detect(ctx context.Context, dir string) (m Mechanism, why string) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	err := Try(ctx, dir, Loop)
 	if err == nil {

@@ -31,8 +31,8 @@ func Reserve(use Use) int64 { return min(reserveBytes, use.Bytes/reserveShare) }
 // Call it about once a second with a margin of what can be written in that time. tight reports
 // whether images are reserved now. Calls are serialized, so that an older measurement cannot undo a
 // newer one.
-func Guard(base string, margin int64) (tight bool, err error) {
-	unlock, err := lock(context.Background(), base) // Nothing has this lock for long.
+func Guard(ctx context.Context, base string, margin int64) (tight bool, err error) {
+	unlock, err := lock(ctx, base)
 	if err != nil {
 		return false, err
 	}

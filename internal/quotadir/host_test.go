@@ -119,7 +119,7 @@ func TestGuardReservesBeforeHostIsFull(t *testing.T) {
 	dir, root := thin(t, host)
 	guard := func(margin int64, want bool) {
 		t.Helper()
-		if tight, err := Guard(host, margin); tight != want || err != nil {
+		if tight, err := Guard(t.Context(), host, margin); tight != want || err != nil {
 			t.Fatalf("guard: %v, %v", tight, err)
 		}
 	}
@@ -319,7 +319,7 @@ func TestProjectQuota(t *testing.T) {
 
 func TestDetectMakesADisk(t *testing.T) {
 	dir := base(t)
-	if m, why := Detect(dir); m != Loop || why != "" {
+	if m, why := Detect(t.Context(), dir); m != Loop || why != "" {
 		t.Fatalf("%s: %s", m, why)
 	}
 	if err := Try(t.Context(), dir, Project); err == nil || !strings.Contains(err.Error(), "project quota") {

@@ -50,7 +50,7 @@ func openPodCache(ctx context.Context, a *api, log *slog.Logger) (*podCache, err
 	if err != nil {
 		return nil, a.failed(ctx, "list pods", err)
 	}
-	run, cancel := context.WithCancelCause(context.Background())
+	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c.cancel = cancel
 	c.wg.Go(func() { c.run(run, version) })
 	return c, nil

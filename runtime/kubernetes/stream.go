@@ -137,7 +137,7 @@ func (b *stream) dial(ctx context.Context) (*guestconn.Mux, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := newPipes(executor)
+	p := newPipes(ctx, executor)
 	m, err := guestconn.NewMux(p)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: exec in pod %s: %w", b.pod, err)
@@ -209,10 +209,10 @@ type pipes struct {
 // maxComplaint is how much of a bridge's stderr is kept for the error, in bytes.
 const maxComplaint = 1 << 10
 
-func newPipes(executor remotecommand.Executor) *pipes {
+func newPipes(ctx context.Context, executor remotecommand.Executor) *pipes {
 	stdin, in := io.Pipe()
 	out, stdout := io.Pipe()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p := &pipes{PipeReader: out, in: in, cancel: cancel}
 	p.wg.Go(func() {
 		var said complaint

@@ -75,8 +75,8 @@ func runDoctor(ctx context.Context, a *cli.App) error {
 	runtimes := checkRuntimes(ctx, a, c)
 	service := []check{
 		checkSpace(c.StateDir),
-		checkQuota(c),
-		checkRetained(c.StateDir),
+		checkQuota(ctx, c),
+		checkRetained(ctx, c.StateDir),
 		checkServer(ctx, a, c),
 		checkImage(ctx, a, c),
 	}

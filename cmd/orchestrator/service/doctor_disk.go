@@ -21,7 +21,7 @@ import (
 )
 
 // checkQuota checks the quota mechanism in the directory of the workspaces, or where that would be.
-func checkQuota(c config.Config) check {
+func checkQuota(ctx context.Context, c config.Config) check {
 	const name = "workspace quota"
 	dir := engine.DirsOf(c.StateDir).Workspaces
 	for _, err := os.Stat(dir); err != nil && dir != "/"; _, err = os.Stat(dir) {
@@ -36,10 +36,10 @@ func checkQuota(c config.Config) check {
 			"set workspaces.mechanism to auto",
 		}
 	}
-	m, why := quotadir.Detect(dir)
+	m, why := quotadir.Detect(ctx, dir)
 	if want == string(quotadir.Project) {
 		m, why = quotadir.Project, ""
-		if err := quotadir.Try(context.Background(), dir, m); err != nil {
+		if err := quotadir.Try(ctx, dir, m); err != nil {
 			m, why = quotadir.None, err.Error()
 		}
 	}
@@ -71,12 +71,12 @@ func hasSysResource() bool {
 }
 
 // checkRetained reports what the state directory has accumulated, and what removes it.
-func checkRetained(stateDir string) check {
+func checkRetained(ctx context.Context, stateDir string) check {
 	var parts []string
 	if fi, err := os.Stat(filepath.Join(stateDir, "state.db")); err == nil {
 		parts = append(parts, fmt.Sprintf("state.db of %s", cli.Size(fi.Size())))
 	}
-	if log, err := store.OpenAuditFiles(stateDir).Parts(context.Background()); err == nil && len(log) > 0 {
+	if log, err := store.OpenAuditFiles(stateDir).Parts(ctx); err == nil && len(log) > 0 {
 		var bytes int64
 		for _, p := range log {
 			bytes += p.Bytes

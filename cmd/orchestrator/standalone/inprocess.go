@@ -20,14 +20,14 @@ import (
 //
 // It returns when the requests under way have ended. Those of a client that gave up end as they do
 // on a server.
-func withClient(e *engine.Engine, do func(*client.Client) error) error {
+func withClient(ctx context.Context, e *engine.Engine, do func(*client.Client) error) error {
 	l := &pipeListener{accept: make(chan net.Conn), closed: make(chan struct{})}
 	transport := &http.Transport{DialContext: l.dial, DisableCompression: true}
 	cl, err := client.New(client.Options{Address: "unix:this process", Transport: transport}) // the address is not dialled
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	server := api.New(api.Options{Engine: e, Log: slog.New(slog.DiscardHandler)})
 	served := make(chan error, 1)

@@ -72,7 +72,7 @@ func RunLocally(
 	}
 	req.WhenEmpty = "cold" // without a pool
 	return h.Serve(ctx, func() error {
-		return withClient(h.Engine, func(cl *client.Client) error { return do(cl, req) })
+		return withClient(ctx, h.Engine, func(cl *client.Client) error { return do(cl, req) })
 	})
 }
 

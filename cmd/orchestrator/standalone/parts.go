@@ -230,5 +230,5 @@ func (p *parts) serve(ctx context.Context, opts engine.Options, do func(*client.
 	if err != nil {
 		return err
 	}
-	return withClient(e, do)
+	return withClient(ctx, e, do)
 }

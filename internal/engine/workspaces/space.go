@@ -167,11 +167,11 @@ func spaceError(err error) error {
 
 // guardSpace blocks writes to workspaces while the host's disk is nearly full and reports whether
 // it does. See quotadir.Guard.
-func (s *Service) guardSpace() (tight bool) {
+func (s *Service) guardSpace(ctx context.Context) (tight bool) {
 	dir := s.opts.Volumes.Dir()
 	use, err := quotadir.Usage(dir)
 	if err == nil {
-		tight, err = quotadir.Guard(dir, quotadir.Reserve(use))
+		tight, err = quotadir.Guard(context.WithoutCancel(ctx), dir, quotadir.Reserve(use))
 	}
 	if err != nil {
 		s.opts.Log.Warn("failed to read the free space of the host", "path", dir, "error", err)
@@ -190,7 +190,7 @@ func (s *Service) Run(ctx context.Context) error {
 			return nil
 		case <-t.C:
 		}
-		tight := s.guardSpace()
+		tight := s.guardSpace(ctx)
 		switch {
 		case tight && !held:
 			s.opts.Log.Error("host disk is nearly full: writes to workspaces are blocked", "path", s.opts.Volumes.Dir())

@@ -318,7 +318,7 @@ func (s *Service) WriteFile(
 	r wire.FileRequest,
 	body io.Reader,
 ) (f v1.File, err error) {
-	s.guardSpace()
+	s.guardSpace(ctx)
 	files, err := s.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return v1.File{}, err
