@@ -29,6 +29,8 @@ const (
 )
 
 // server is shared by all tests of this process.
+//
+//nolint:gochecknoglobals // tests of a binary can share a server only in this way
 var server struct {
 	sync.Mutex
 	client *client.Client

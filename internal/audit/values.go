@@ -223,6 +223,7 @@ func (h sum) add(s string) sum {
 
 const prime = 1<<61 - 1
 
+//nolint:gochecknoglobals // constant within a process
 var base = 1<<32 + rand.Uint64N(prime-1<<32)
 
 // basePowers returns the powers of base up to maxForm.

@@ -13,6 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // ruleCalls is the rule in refusals by the call quota.
@@ -79,7 +80,7 @@ func (t *transaction) answerLimited(ctx context.Context, known bool, err error) 
 		r.Action = UnknownTool
 	}
 	t.s.recordRefused(ctx, r)
-	res, err := t.answer(ctx, nil, noOutcome, err)
+	res, err := t.answer(ctx, nil, tool.Outcome{}, err)
 	if err == nil {
 		err = idempotency.ErrAnswered
 	}

@@ -153,7 +153,7 @@ func (t *transaction) execute(ctx context.Context) (res v1.ToolResult, err error
 		}
 	}()
 	if unknown != nil {
-		return t.answer(ctx, nil, noOutcome, unknown)
+		return t.answer(ctx, nil, tool.Outcome{}, unknown)
 	}
 	t.record.Ending = EndedFailed // answer replaces it, unless the tool panics
 	out, outcome, err := t.executeRecorded(ctx)
@@ -184,12 +184,9 @@ func (t *transaction) opening() audit.Record {
 	}
 }
 
-// noOutcome is the outcome of calls that did not reach the tool.
-var noOutcome tool.Outcome
-
 // executeRecorded checks, approves and runs a call whose tool was found.
 func (t *transaction) executeRecorded(ctx context.Context) (any, tool.Outcome, error) {
-	none := noOutcome
+	var none tool.Outcome // of a call that does not reach the tool
 	questions, err := t.admit(ctx)
 	if err != nil {
 		return nil, none, err

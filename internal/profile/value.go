@@ -114,6 +114,8 @@ type field struct {
 }
 
 // fieldCache caches the fields of struct types. The number of types is bounded.
+//
+//nolint:gochecknoglobals // a cache of what types are like
 var fieldCache sync.Map
 
 func structFields(t reflect.Type) []field {

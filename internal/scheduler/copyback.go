@@ -54,11 +54,8 @@ func (s *Scheduler) bindWorkspace(ctx context.Context, l *Lease) error {
 	return l.copied.copyIn(ctx, l, b)
 }
 
-// recoverLocks prevents two leases that read the same workspace from finishing the same copy.
-var recoverLocks dirLocks
-
 func (s *Scheduler) recoverWorkspace(ctx context.Context, dir string) error {
-	leave, err := recoverLocks.lock(ctx, dir)
+	leave, err := s.recoverLocks.lock(ctx, dir)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 // A slow recovery of one workspace does not delay another.
 func TestWorkspaceRecoveryLocksPerDirectory(t *testing.T) {
 	s, slow, other := &Scheduler{}, t.TempDir(), t.TempDir()
-	leave, err := recoverLocks.lock(t.Context(), slow)
+	leave, err := s.recoverLocks.lock(t.Context(), slow)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func TestWorkspaceRecoveryLocksPerDirectory(t *testing.T) {
 	if err := s.recoverWorkspace(ctx, slow); err != nil {
 		t.Errorf("after that: %v", err)
 	}
-	if len(recoverLocks.taken) != 0 {
-		t.Errorf("%d turns are left", len(recoverLocks.taken))
+	if len(s.recoverLocks.taken) != 0 {
+		t.Errorf("%d turns are left", len(s.recoverLocks.taken))
 	}
 }

@@ -78,6 +78,9 @@ type Scheduler struct {
 
 	removalWait time.Duration // the constant, except in tests
 
+	// recoverLocks prevents two leases that read the same workspace from finishing the same copy.
+	recoverLocks dirLocks
+
 	mu             sync.Mutex
 	leases         map[string]*Lease
 	usage          map[string]*usage // by caller

@@ -151,7 +151,10 @@ func (f fields) find(name string) (reflect.Type, bool) {
 	return nil, false
 }
 
-var fieldCache sync.Map // of fields, by reflect.Type
+// fieldCache caches fields by reflect.Type.
+//
+//nolint:gochecknoglobals // a cache of what types are like
+var fieldCache sync.Map
 
 // fieldsOf returns the fields of a struct, including those of embedded structs unless shadowed.
 func fieldsOf(t reflect.Type) fields {

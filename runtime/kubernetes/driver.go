@@ -160,6 +160,8 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 
 // quietLibrary discards the library's own log, once for the process: it reports a closed stream as
 // an unhandled error. What matters comes back as an error.
+//
+//nolint:gochecknoglobals // the library's log is global, too
 var quietLibrary = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })
 
 // errSlow is the cause of a context that ended because the API server did not answer.

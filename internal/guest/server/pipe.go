@@ -61,6 +61,8 @@ func pipeWithMode(mode uint32) (fd [2]int, err error) {
 }
 
 // fifos numbers the temporary names of FIFOs.
+//
+//nolint:gochecknoglobals // names are unique within the process
 var fifos atomic.Int64
 
 // fifoWithMode makes a pipe from a FIFO in the guest's private directory and removes its name.
