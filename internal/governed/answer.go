@@ -35,7 +35,8 @@ func storedToolResult(r v1.ToolResult) v1.ToolResult {
 // answer builds the call's result in the form that the profile defines for the tool.
 func (t *transaction) answer(ctx context.Context, out any, o tool.Outcome, err error) (v1.ToolResult, error) {
 	end := profile.End{
-		Ending: o.Ending, ExitCode: o.ExitCode, Signal: o.Signal, DurationMS: core.Milliseconds(o.Duration), TimeoutMS: o.TimeoutMS, Detail: o.Detail,
+		Ending: o.Ending, ExitCode: o.ExitCode, Signal: o.Signal, Detail: o.Detail,
+		DurationMS: core.Milliseconds(o.Duration), TimeoutMS: o.TimeoutMS,
 	}
 	if end.Ending == "" {
 		end.Ending = endedOK

@@ -122,10 +122,14 @@ func PresentAudit(r audit.Report) v1.AuditReport {
 
 func presentRecord(r audit.Stored) v1.AuditRecord {
 	return v1.AuditRecord{
-		Seq: r.Seq, Time: r.Time, Kind: string(r.Kind), Call: r.Call, Caller: r.Caller, Token: r.Token, Profile: r.Profile, Trust: r.Trust,
-		Session: r.Session, Via: r.Via, Action: r.Action, Input: r.Input, InputBytes: r.InputBytes, InputHash: r.InputHash, Verdict: r.Verdict,
-		Rule: r.Rule, Approval: r.Approval, By: r.By, Sandbox: r.Sandbox, Workspace: r.Workspace, Image: r.Image, Ending: r.Ending, ExitCode: r.ExitCode,
-		DurationMS: r.DurationMS, CPUMS: r.CPUMS, MemoryPeak: r.MemoryPeak, Stdout: r.Stdout, Stderr: r.Stderr, Error: r.Error, Count: r.Count, Egress: (*v1.AuditEgress)(r.Egress), Hash: r.Hash,
+		Seq: r.Seq, Time: r.Time, Kind: string(r.Kind), Call: r.Call, Caller: r.Caller, Token: r.Token,
+		Profile: r.Profile, Trust: r.Trust, Session: r.Session, Via: r.Via,
+		Action: r.Action, Input: r.Input, InputBytes: r.InputBytes, InputHash: r.InputHash,
+		Verdict: r.Verdict, Rule: r.Rule, Approval: r.Approval, By: r.By,
+		Sandbox: r.Sandbox, Workspace: r.Workspace, Image: r.Image,
+		Ending: r.Ending, ExitCode: r.ExitCode, DurationMS: r.DurationMS, CPUMS: r.CPUMS, MemoryPeak: r.MemoryPeak,
+		Stdout: r.Stdout, Stderr: r.Stderr, Error: r.Error,
+		Count: r.Count, Egress: (*v1.AuditEgress)(r.Egress), Hash: r.Hash,
 	}
 }
 

@@ -70,7 +70,8 @@ func presentProfile(p *profile.Compiled) v1.Profile {
 		names = append(names, t.Name())
 	}
 	return v1.Profile{
-		Name: p.Profile.Name, Title: p.Profile.Title, Description: p.Profile.Description, Tools: names, Source: p.Source, Warnings: p.Profile.Warnings,
+		Name: p.Profile.Name, Title: p.Profile.Title, Description: p.Profile.Description,
+		Tools: names, Source: p.Source, Warnings: p.Profile.Warnings,
 	}
 }
 
@@ -123,10 +124,12 @@ func (s *Service) Tools(_ context.Context, principal caller.Principal, name stri
 func presentTool(t *profile.CompiledTool) v1.Tool {
 	caps := t.Caps()
 	out := v1.Tool{
-		Name: t.Name(), Title: t.Title(), Description: t.Description(), Input: t.Input(), Output: t.Output(), Trust: t.Trust(), Enabled: t.Enabled(),
-		Cacheable: t.Cacheable(), ReadOnly: t.ReadOnly(), Destructive: t.Destructive(), Idempotent: t.Idempotent(),
+		Name: t.Name(), Title: t.Title(), Description: t.Description(), Input: t.Input(), Output: t.Output(),
+		Trust: t.Trust(), Enabled: t.Enabled(), Cacheable: t.Cacheable(),
+		ReadOnly: t.ReadOnly(), Destructive: t.Destructive(), Idempotent: t.Idempotent(),
 		Caps: v1.ToolCaps{
-			TimeoutMS: caps.Timeout.Milliseconds(), MaxTimeoutMS: caps.MaxTimeout.Milliseconds(), Output: caps.Output.Limit, OutputUnit: caps.Output.Unit,
+			TimeoutMS: caps.Timeout.Milliseconds(), MaxTimeoutMS: caps.MaxTimeout.Milliseconds(),
+			Output: caps.Output.Limit, OutputUnit: caps.Output.Unit,
 			MemoryBytes: caps.MemoryBytes, CPUs: caps.CPUs,
 		},
 	}

@@ -17,7 +17,8 @@ import (
 
 // secretName matches names of variables that hold secrets.
 var secretName = regexp.MustCompile(
-	`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|(^|_)pw$|(^|_)pass$|dsn|database_url|connection_?string)`,
+	`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|` +
+		`_key$|^key$|_pat$|(^|_)pw$|(^|_)pass$|dsn|database_url|connection_?string)`,
 )
 
 // maxEnvJSON bounds an input's variables as JSON, where a byte may take six.

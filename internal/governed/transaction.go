@@ -177,10 +177,9 @@ func unrecorded(err error) error {
 func (t *transaction) opening() audit.Record {
 	c := t.principal
 	return audit.Record{
-		Kind: audit.KindOpen, Call: t.id, Caller: c.Caller, Token: c.Token, Profile: t.profileName(), Trust: c.Trust, Session: t.r.Session, Via: c.Via,
-		Action: audit.TruncateName(
-			t.name,
-		), Input: t.input, Workspace: audit.TruncateName(t.r.Workspace), Uncharged: c.Operator,
+		Kind: audit.KindOpen, Call: t.id, Caller: c.Caller, Token: c.Token, Profile: t.profileName(), Trust: c.Trust,
+		Session: t.r.Session, Via: c.Via, Action: audit.TruncateName(t.name), Input: t.input,
+		Workspace: audit.TruncateName(t.r.Workspace), Uncharged: c.Operator,
 	}
 }
 

@@ -191,7 +191,8 @@ func (a *api) failed(ctx context.Context, what string, err error) error {
 		apierrors.IsForbidden(err) && strings.Contains(text, "failed quota"):
 		class, text = errdefs.ErrResourceExhausted, "a quota of namespace "+a.namespace+" refuses it: "+text
 	case apierrors.IsForbidden(err) && strings.Contains(text, "violates PodSecurity"):
-		class, text = errdefs.ErrFailedPrecondition, text+": use a namespace with pod security baseline, or privileged for kubernetes.network: strip"
+		class = errdefs.ErrFailedPrecondition
+		text += ": use a namespace with pod security baseline, or privileged for kubernetes.network: strip"
 	case apierrors.IsForbidden(err), strings.Contains(text, "admission webhook"):
 		class = errdefs.ErrFailedPrecondition // the text names user, verb and resource, or the webhook
 	case apierrors.IsUnauthorized(err):

@@ -68,7 +68,8 @@ func (d *Driver) checkSpec(spec runtime.Spec) error {
 	}
 	if d.opts.PodPids > spec.Limits.Pids {
 		return refused(
-			"limits.pids is %d, but nodes allow %d processes per pod: raise limits.pids, or lower podPidsLimit of the kubelets and kubernetes.pod_pids",
+			"limits.pids is %d, but nodes allow %d processes per pod: raise limits.pids, "+
+				"or lower podPidsLimit of the kubelets and kubernetes.pod_pids",
 			spec.Limits.Pids,
 			d.opts.PodPids,
 		)

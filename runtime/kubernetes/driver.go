@@ -201,7 +201,8 @@ func (o Options) validate() error {
 		return bad("stream", o.Stream, "use websocket or spdy")
 	case o.Network != NetworkStrip && o.Network != NetworkNone:
 		return bad("network", o.Network, "use strip or none")
-	case o.PullPolicy != string(corev1.PullIfNotPresent) && o.PullPolicy != string(corev1.PullAlways) && o.PullPolicy != string(corev1.PullNever):
+	case o.PullPolicy != string(corev1.PullIfNotPresent) && o.PullPolicy != string(corev1.PullAlways) &&
+		o.PullPolicy != string(corev1.PullNever):
 		return bad("pull_policy", o.PullPolicy, "use IfNotPresent, Always or Never")
 	case o.PodPids < 0 || o.CPURequest < 0 || o.Deadline < time.Minute:
 		return fmt.Errorf(

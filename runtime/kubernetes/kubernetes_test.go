@@ -136,21 +136,28 @@ func TestEndingOfAPod(t *testing.T) {
 func TestErrorsOfTheServerAreClassified(t *testing.T) {
 	t.Parallel()
 	pods := schema.GroupResource{Resource: "pods"}
+	forbidden := func(text string) error { return apierrors.NewForbidden(pods, "p", errors.New(text)) }
 	a := &api{host: "https://cluster", namespace: "sandboxes"}
 	for name, c := range map[string]struct {
 		err  error
 		is   func(error) bool
 		text string
 	}{
-		"quota":     {apierrors.NewForbidden(pods, "p", errors.New("exceeded quota: q")), errdefs.IsResourceExhausted, "quota of namespace sandboxes"},
-		"security":  {apierrors.NewForbidden(pods, "p", errors.New(`violates PodSecurity "baseline:latest"`)), errdefs.IsFailedPrecondition, "privileged"},
-		"rbac":      {apierrors.NewForbidden(pods, "p", errors.New(`User "u" cannot create resource "pods"`)), errdefs.IsFailedPrecondition, "cannot create"},
-		"webhook":   {apierrors.NewInternalError(errors.New(`admission webhook "w" denied the request`)), errdefs.IsFailedPrecondition, `"w"`},
-		"login":     {apierrors.NewUnauthorized("no"), errdefs.IsUnauthorized, "credentials"},
-		"namespace": {apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "sandboxes"), errdefs.IsFailedPrecondition, "create it"},
-		"exists":    {apierrors.NewAlreadyExists(pods, "p"), errdefs.IsAlreadyExists, ""},
-		"gone":      {apierrors.NewNotFound(pods, "p"), errdefs.IsNotFound, ""},
-		"refused":   {errors.New("connection refused"), errdefs.IsUnavailable, "https://cluster"},
+		"quota":    {forbidden("exceeded quota: q"), errdefs.IsResourceExhausted, "quota of namespace sandboxes"},
+		"security": {forbidden(`violates PodSecurity "baseline:latest"`), errdefs.IsFailedPrecondition, "privileged"},
+		"rbac":     {forbidden(`User "u" cannot create resource "pods"`), errdefs.IsFailedPrecondition, "cannot create"},
+		"webhook": {
+			apierrors.NewInternalError(errors.New(`admission webhook "w" denied the request`)),
+			errdefs.IsFailedPrecondition, `"w"`,
+		},
+		"login": {apierrors.NewUnauthorized("no"), errdefs.IsUnauthorized, "credentials"},
+		"namespace": {
+			apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "sandboxes"),
+			errdefs.IsFailedPrecondition, "create it",
+		},
+		"exists":  {apierrors.NewAlreadyExists(pods, "p"), errdefs.IsAlreadyExists, ""},
+		"gone":    {apierrors.NewNotFound(pods, "p"), errdefs.IsNotFound, ""},
+		"refused": {errors.New("connection refused"), errdefs.IsUnavailable, "https://cluster"},
 	} {
 		if err := a.failed(context.Background(), "create pod p", c.err); !c.is(err) ||
 			!strings.Contains(err.Error(), c.text) {
