@@ -14,7 +14,7 @@ func queryEach(ctx context.Context, db *sql.DB, what string, f func(scanner) err
 	if err != nil {
 		return wrap(what, err)
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
+	defer rows.Close()
 	for rows.Next() {
 		if err := f(rows); err != nil {
 			return wrap(what, err)
