@@ -188,24 +188,21 @@ step_integration() {
     go_test integration -tags integration,faults -count=1 -p 1 -parallel 4 -timeout 40m $(sort -u <<<"$list")
 }
 
-# step_kubernetes tests the Kubernetes driver, the service and the chart on a node that it starts and stops. Docker and
-# containerd keep running: they are idle, and step left asks them.
+# step_kubernetes tests the driver, the service and the chart on a node. Docker and containerd keep running: they are
+# idle, and step left asks them.
 step_kubernetes() {
     local status=0
     while [[ -n $builder ]] && kill -0 "$builder" 2>/dev/null; do
-        if [[ ${CI:-} != true ]] && ((SECONDS > BUILD_SECONDS)); then
-            echo "left out: the Kubernetes tests, because the node was not built in $((BUILD_SECONDS / 60)) minutes: run make test-kubernetes" |
-                tee "$LOGS/kubernetes.left-out"
-            echo 0 0 0 >"$LOGS/kubernetes.counts"
-            return 0
-        fi
         sleep 1
+        [[ ${CI:-} != true ]] && ((SECONDS > BUILD_SECONDS)) || continue
+        echo "left out: the Kubernetes tests, because the node was not built in $((BUILD_SECONDS / 60)) minutes: run make test-kubernetes" |
+            tee "$LOGS/kubernetes.left-out"
+        echo 0 0 0 >"$LOGS/kubernetes.counts"
+        return 0
     done
     [[ ! -s $LOGS/kubernetes-build.log ]] || cat "$LOGS/kubernetes-build.log"
-    # These print paths if the background has built them. They repeat a build that failed, which is quick, and its error.
-    "$NODE" build
-    ORCHESTRATOR_TEST_HELM=$("$NODE" helm)
-    export ORCHESTRATOR_TEST_HELM
+    # These repeat a build that failed, which is quick, and print its error.
+    "$NODE" build >/dev/null
     sandbox_environment
     refuse_other_node
     : >"$NODE_MARK"
@@ -218,13 +215,14 @@ step_kubernetes() {
 # kubernetes_tests runs on a new node. The tests mostly wait for pods, so more of them run at once than there are cores.
 kubernetes_tests() {
     local variables
-    "$NODE" up && "$NODE" load "$ORCHESTRATOR_TEST_IMAGE_ARCHIVE" && variables=$("$NODE" env) || return 1
+    export ORCHESTRATOR_TEST_HELM
+    ORCHESTRATOR_TEST_HELM=$("$NODE" helm) && "$NODE" up && "$NODE" load "$ORCHESTRATOR_TEST_IMAGE_ARCHIVE" &&
+        variables=$("$NODE" env) || return 1
     eval "$variables"
     go_test kubernetes -tags kubernetes -count=1 -p 2 -parallel 4 -timeout 15m ./runtime/kubernetes ./integration/kubernetes
 }
 
-# build_node builds the node's programs and Helm in the background, unless the cache has them, in a process group that
-# finish can kill.
+# build_node builds the node's programs and Helm in the background, in a process group that finish can kill.
 build_node() {
     setsid nice -n 19 bash -c '"$0" build && "$0" helm' "$NODE" </dev/null >"$LOGS/kubernetes-build.log" 2>&1 7>&- &
     builder=$!
@@ -425,14 +423,10 @@ finish() {
         order+=(down)
         result[down]=failed
     fi
-    if [[ -n $builder ]]; then kill -TERM -- "-$builder" 2>/dev/null; fi
-    if [[ -e $NODE_MARK ]]; then
-        if "$NODE" down >"$LOGS/down-kubernetes.log" 2>&1 7>&-; then
-            rm "$NODE_MARK"
-        else
-            order+=(down-kubernetes)
-            result[down-kubernetes]=failed
-        fi
+    [[ -z $builder ]] || kill -TERM -- "-$builder" 2>/dev/null
+    if [[ -e $NODE_MARK ]] && ! { "$NODE" down >"$LOGS/down-kubernetes.log" 2>&1 7>&- && rm "$NODE_MARK"; }; then
+        order+=(down-kubernetes)
+        result[down-kubernetes]=failed
     fi
     for name in "${order[@]}"; do
         [[ ${result[$name]} != ok ]] || continue
