@@ -200,8 +200,8 @@ func socketOf(b *testing.B, pod string) socket {
 		b.Fatal(err)
 	}
 	pods := new(corev1.PodList)
-	if err := a.core.Get().Resource("pods").Param("fieldSelector", "metadata.name="+pod).Do(b.Context()).Into(pods); err != nil ||
-		len(pods.Items) != 1 {
+	err = a.core.Get().Resource("pods").Param("fieldSelector", "metadata.name="+pod).Do(b.Context()).Into(pods)
+	if err != nil || len(pods.Items) != 1 {
 		b.Fatalf("pods named %s: %d, %v; want one", pod, len(pods.Items), err)
 	}
 	for _, path := range found {
