@@ -3,9 +3,10 @@
 //
 //	go run ./integration/bench [--quick] [--only WORD] [--write FILE]
 //
-// It measures the real program through the Go client, on the embedded runtime, a Docker Engine and
-// containerd. It needs root and the environment set by integration/scripts/test.sh. It removes
-// whatever it makes, also after a signal. The exit code is 1 if something could not be measured,
+// It measures the real program through the Go client, on the embedded runtime, a Docker Engine,
+// containerd and, if integration/scripts/kubernetes.sh has started a node, Kubernetes. It needs
+// root and the environment set by integration/scripts/test.sh. It removes whatever it makes, also
+// after a signal. The exit code is 1 if something could not be measured,
 // which the table says; a missed target does not change it.
 //
 // One goroutine waits for each started process. Goroutines that make load are waited for where they
@@ -147,11 +148,13 @@ func (b *bench) measure(ctx context.Context) error {
 	}{
 		{"many sandboxes on oci", b.manyOCI},
 		{"single calls on oci", b.callsOCI},
+		{"jobs on oci", b.jobs},
 		{"governed calls on oci", b.governed},
 		{"egress on oci", b.egress},
 		{"browser on oci", b.browser},
 		{"docker", b.docker},
 		{"containerd", b.containerd},
+		{"kubernetes", b.kubernetes},
 	} {
 		if !strings.Contains(phase.name, b.only) {
 			continue

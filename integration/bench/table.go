@@ -138,6 +138,14 @@ the pool sizes.
 - *browser*: ` + "`browser.open`" + ` of a page on loopback with a picture of 1280 × 800, with the example's
   template.
   Each call waits until a browser is warm and no other one starts.
+- *jobs*: ` + "`POST /v1/jobs`" + ` of ` + "`/bin/true`" + `, up to the answer that the job has ended, alternating with
+  as many ` + "`POST /v1/run`" + `.
+  Both begin with a full pool.
+- *kubernetes*: on the node of ` + "`integration/scripts/kubernetes.sh`" + `, which shares the cores.
+  Calls through the open stream, to the guest's socket on the node and by a new exec alternate, all
+  in the driver's process.
+  Cold starts alternate with pods of the same image, from their creation to the report that they are
+  ready.
 - *resident*: from ` + "`/proc/PID/smaps_rollup`" + `.
   MB are 10^6 bytes.
 - *restart*: from the start of the new process to the first 200 of ` + "`/readyz`" + `.
