@@ -7,13 +7,12 @@ STOP_SECONDS=20
 # pids_of NAME prints the PIDs of the daemon's processes whose executable is NAME.
 pids_of() {
     local proc exe args
-    for proc in /proc/[0-9]*; do
-        exe=$(readlink "$proc/exe" 2>/dev/null) || continue
+    while read -r proc exe; do
         exe=${exe% (deleted)}
         [[ ${exe##*/} == "$1" ]] || continue
         args=$(tr '\0' '\n' <"$proc/cmdline" 2>/dev/null) || continue
         [[ $args == *"$DAEMON_DIR/"* ]] && printf '%s\n' "${proc#/proc/}"
-    done
+    done < <(executables)
     return 0
 }
 

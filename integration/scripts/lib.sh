@@ -49,6 +49,10 @@ retry() {
     return 1
 }
 
+# executables prints the directory below /proc and the executable of every process: one program for all of them, because
+# a program for each took seconds on a busy machine.
+executables() { find /proc/[0-9]*/exe -maxdepth 0 -printf '%h %l\n' 2>/dev/null || :; }
+
 # mounts_under DIR prints the mount points at or below DIR, the latest first.
 mounts_under() {
     awk -v dir="$1" '

@@ -305,15 +305,14 @@ left_now() {
     done
     find /sys/fs/cgroup -type d \( -name 'orchestrator-*' -o -path '*/orchestrator/*' -o -path "*/$ENGINE_CGROUP/*" \) \
         ! -name "$ENGINE_CGROUP" -printf 'cgroup %p\n' 2>/dev/null || :
-    for proc in /proc/[0-9]*; do
-        exe=$(readlink "$proc/exe" 2>/dev/null) || continue
+    while read -r proc exe; do
         case ${exe% (deleted)} in
         "$ROOT/bin/"* | "$TMPDIR"/* | */run/orchestrator/guest | */guest/*/guest | /guest) ;;
         *) continue ;;
         esac
         start=$(sed 's/^.*) //' "$proc/stat" 2>/dev/null | cut -d' ' -f20) || continue
         printf 'process %s started %s %s\n' "${proc#/proc/}" "$start" "$exe"
-    done
+    done < <(executables)
     find "$TMPDIR" -mindepth 1 -maxdepth 1 ! -name 'go-build*' -printf 'file %p\n'
     find /run /var/lib /dev/shm /tmp -mindepth 1 -maxdepth 1 -name 'orchestrator*' ! -path "$TEST_STATE" -printf 'file %p\n'
     if docker_is_up; then
