@@ -397,7 +397,9 @@ left() {
         [[ ! -e $path ]] || printf 'kubernetes file %s\n' "$path"
     done
     find /var/log/containers -lname "$DIR/*" -printf 'kubernetes log %p\n' 2>/dev/null || :
-    ip -oneline link | awk -v bridge="$BRIDGE" '$2 == bridge ":" || index($0, " master " bridge " ") { print "kubernetes interface " $2 }'
+    # ip may not be installed yet.
+    { ip -oneline link 2>/dev/null || :; } |
+        awk -v bridge="$BRIDGE" '$2 == bridge ":" || index($0, " master " bridge " ") { print "kubernetes interface " $2 }'
 }
 
 # kill_servers kills all components at once. The node's state is thrown away, so none has to end well.
