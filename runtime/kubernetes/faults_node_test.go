@@ -4,6 +4,7 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -257,15 +258,25 @@ func TestImageThatCannotBePulledIsReportedWithinSeconds(t *testing.T) {
 			d := opened(t, o)
 			spec := specOf(t)
 			spec.Image.Ref = c.ref
+			good, beside := specOf(t), make(chan time.Duration, 1)
 			began := time.Now()
+			go func() {
+				_, err := d.Create(bounded(t), good)
+				if err = errors.Join(err, d.Remove(bounded(t), good.ID)); err != nil {
+					t.Error(err)
+				}
+				beside <- time.Since(began)
+			}()
 			_, err := d.Create(bounded(t), spec)
-			if took := time.Since(began); took > 10*time.Second {
-				t.Errorf("reported after %s, want at most 10 s", took)
+			// On a busy machine, a pod that starts takes longer too.
+			took, limit := time.Since(began), max(10*time.Second, 3*<-beside)
+			if took > limit {
+				t.Errorf("reported after %s, want at most %s", took, limit)
 			}
 			if !c.is(err) || !strings.Contains(err.Error(), c.ref) || !strings.Contains(err.Error(), c.reason) {
 				t.Errorf("Create: %v, want %s with the reference", err, c.reason)
 			}
-			t.Logf("reported after %s, with the removal of the pod", time.Since(began).Round(10*time.Millisecond))
+			t.Logf("reported after %s, with the removal of the pod", took.Round(10*time.Millisecond))
 			if found, err := d.List(bounded(t), spec.Owner); err != nil || len(found) > 0 {
 				t.Errorf("List = %v, %v; want none", found, err)
 			}
@@ -309,10 +320,17 @@ func TestQuotaAndFullNodesAreTypedErrors(t *testing.T) {
 	spec := specOf(t)
 	spec.Limits.CPUs = 1000
 	d.opts.CPURequest = 0
-	short, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	if _, err := d.Create(short, spec); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "no node takes it") {
-		t.Errorf("Create with 1000 CPUs: %v, want Unavailable that says why", err)
+	// The scheduler of a busy machine may not have looked at the pod in time.
+	for limit := 3 * time.Second; ; limit *= 2 {
+		short, cancel := context.WithTimeout(t.Context(), limit)
+		_, err := d.Create(short, spec)
+		cancel()
+		if errdefs.IsUnavailable(err) && strings.Contains(err.Error(), "no node takes it") {
+			break
+		}
+		if !errdefs.IsUnavailable(err) || limit > patience {
+			t.Fatalf("Create with 1000 CPUs: %v, want Unavailable that says why", err)
+		}
 	}
 	quota := &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: "none"},
