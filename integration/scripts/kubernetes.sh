@@ -49,13 +49,17 @@ key() {
     } | sha256sum | cut -c1-16
 }
 
+# lock_unless FILE waits for other builds, unless the cache has the file, which appears when it is complete.
+lock_unless() {
+    mkdir -p "$CACHE"
+    [[ -x $1 ]] || { exec 8>"$CACHE/kubernetes.lock" && flock 8; }
+}
+
 # build makes the programs in the cache and prints their directory. Concurrent builds wait for each other.
 build() {
     local out work flags=k8s.io/component-base/version
     out=$CACHE/kubernetes-$(key)
-    mkdir -p "$CACHE"
-    exec 8>"$CACHE/kubernetes.lock"
-    flock 8
+    lock_unless "$out/k8snode"
     if [[ ! -x $out/k8snode ]]; then
         say "building Kubernetes $VERSION; this takes 5 to 17 minutes"
         rm -rf "$CACHE"/tmp.kubernetes.* # of builds that were killed
@@ -81,8 +85,7 @@ build() {
 helm() {
     local out=$CACHE/tools/helm-$HELM_VERSION-$(go env GOVERSION)-$(go env GOARCH) flags=helm.sh/helm/v3/pkg/chartutil
     mkdir -p "$CACHE/tools"
-    exec 8>"$CACHE/kubernetes.lock"
-    flock 8
+    lock_unless "$out"
     if [[ ! -x $out ]]; then
         say "building Helm $HELM_VERSION"
         (
