@@ -1,7 +1,6 @@
 package api
 
 import (
-	"archive/tar"
 	"bytes"
 	"cmp"
 	"context"
@@ -17,10 +16,10 @@ import (
 	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
@@ -57,22 +56,9 @@ func newEngine(tb testing.TB) (*engine.Engine, *fake.Host) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	im, err := images.Open(images.Options{Dir: filepath.Join(dir, "images")})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var rootfs bytes.Buffer
-	tw := tar.NewWriter(&rootfs)
-	if err := tw.WriteHeader(&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
-		tb.Fatal(err)
-	}
-	tw.Close()
-	if _, err := im.Import(tb.Context(), &rootfs, "test/image:latest"); err != nil {
-		tb.Fatal(err)
-	}
 	host := &fake.Host{}
 	e, err := engine.Open(tb.Context(), engine.Options{
-		Driver: fake.New(fake.Options{Host: host}), Store: st, Images: im, Volumes: v, DefaultTemplate: "default",
+		Driver: fake.New(fake.Options{Host: host}), Store: st, Images: testenv.Images(tb, filepath.Join(dir, "images")), Volumes: v, DefaultTemplate: "default",
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 )
 
 // patience limits every wait. It does not say how long anything takes.
@@ -26,14 +28,7 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
+var eventually = testenv.Eventually
 
 // helper is a process of the test binary in a role.
 type helper struct {

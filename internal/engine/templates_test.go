@@ -14,6 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -137,7 +138,7 @@ func TestTemplateWaitsForImage(t *testing.T) {
 	if err := s.Templates.NotReady("default"); !errdefs.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	if _, err := s.Images.Import(t.Context(), caller.Local(""), archive(t), "other/image:1"); err != nil {
+	if _, err := s.Images.Import(t.Context(), caller.Local(""), testenv.Rootfs(t), "other/image:1"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is ready", func() bool { return s.Templates.NotReady("default") == nil })
@@ -170,7 +171,7 @@ func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 		o.Templates, o.LoadTemplates = nil, kept.load
 		o.FetchImage = func(ctx context.Context, ref string) error {
 			if ref != "slow/image:1" {
-				_, err := o.Images.Import(ctx, archive(t), ref)
+				_, err := o.Images.Import(ctx, testenv.Rootfs(t), ref)
 				return err
 			}
 			began <- struct{}{}

@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"encoding/json"
 	"net"
@@ -14,12 +12,12 @@ import (
 	"go.uber.org/goleak"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
@@ -90,7 +88,7 @@ func (w *world) startBoth(tb testing.TB, govern func(*store.Store) *governed.Con
 	o := Options{
 		Driver: fake.New(
 			fake.Options{Host: w.host, Serve: w.serve},
-		), Store: st, Images: w.images(tb), Volumes: v, DefaultTemplate: "default",
+		), Store: st, Images: testenv.Images(tb, filepath.Join(w.dir, "images")), Volumes: v, DefaultTemplate: "default",
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
@@ -124,30 +122,6 @@ func (w *world) startBoth(tb testing.TB, govern func(*store.Store) *governed.Con
 	return s
 }
 
-func (w *world) images(tb testing.TB) *images.Store {
-	tb.Helper()
-	im, err := images.Open(images.Options{Dir: filepath.Join(w.dir, "images")})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if _, err := im.Import(tb.Context(), archive(tb), "test/image:latest"); err != nil {
-		tb.Fatal(err)
-	}
-	return im
-}
-
-// archive returns a root filesystem.
-func archive(tb testing.TB) *bytes.Buffer {
-	tb.Helper()
-	var rootfs bytes.Buffer
-	tw := tar.NewWriter(&rootfs)
-	if err := tw.WriteHeader(&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
-		tb.Fatal(err)
-	}
-	tw.Close()
-	return &rootfs
-}
-
 func (s *service) lease(tb testing.TB) string {
 	tb.Helper()
 	got, err := s.Lease(tb.Context(), me, v1.SandboxRequest{})
@@ -157,15 +131,7 @@ func (s *service) lease(tb testing.TB) string {
 	return got.ID
 }
 
-func eventually(tb testing.TB, what string, ok func() bool) {
-	tb.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	tb.Fatal("never: " + what)
-}
+var eventually = testenv.Eventually
 
 // guestOfShells is a fake guest. Its shells end only on request, and its commands report when they
 // are killed.
@@ -193,19 +159,6 @@ func (w *world) guest(id string) *guestOfShells {
 }
 
 func (w *world) serve(ctx context.Context, id string, conn net.Conn) { w.guest(id).serve(ctx, conn) }
-
-// again replays the bytes that were read from a stream.
-type again struct {
-	net.Conn
-	first *bytes.Reader
-}
-
-func (a *again) Read(p []byte) (int, error) {
-	if a.first.Len() > 0 {
-		return a.first.Read(p)
-	}
-	return a.Conn.Read(p)
-}
 
 func (g *guestOfShells) serve(ctx context.Context, conn net.Conn) {
 	c := wire.NewConn(conn)
@@ -235,14 +188,7 @@ func (g *guestOfShells) serve(ctx context.Context, conn net.Conn) {
 			g.execs[q.Body.ID] = conn
 			g.mu.Unlock()
 		}
-		head := []byte{
-			byte(wire.KindRequest),
-			byte(len(payload) >> 24),
-			byte(len(payload) >> 16),
-			byte(len(payload) >> 8),
-			byte(len(payload)),
-		}
-		g.Serve(ctx, &again{conn, bytes.NewReader(append(head, payload...))})
+		g.Answer(ctx, conn, payload)
 	}
 }
 

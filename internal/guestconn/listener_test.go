@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -19,15 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience limits steps that should be immediate, for busy machines.
 const patience = time.Minute
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("not within %v: %s", patience, what)
-}
+var eventually = testenv.Eventually
 
 func soon(t *testing.T) context.Context {
 	t.Helper()

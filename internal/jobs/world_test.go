@@ -1,8 +1,6 @@
 package jobs_test
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"encoding/json"
 	"net"
@@ -16,12 +14,12 @@ import (
 	"go.uber.org/goleak"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
@@ -74,7 +72,7 @@ func (w *world) start(t *testing.T, most int) *service {
 		t.Fatal(err)
 	}
 	e, err := engine.Open(t.Context(), engine.Options{
-		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve}), Store: st, Images: w.images(t), Volumes: v,
+		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve}), Store: st, Images: testenv.Images(t, t.TempDir()), Volumes: v,
 		JobsDir: filepath.Join(w.dir, "jobs"), DefaultTemplate: "default",
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
@@ -104,24 +102,6 @@ func (w *world) start(t *testing.T, most int) *service {
 	})
 	t.Cleanup(s.stop)
 	return s
-}
-
-func (*world) images(t *testing.T) *images.Store {
-	t.Helper()
-	im, err := images.Open(images.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var rootfs bytes.Buffer
-	tw := tar.NewWriter(&rootfs)
-	if err := tw.WriteHeader(&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
-		t.Fatal(err)
-	}
-	tw.Close()
-	if _, err := im.Import(t.Context(), &rootfs, "test/image:latest"); err != nil {
-		t.Fatal(err)
-	}
-	return im
 }
 
 // guest is the guest of a sandbox. Its background commands are "exit N", "signal", "oom", "flaky",
@@ -190,19 +170,6 @@ func (w *world) started() []string {
 	return append([]string{}, w.ran...)
 }
 
-// again replays the bytes that were read from a stream.
-type again struct {
-	net.Conn
-	first *bytes.Reader
-}
-
-func (a *again) Read(p []byte) (int, error) {
-	if a.first.Len() > 0 {
-		return a.first.Read(p)
-	}
-	return a.Conn.Read(p)
-}
-
 func (w *world) serve(ctx context.Context, id string, conn net.Conn) {
 	g, c := w.guest(id), wire.NewConn(conn)
 	_, payload, err := c.ReadFrame()
@@ -229,9 +196,7 @@ func (w *world) serve(ctx context.Context, id string, conn net.Conn) {
 	case wire.OpShells:
 		answer(c, wire.KindReply, []wire.Shell{})
 	default:
-		n := len(payload)
-		head := []byte{byte(wire.KindRequest), byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}
-		g.Serve(ctx, &again{conn, bytes.NewReader(append(head, payload...))})
+		g.Answer(ctx, conn, payload)
 	}
 }
 
@@ -365,12 +330,4 @@ func (s *service) await(t *testing.T, p caller.Principal, id string) (v1.Job, []
 	return j, list
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}
+var eventually = testenv.Eventually

@@ -18,6 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -223,15 +224,7 @@ func within[T any](t *testing.T, c <-chan T, what string) T {
 	}
 }
 
-// eventually waits until holds returns true.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(long); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, long)
-		}
-	}
-}
+var eventually = testenv.Eventually
 
 // operator is the access of a test's session.
 var operator = Access{Principal: caller.Principal{Caller: "anna", Operator: true}}

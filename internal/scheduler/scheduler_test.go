@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
@@ -103,15 +104,7 @@ func (s *service) tryAcquire(ctx context.Context, change ...func(*Request)) (*Le
 	return s.Acquire(ctx, r)
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}
+var eventually = testenv.Eventually
 
 func (s *service) row(t *testing.T, id string) store.Sandbox {
 	t.Helper()

@@ -58,9 +58,17 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) {
 		return
 	}
 	_ = conn.SetReadDeadline(time.Time{})
+	if kind != wire.KindRequest {
+		replyFailure(conn, "invalid_argument", "invalid request or protocol version")
+		return
+	}
+	g.Answer(ctx, conn, payload)
+}
+
+// Answer answers a request whose header was read from the stream.
+func (g *Guest) Answer(ctx context.Context, conn net.Conn, header []byte) {
 	var request wire.Request
-	if err := json.Unmarshal(payload, &request); kind != wire.KindRequest || err != nil ||
-		request.Version != wire.Version {
+	if err := json.Unmarshal(header, &request); err != nil || request.Version != wire.Version {
 		replyFailure(conn, "invalid_argument", "invalid request or protocol version")
 		return
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 )
 
 // TestMain makes the test binary a janitor if startJanitor started it, under the name "orchestrator".
@@ -42,15 +43,7 @@ func TestMain(m *testing.M) {
 // patience is how long something may take on a loaded machine.
 const patience = 2 * time.Minute
 
-// eventually waits until ok returns true.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after %s", what, patience)
-		}
-	}
-}
+var eventually = testenv.Eventually
 
 // newTestRun makes the directory of a run that has created nothing yet.
 func newTestRun(t *testing.T, state string) *LocalRun {

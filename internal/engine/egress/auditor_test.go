@@ -9,38 +9,42 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}
+var eventually = testenv.Eventually
 
-// Every connection is recorded, or counted if the log is too slow.
-func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
+// openAuditor returns an auditor with its log and the database below. slow, if not nil, delays the
+// writes of the log.
+func openAuditor(t *testing.T, o audit.Options, slow *slowAudit) (*auditor, *audit.Log, *store.AuditDB) {
+	t.Helper()
 	db, err := store.OpenAudit(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
-	slow := &slowAudit{AuditDB: db, open: make(chan struct{})}
-	log, err := audit.Open(t.Context(), audit.Options{Store: slow, Head: filepath.Join(t.TempDir(), "head")})
+	t.Cleanup(func() { db.Close() })
+	o.Store, o.Head = db, filepath.Join(t.TempDir(), "head")
+	if slow != nil {
+		slow.AuditDB = db
+		o.Store = slow
+	}
+	log, err := audit.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer log.Close()
-	auditor := newAuditor(log, slog.New(slog.DiscardHandler))
+	t.Cleanup(func() { log.Close() })
+	return newAuditor(log, slog.New(slog.DiscardHandler)), log, db
+}
+
+// Every connection is recorded, or counted if the log is too slow.
+func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
+	slow := &slowAudit{open: make(chan struct{})}
+	auditor, _, db := openAuditor(t, audit.Options{}, slow)
 	// Each sandbox makes twice its burst, and all together exceed the queue.
 	const boxes = 8
 	const all = boxes * 2 * recordBurst
@@ -66,7 +70,7 @@ func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 	close(slow.open)
 	auditor.close()
 	records, missed, fast := 0, 0, 0
-	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+	err := db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
 		switch text := string(r.Record); {
 		case strings.Contains(text, `"kind":"egress"`) && strings.Contains(text, `"caller":"ann`):
 			records++
@@ -91,21 +95,7 @@ func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 // Connections beyond half of the caller's share of the log are only counted. Those of the local
 // operator are always recorded.
 func TestConnectionsLeaveRoomForCalls(t *testing.T) {
-	db, err := store.OpenAudit(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	const share = 100_000
-	log, err := audit.Open(
-		t.Context(),
-		audit.Options{Store: db, Head: filepath.Join(t.TempDir(), "head"), CallerDailyBytes: share},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	auditor := newAuditor(log, slog.New(slog.DiscardHandler))
+	auditor, log, db := openAuditor(t, audit.Options{CallerDailyBytes: 100_000}, nil)
 	const each = recordBurst
 	for box, caller := range map[string]string{"a": "ann", "l": caller.LocalCaller} {
 		auditor.register(box, caller)
@@ -149,18 +139,8 @@ func (s *slowAudit) Append(ctx context.Context, rows []store.AuditRow) error {
 
 // The sandboxes of one caller leave room in the queue for another's connections.
 func TestConnectionQueueIsSharedBetweenCallers(t *testing.T) {
-	db, err := store.OpenAudit(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	slow := &slowAudit{AuditDB: db, open: make(chan struct{})}
-	log, err := audit.Open(t.Context(), audit.Options{Store: slow, Head: filepath.Join(t.TempDir(), "head")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	auditor := newAuditor(log, slog.New(slog.DiscardHandler))
+	slow := &slowAudit{open: make(chan struct{})}
+	auditor, _, db := openAuditor(t, audit.Options{}, slow)
 	const boxes = 12
 	for i := range boxes {
 		box := "box" + strconv.Itoa(i)
@@ -174,7 +154,7 @@ func TestConnectionQueueIsSharedBetweenCallers(t *testing.T) {
 	close(slow.open)
 	auditor.close()
 	hogs, anns, missed := 0, 0, 0
-	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+	err := db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
 		switch text := string(r.Record); {
 		case strings.Contains(text, "egress.missed"):
 			_, rest, _ := strings.Cut(text, `"error":"`)
@@ -200,20 +180,8 @@ func TestConnectionQueueIsSharedBetweenCallers(t *testing.T) {
 // TestPathIsRedactedWhenConnectionEnds checks that a path is stored without the secrets of the call
 // that requested it, although the call ends before the record is written.
 func TestPathIsRedactedWhenConnectionEnds(t *testing.T) {
-	db, err := store.OpenAudit(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	slow := &slowAudit{AuditDB: db, open: make(chan struct{})}
-	secrets := audit.NewRedactor()
-	log, err := audit.Open(t.Context(),
-		audit.Options{Store: slow, Redactor: secrets, Head: filepath.Join(t.TempDir(), "head")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	auditor := newAuditor(log, slog.New(slog.DiscardHandler))
+	slow, secrets := &slowAudit{open: make(chan struct{})}, audit.NewRedactor()
+	auditor, _, db := openAuditor(t, audit.Options{Redactor: secrets}, slow)
 	auditor.register("box", "ann")
 	const secret = "a-value-of-the-call"
 	release, err := secrets.Own(t.Context(), "ann", []string{secret})

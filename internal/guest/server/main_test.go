@@ -19,6 +19,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -280,12 +281,4 @@ func metBy(timeout time.Duration, f func(time.Duration) (begun bool)) {
 	}
 }
 
-func eventually(tb testing.TB, what string, ok func() bool) {
-	tb.Helper()
-	for end := time.Now().Add(bound); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	tb.Fatalf("never: %s", what)
-}
+var eventually = testenv.Eventually
