@@ -29,7 +29,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/version", nil))
+		s.mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/version", nil))
 	}()
 	<-w.began
 	if held, _, _ := s.answers.Held(); held == 0 {

@@ -134,9 +134,6 @@ func New(o Options) *Server {
 	return s
 }
 
-// Handler returns the server's handler, for use without Serve.
-func (s *Server) Handler() http.Handler { return s.mux }
-
 // Serve serves l until ctx ends. It then waits up to grace for running requests and cancels the
 // rest: their contexts end, and their commands are killed.
 func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration) error {

@@ -39,7 +39,7 @@ func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 // serveHTTP serves s on a loopback address until the test ends.
 func serveHTTP(t *testing.T, s *Server) *httptest.Server {
 	t.Helper()
-	srv := httptest.NewServer(s.Handler())
+	srv := httptest.NewServer(s.mux)
 	t.Cleanup(srv.Close)
 	return srv
 }

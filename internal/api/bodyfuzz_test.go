@@ -48,7 +48,7 @@ func FuzzAdmission(f *testing.F) {
 		defer cancel()
 		r.RemoteAddr = "127.0.0.1:1"
 		w := httptest.NewRecorder()
-		serveUncut(s.Handler(), w, r.WithContext(ctx))
+		serveUncut(s.mux, w, r.WithContext(ctx))
 		n, peak, callers := s.bodies.Held()
 		if n != 0 || callers != 0 {
 			t.Fatalf("%q: %d bytes of %d callers are left", raw, n, callers)

@@ -49,7 +49,7 @@ func TestCallOverRequestLimitIsRecorded(t *testing.T) {
 	e, _ := newEngine(t)
 	s := New(Options{Engine: e, ShellCaller: "old"})
 	s.conns = httpguard.NewConnLimiter(httpguard.ConnBounds{Total: 8, Anonymous: 4, Callers: 4}, s.log)
-	srv := httptest.NewServer(s.Handler())
+	srv := httptest.NewServer(s.mux)
 	t.Cleanup(srv.Close)
 	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
 	problemIs(t, ask(t, srv, "POST", "/v1/tools/system.bash/call", `{"input":{"command":"ls"}}`, ann...),

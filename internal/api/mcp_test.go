@@ -19,7 +19,7 @@ func TestRefusedMCPCallIsRecorded(t *testing.T) {
 	e, _ := newEngine(t)
 	talk := mcp.New(mcp.Options{Engine: e.Governed})
 	s := New(Options{Engine: e, MCP: talk})
-	srv := httptest.NewServer(s.Handler())
+	srv := httptest.NewServer(s.mux)
 	t.Cleanup(func() {
 		srv.Close()
 		if err := talk.Close(context.Background()); err != nil {

@@ -16,7 +16,7 @@ func TestPanicInEventStreamIsReported(t *testing.T) {
 		s := New(Options{Engine: &engine.Engine{}, // without services: their methods panic
 			Log: slog.New(slog.NewTextHandler(&log, nil))})
 		w := httptest.NewRecorder()
-		s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
+		s.mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
 		got := w.Body.String()
 		if !strings.Contains(got, "event: problem\n") || !strings.Contains(got, `"code":"internal"`) ||
 			strings.Contains(got, "nil pointer") {

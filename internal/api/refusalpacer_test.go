@@ -99,7 +99,7 @@ func TestTokenRevokedWhileRequestBeginsIsRefused(t *testing.T) {
 	r = r.WithContext(beginContext{r.Context(), begin})
 	go func() {
 		defer close(done)
-		s.Handler().ServeHTTP(w, r)
+		s.mux.ServeHTTP(w, r)
 	}()
 	eventually(t, "the use of the token", func() bool {
 		list, err := e.Callers.Tokens(t.Context(), caller.Local(""))

@@ -75,7 +75,7 @@ func TestReadonlyShellAnswersInItsForm(t *testing.T) {
 func TestReadonlyShellIsOffByDefault(t *testing.T) {
 	s := New(Options{Engine: &engine.Engine{}, Log: slog.New(slog.DiscardHandler)})
 	w := httptest.NewRecorder()
-	s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/shell", strings.NewReader(`{}`)))
+	s.mux.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/shell", strings.NewReader(`{}`)))
 	if w.Code != http.StatusNotFound {
 		t.Fatalf("POST /shell = %d %s, want 404", w.Code, w.Body)
 	}
