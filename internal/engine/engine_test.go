@@ -24,10 +24,7 @@ func TestStopEndsShellsFirst(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	id := s.lease(t)
-	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sh := s.startX(t, id)
 	if list, err := s.Shells(t.Context(), me, id); err != nil || len(list) != 1 || list[0].State != "running" {
 		t.Fatalf("%+v %v", list, err)
 	}
@@ -54,10 +51,7 @@ func TestCallersCannotAccessOthersSandboxes(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	id := s.lease(t)
-	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sh := s.startX(t, id)
 	you := caller.Principal{Caller: "you"}
 	_, stop := s.Stop(t.Context(), you, id, 0)
 	_, get := s.Sandbox(t.Context(), you, id)
@@ -178,10 +172,7 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	id := s.lease(t)
-	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sh := s.startX(t, id)
 	keyed, err := s.acquire(
 		t.Context(),
 		caller.Principal{Caller: caller.LocalCaller, Key: "lease"},
@@ -348,10 +339,7 @@ func TestUnstartedShellIsNotRunning(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	id := s.lease(t)
-	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sh := s.startX(t, id)
 	s.stop()
 	st := w.open(t)
 	if err := st.InsertShell(t.Context(), store.Shell{ID: "never", Sandbox: id, Caller: caller.LocalCaller, Started: time.Now()}); err != nil {

@@ -37,10 +37,7 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 	s := newWorld(t).start(t)
 	op := caller.Local("")
 	id := s.lease(t)
-	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sh := s.startX(t, id)
 	kinds, at := s.upTo(t, op, eventhub.Query{}, "shell.started")
 	for _, want := range []string{"sandbox.creating", "sandbox.leased"} {
 		if !slices.Contains(kinds, want) {
@@ -52,7 +49,7 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 	}
 	var mine []string
 	own := caller.Principal{Caller: caller.LocalCaller}
-	err = s.Events.Watch(t.Context(), own, eventhub.Query{After: at}, func(e v1.ServiceEvent) error {
+	err := s.Events.Watch(t.Context(), own, eventhub.Query{After: at}, func(e v1.ServiceEvent) error {
 		if e.Sandbox != id || e.Caller != caller.LocalCaller || e.Type == "shell.ended" && e.Shell != sh.ID ||
 			e.Type == "sandbox.gone" && e.Reason != "removed" {
 			t.Errorf("%+v", e)

@@ -133,6 +133,16 @@ func (s *service) lease(tb testing.TB) string {
 
 var eventually = testenv.Eventually
 
+// startX starts a background command of the caller me.
+func (s *service) startX(tb testing.TB, sandbox string) v1.Shell {
+	tb.Helper()
+	sh, err := s.StartShell(tb.Context(), me, sandbox, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return sh
+}
+
 // guestOfShells is a fake guest. Its shells end only on request, and its commands report when they
 // are killed.
 type guestOfShells struct {
