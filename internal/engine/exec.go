@@ -6,8 +6,6 @@ import (
 	"io"
 	"time"
 
-	"github.com/google/uuid"
-
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
@@ -22,30 +20,22 @@ import (
 // Exec runs one command in a leased sandbox and waits for it. All processes that it started are
 // dead when Exec returns.
 func (e *Engine) Exec(ctx context.Context, p caller.Principal, id string, x v1.Exec, st core.Stream) (v1.ExecResult, error) {
-	ref, err := uuid.NewV7()
-	if err != nil {
-		return v1.ExecResult{}, err
-	}
 	request := struct {
 		Sandbox string
 		v1.Exec
 	}{id, x}
-	return idempotency.Do(ctx, e.idem, p, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotency.DoNew(ctx, e.idem, p, opExec, request, func(ctx context.Context, ref string) (v1.ExecResult, error) {
 		l, err := e.findLease(ctx, p, id)
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
-		return e.exec(ctx, l, ref.String(), x, st, nil)
+		return e.exec(ctx, l, ref, x, st, nil)
 	}, storedExecResult)
 }
 
 // Run leases a sandbox, runs one command in it and destroys it. Run does not wait for the removal.
 func (e *Engine) Run(ctx context.Context, p caller.Principal, r v1.Run, st core.Stream) (v1.ExecResult, error) {
-	ref, err := uuid.NewV7()
-	if err != nil {
-		return v1.ExecResult{}, err
-	}
-	return idempotency.Do(ctx, e.idem, p, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotency.DoNew(ctx, e.idem, p, opRun, r, func(ctx context.Context, ref string) (v1.ExecResult, error) {
 		if _, err := e.command("", r.Exec); err != nil { // validate before a sandbox is used
 			return v1.ExecResult{}, err
 		}
@@ -54,7 +44,7 @@ func (e *Engine) Run(ctx context.Context, p caller.Principal, r v1.Run, st core.
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
-		res, err := e.exec(ctx, l, ref.String(), r.Exec, st, nil)
+		res, err := e.exec(ctx, l, ref, r.Exec, st, nil)
 		// Wait for an overlay's end, so that the reported overlay can be committed.
 		overlay := lease.Mode == modeOverlay
 		if err := e.sched.End(ctx, l, scheduler.Finished, overlay); err != nil {

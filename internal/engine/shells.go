@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
@@ -24,16 +23,12 @@ import (
 // StartShell starts a background command. The shell is stored before the guest starts it, and a
 // retry with the same idempotency key returns the same shell.
 func (e *Engine) StartShell(ctx context.Context, p caller.Principal, id string, r v1.ShellRequest) (v1.Shell, error) {
-	ref, err := uuid.NewV7()
-	if err != nil {
-		return v1.Shell{}, err
-	}
 	request := struct {
 		Sandbox string
 		v1.ShellRequest
 	}{id, r}
-	return idempotency.Do(ctx, e.idem, p, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
-		return e.startShell(ctx, p, id, ref.String(), r, nil)
+	return idempotency.DoNew(ctx, e.idem, p, opShell, request, func(ctx context.Context, ref string) (v1.Shell, error) {
+		return e.startShell(ctx, p, id, ref, r, nil)
 	}, identity)
 }
 

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
@@ -35,26 +34,14 @@ func (e *Engine) StartShellSession(
 	sandbox string,
 	r v1.ShellSessionRequest,
 ) (v1.ShellSession, error) {
-	ref, err := uuid.NewV7()
-	if err != nil {
-		return v1.ShellSession{}, err
-	}
 	request := struct {
 		Sandbox string
 		v1.ShellSessionRequest
 	}{sandbox, r}
-	return idempotency.Do(
-		ctx,
-		e.idem,
-		p,
-		opSession,
-		ref.String(),
-		request,
-		func(ctx context.Context) (v1.ShellSession, error) {
-			return e.startShellSession(ctx, p, sandbox, ref.String(), r)
-		},
-		identity,
-	)
+	do := func(ctx context.Context, ref string) (v1.ShellSession, error) {
+		return e.startShellSession(ctx, p, sandbox, ref, r)
+	}
+	return idempotency.DoNew(ctx, e.idem, p, opSession, request, do, identity)
 }
 
 func (e *Engine) startShellSession(
@@ -155,26 +142,14 @@ func (e *Engine) ExecShellSession(
 	x v1.ShellSessionExec,
 	st core.Stream,
 ) (v1.ExecResult, error) {
-	ref, err := uuid.NewV7()
-	if err != nil {
-		return v1.ExecResult{}, err
-	}
 	request := struct {
 		Sandbox, Session string
 		v1.ShellSessionExec
 	}{sandbox, id, x}
-	return idempotency.Do(
-		ctx,
-		e.idem,
-		p,
-		opSessionExec,
-		ref.String(),
-		request,
-		func(ctx context.Context) (v1.ExecResult, error) {
-			return e.execShellSession(ctx, p, sandbox, id, ref.String(), x, st)
-		},
-		storedExecResult,
-	)
+	do := func(ctx context.Context, ref string) (v1.ExecResult, error) {
+		return e.execShellSession(ctx, p, sandbox, id, ref, x, st)
+	}
+	return idempotency.DoNew(ctx, e.idem, p, opSessionExec, request, do, storedExecResult)
 }
 
 func (e *Engine) execShellSession(

@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"github.com/containerd/errdefs"
-	"github.com/google/uuid"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
@@ -30,15 +29,11 @@ func (e *Engine) OpenTerminal(
 	sandbox string,
 	r v1.TerminalRequest,
 ) (v1.Shell, error) {
-	ref, err := uuid.NewV7()
-	if err != nil {
-		return v1.Shell{}, err
-	}
 	request := struct {
 		Sandbox string
 		v1.TerminalRequest
 	}{sandbox, r}
-	return idempotency.Do(ctx, e.idem, p, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+	return idempotency.DoNew(ctx, e.idem, p, opTerminal, request, func(ctx context.Context, ref string) (v1.Shell, error) {
 		tty := &wire.TTY{Term: r.Term, Cols: r.Cols, Rows: r.Rows}
 		if f := tty.Check(); f != nil {
 			return v1.Shell{}, usererror.Invalid(f.Field, "%s", f.Message)
@@ -51,7 +46,7 @@ func (e *Engine) OpenTerminal(
 		if plain {
 			req.Command = "bash" // falls back to sh; the argument vector is corrected below
 		}
-		return e.startShell(ctx, p, sandbox, ref.String(), req, func(c *wire.Command) {
+		return e.startShell(ctx, p, sandbox, ref, req, func(c *wire.Command) {
 			c.TTY = tty
 			if plain {
 				c.Argv = c.Argv[:1]

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -53,6 +54,25 @@ func Open(st *store.Store, bounds store.KeyBounds, log *slog.Logger) *Keys {
 // Finish stores the answer of a request that an earlier process left open.
 func (k *Keys) Finish(ctx context.Context, row store.Key, body []byte) error {
 	return k.store.FinishKey(ctx, row.Caller, row.Key, row.Ref, body, k.bounds)
+}
+
+// DoNew is Do for a request that creates something. do gets its new id, which is also the ref.
+func DoNew[T any](
+	ctx context.Context,
+	keys *Keys,
+	p caller.Principal,
+	op string,
+	request any,
+	do func(ctx context.Context, id string) (T, error),
+	keep func(T) T,
+) (T, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	ref := id.String()
+	return Do(ctx, keys, p, op, ref, request, func(ctx context.Context) (T, error) { return do(ctx, ref) }, keep)
 }
 
 // Do runs do at most once per idempotency key of the caller. Later requests with the key
