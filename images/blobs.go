@@ -36,7 +36,7 @@ func (s *Store) blobPath(sum string) string { return s.path("blobs", hexOf(sum))
 
 // Lock waits until no other pull writes the blob. It returns early when ctx ends.
 func (b *Blob) Lock(ctx context.Context) (unlock func(), err error) {
-	return b.s.fetching.lock(ctx, b.digest)
+	return b.s.fetching.Lock(ctx, b.digest)
 }
 
 // Release ends the hold. If spent is true and this is the last holder, the file is removed.

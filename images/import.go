@@ -176,7 +176,7 @@ func nameFor(ref, own string) (string, error) {
 // beginImport waits until no other import runs, and returns a temporary directory. end removes the
 // directory and lets the next import run.
 func (s *Store) beginImport(ctx context.Context) (stage string, end func(), err error) {
-	unlock, err := s.importing.lock(ctx, "")
+	unlock, err := s.importing.Lock(ctx, "")
 	if err != nil {
 		return "", nil, fmt.Errorf("wait for another import: %w", err)
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/namedlock"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -109,9 +110,9 @@ type Store struct {
 	arch   string
 	owners bool // set the owners of unpacked files; requires root
 
-	importing namedLocks // one import at a time, to bound disk and CPU use
-	unpacking namedLocks // one unpack or removal per image
-	fetching  namedLocks // one download per blob
+	importing namedlock.Locks // one import at a time, to bound disk and CPU use
+	unpacking namedlock.Locks // one unpack or removal per image
+	fetching  namedlock.Locks // one download per blob
 
 	// mu is held while index.json is written and while a directory is renamed along with it.
 	mu    sync.Mutex
@@ -288,7 +289,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 // leaves in between. The files are deleted after the lock is released. check, unless nil, is called
 // with s.mu held and can refuse.
 func (s *Store) discard(ctx context.Context, id string, check func() error) error {
-	unlock, err := s.unpacking.lock(ctx, id)
+	unlock, err := s.unpacking.Lock(ctx, id)
 	if err != nil {
 		return fmt.Errorf("remove image %s: %w", id, err)
 	}
@@ -315,39 +316,6 @@ func (s *Store) discard(ctx context.Context, id string, check func() error) erro
 		}
 	}
 	return nil
-}
-
-// namedLocks is a set of locks by name. Waiting ends with the context.
-type namedLocks struct {
-	mu   sync.Mutex
-	held map[string]chan struct{}
-}
-
-func (k *namedLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
-	for {
-		k.mu.Lock()
-		busy, held := k.held[key]
-		if !held {
-			if k.held == nil {
-				k.held = map[string]chan struct{}{}
-			}
-			free := make(chan struct{})
-			k.held[key] = free
-			k.mu.Unlock()
-			return func() {
-				k.mu.Lock()
-				delete(k.held, key)
-				k.mu.Unlock()
-				close(free)
-			}, nil
-		}
-		k.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
 }
 
 // diskError adds the class ResourceExhausted if the disk is full.

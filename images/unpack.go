@@ -31,7 +31,7 @@ func (s *Store) Root(ctx context.Context, image runtime.Image) (string, error) {
 	if s.unpacked(image.ID) {
 		return s.rootPath(image.ID), nil
 	}
-	unlock, err := s.unpacking.lock(ctx, image.ID)
+	unlock, err := s.unpacking.Lock(ctx, image.ID)
 	if err != nil {
 		return "", fmt.Errorf("wait for image %s to be unpacked: %w", image.ID, err)
 	}

@@ -7,13 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/namedlock"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -38,9 +38,7 @@ type Keys struct {
 	store  *store.Store
 	bounds store.KeyBounds
 	log    *slog.Logger
-
-	mu    sync.Mutex
-	locks map[string]chan struct{} // held locks by name
+	namedlock.Locks
 }
 
 // Open returns the keys in st. Zero fields of bounds take the defaults.
@@ -48,7 +46,7 @@ func Open(st *store.Store, bounds store.KeyBounds, log *slog.Logger) *Keys {
 	bounds.Answers = cmp.Or(bounds.Answers, defaultKeys.Answers)
 	bounds.Bytes = cmp.Or(bounds.Bytes, defaultKeys.Bytes)
 	bounds.Keys = cmp.Or(bounds.Keys, defaultKeys.Keys)
-	return &Keys{store: st, bounds: bounds, log: log, locks: map[string]chan struct{}{}}
+	return &Keys{store: st, bounds: bounds, log: log}
 }
 
 // Finish stores the answer of a request that an earlier process left open.
@@ -174,31 +172,6 @@ func storedAnswer[T any](k store.Key) (answer T, err error) {
 // LockKey serializes requests with the caller's key.
 func (k *Keys) LockKey(ctx context.Context, p caller.Principal) (leave func(), err error) {
 	return k.Lock(ctx, p.Caller+"\x00"+p.Key)
-}
-
-// Lock serializes requests that lock the same name.
-func (k *Keys) Lock(ctx context.Context, name string) (leave func(), err error) {
-	for {
-		k.mu.Lock()
-		busy, taken := k.locks[name]
-		if !taken {
-			done := make(chan struct{})
-			k.locks[name] = done
-			k.mu.Unlock()
-			return func() {
-				k.mu.Lock()
-				delete(k.locks, name)
-				k.mu.Unlock()
-				close(done)
-			}, nil
-		}
-		k.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
 }
 
 // Shorten returns the beginning and the end of s, together at most n bytes, and reports whether it

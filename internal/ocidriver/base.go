@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/internal/namedlock"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -43,7 +44,7 @@ type Base struct {
 	// Remaining names what is left of a sandbox, for error messages.
 	Remaining func(id string) []string
 
-	Locks
+	namedlock.Locks
 	mu   sync.Mutex
 	live map[string]*Sandbox
 }

@@ -1,14 +1,12 @@
 package ocidriver
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -54,48 +52,6 @@ func TestCheckRuntimeRefuses(t *testing.T) {
 		if _, _, err := host.CheckRuntime(t.Context(), name, cgroup.Host{Mode: cgroup.ModeHybrid}); !class(err) {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-func TestLocksSerializePerSandbox(t *testing.T) {
-	var l Locks
-	var inside, most atomic.Int32
-	var wg sync.WaitGroup
-	for range 16 {
-		wg.Go(func() {
-			unlock, err := l.Lock(t.Context(), "a")
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if n := inside.Add(1); n > most.Load() {
-				most.Store(n)
-			}
-			inside.Add(-1)
-			unlock()
-		})
-	}
-	wg.Wait()
-	if most.Load() != 1 {
-		t.Errorf("%d calls were inside at once, want 1", most.Load())
-	}
-	unlock, err := l.Lock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unlock()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := l.Lock(ctx, "a"); !errors.Is(err, context.Canceled) {
-		t.Errorf("Lock = %v, want the context error", err)
-	}
-	other, err := l.Lock(ctx, "b")
-	if err != nil {
-		t.Fatalf("another sandbox: %v", err)
-	}
-	other()
-	if len(l.held) != 1 {
-		t.Errorf("%d locks are left, want 0", len(l.held))
 	}
 }
 

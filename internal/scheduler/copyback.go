@@ -55,46 +55,12 @@ func (s *Scheduler) bindWorkspace(ctx context.Context, l *Lease) error {
 }
 
 func (s *Scheduler) recoverWorkspace(ctx context.Context, dir string) error {
-	leave, err := s.recoverLocks.lock(ctx, dir)
+	leave, err := s.recoverLocks.Lock(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer leave()
 	return filesync.Recover(ctx, dir, owner)
-}
-
-// dirLocks holds one lock per directory. Recovery of one directory can take long, because commands
-// may have left many files; other directories do not wait for it.
-type dirLocks struct {
-	mu    sync.Mutex
-	taken map[string]chan struct{} // closed when the lock is released
-}
-
-func (t *dirLocks) lock(ctx context.Context, dir string) (leave func(), err error) {
-	for {
-		t.mu.Lock()
-		busy, taken := t.taken[dir]
-		if !taken {
-			over := make(chan struct{})
-			if t.taken == nil {
-				t.taken = map[string]chan struct{}{}
-			}
-			t.taken[dir] = over
-			t.mu.Unlock()
-			return func() {
-				t.mu.Lock()
-				defer t.mu.Unlock()
-				delete(t.taken, dir)
-				close(over)
-			}, nil
-		}
-		t.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
 }
 
 // owner owns the files that are copied back.

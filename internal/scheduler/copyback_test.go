@@ -10,7 +10,7 @@ import (
 // A slow recovery of one workspace does not delay another.
 func TestWorkspaceRecoveryLocksPerDirectory(t *testing.T) {
 	s, slow, other := &Scheduler{}, t.TempDir(), t.TempDir()
-	leave, err := s.recoverLocks.lock(t.Context(), slow)
+	leave, err := s.recoverLocks.Lock(t.Context(), slow)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,8 +27,5 @@ func TestWorkspaceRecoveryLocksPerDirectory(t *testing.T) {
 	leave()
 	if err := s.recoverWorkspace(ctx, slow); err != nil {
 		t.Errorf("after that: %v", err)
-	}
-	if len(s.recoverLocks.taken) != 0 {
-		t.Errorf("%d turns are left", len(s.recoverLocks.taken))
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/namedlock"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
@@ -79,7 +80,7 @@ type Scheduler struct {
 	removalWait time.Duration // the constant, except in tests
 
 	// recoverLocks prevents two leases that read the same workspace from finishing the same copy.
-	recoverLocks dirLocks
+	recoverLocks namedlock.Locks
 
 	mu             sync.Mutex
 	leases         map[string]*Lease

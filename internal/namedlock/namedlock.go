@@ -1,31 +1,32 @@
-package ocidriver
+// Package namedlock has locks by name, of sandboxes, images, directories or keys.
+package namedlock
 
 import (
 	"context"
 	"sync"
 )
 
-// Locks serialises calls about one sandbox. The zero value is ready.
+// Locks is a set of locks by name. The zero value is ready.
 type Locks struct {
 	mu   sync.Mutex
 	held map[string]chan struct{}
 }
 
-// Lock waits until no other call holds id, or ctx ends.
-func (l *Locks) Lock(ctx context.Context, id string) (unlock func(), err error) {
+// Lock waits until no other call holds name, or ctx ends.
+func (l *Locks) Lock(ctx context.Context, name string) (unlock func(), err error) {
 	for {
 		l.mu.Lock()
-		wait, taken := l.held[id]
+		wait, taken := l.held[name]
 		if !taken {
 			if l.held == nil {
 				l.held = map[string]chan struct{}{}
 			}
 			mine := make(chan struct{})
-			l.held[id] = mine
+			l.held[name] = mine
 			l.mu.Unlock()
 			return func() {
 				l.mu.Lock()
-				delete(l.held, id)
+				delete(l.held, name)
 				l.mu.Unlock()
 				close(mine)
 			}, nil
