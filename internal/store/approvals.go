@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/containerd/errdefs"
 )
 
 // Used is when its call started, 0 before. A key identifies one request of a caller while the row
@@ -132,14 +130,14 @@ func (s *ApprovalStore) InsertApproval(ctx context.Context, a Approval) (got App
 // Approval returns one row, or an error of class NotFound.
 func (s *ApprovalStore) Approval(ctx context.Context, id string) (Approval, error) {
 	a, err := scanApproval(s.db.QueryRowContext(ctx, "SELECT "+approvalColumns+" FROM approvals WHERE id = ?", id))
-	return a, missingApproval(id, err)
+	return a, missing("approval", id, err)
 }
 
 // ApprovalByKey returns the caller's request with a key, or an error of class NotFound.
 func (s *ApprovalStore) ApprovalByKey(ctx context.Context, caller, key string) (Approval, error) {
 	a, err := scanApproval(s.db.QueryRowContext(ctx,
 		"SELECT "+approvalColumns+" FROM approvals WHERE caller = ? AND key = ? AND key <> ''", caller, key))
-	return a, missingApproval("of key "+key, err)
+	return a, missing("approval", "of key "+key, err)
 }
 
 // List lists approvals, newest first.
@@ -191,7 +189,7 @@ func (s *ApprovalStore) DecideApproval(
 	}
 	got, err = scanApproval(tx.QueryRowContext(ctx, "SELECT "+approvalColumns+" FROM approvals WHERE id = ?", a.ID))
 	if err != nil || n == 0 {
-		return got, false, missingApproval(a.ID, err)
+		return got, false, missing("approval", a.ID, err)
 	}
 	for _, g := range grants {
 		if g.Session != got.Session {
@@ -324,11 +322,4 @@ func blob(b []byte) []byte {
 		return []byte{}
 	}
 	return b
-}
-
-func missingApproval(id string, err error) error {
-	if errors.Is(err, sql.ErrNoRows) {
-		return fmt.Errorf("approval %s: %w", id, errdefs.ErrNotFound)
-	}
-	return wrap("read approval "+id, err)
 }

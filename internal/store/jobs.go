@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -216,10 +215,7 @@ func (s *JobStore) DeleteJob(ctx context.Context, id string) error {
 // Job returns one row, or an error of class NotFound.
 func (s *JobStore) Job(ctx context.Context, id string) (Job, error) {
 	j, err := scanJob(s.db.QueryRowContext(ctx, "SELECT "+jobColumns+" FROM jobs WHERE id = ?", id))
-	if errors.Is(err, sql.ErrNoRows) {
-		return j, fmt.Errorf("job %s: %w", id, errdefs.ErrNotFound)
-	}
-	return j, wrap("read job "+id, err)
+	return j, missing("job", id, err)
 }
 
 // List returns at most limit jobs of the caller, or of all callers if it is "", newest first.

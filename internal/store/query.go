@@ -3,6 +3,10 @@ package store
 import (
 	"context"
 	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
 )
 
 // scanner is one row of a result.
@@ -45,4 +49,13 @@ func queryMap[T any](ctx context.Context, db *sql.DB, what, query string, args .
 		out[key] = v
 		return err
 	}, query, args...)
+}
+
+// missing returns the error of reading one row, or nil. It is of class NotFound if there is no such
+// row.
+func missing(kind, id string, err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return fmt.Errorf("%s %s: %w", kind, id, errdefs.ErrNotFound)
+	}
+	return wrap("read "+kind+" "+id, err)
 }

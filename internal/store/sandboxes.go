@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -118,7 +117,7 @@ func (s *Store) Update(ctx context.Context, id string, change func(*Sandbox) err
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	b, err := scan(tx.QueryRowContext(ctx, "SELECT "+columns+" FROM sandboxes WHERE id = ?", id))
 	if err != nil {
-		return Sandbox{}, missing(id, err)
+		return Sandbox{}, missing("sandbox", id, err)
 	}
 	from := b.State
 	if err := change(&b); err != nil {
@@ -162,7 +161,7 @@ func (s *Store) Touch(ctx context.Context, used map[string]time.Time) error {
 // Sandbox returns one row, or an error of class NotFound.
 func (s *Store) Sandbox(ctx context.Context, id string) (Sandbox, error) {
 	b, err := scan(s.db.QueryRowContext(ctx, "SELECT "+columns+" FROM sandboxes WHERE id = ?", id))
-	return b, missing(id, err)
+	return b, missing("sandbox", id, err)
 }
 
 // Live returns all sandboxes that have not ended, oldest first.
@@ -240,13 +239,6 @@ func moment(n int64) time.Time {
 		return time.Time{}
 	}
 	return time.Unix(0, n).UTC()
-}
-
-func missing(id string, err error) error {
-	if err == sql.ErrNoRows { // Row.Scan returns it bare
-		return fmt.Errorf("sandbox %s: %w", id, errdefs.ErrNotFound)
-	}
-	return wrap("read sandbox "+id, err)
 }
 
 func wrap(what string, err error) error {

@@ -2,13 +2,8 @@ package store
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"time"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -96,10 +91,7 @@ func (s *Store) DeleteShell(ctx context.Context, id string) error {
 // Shell returns one row, or an error of class NotFound.
 func (s *Store) Shell(ctx context.Context, id string) (Shell, error) {
 	sh, err := scanShell(s.db.QueryRowContext(ctx, "SELECT "+shellColumns+" FROM shells WHERE id = ?", id))
-	if errors.Is(err, sql.ErrNoRows) {
-		return sh, fmt.Errorf("shell %s: %w", id, errdefs.ErrNotFound)
-	}
-	return sh, wrap("read shell "+id, err)
+	return sh, missing("shell", id, err)
 }
 
 // Shells returns the shells of a sandbox, oldest first.
