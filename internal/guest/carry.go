@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"fmt"
 	"io"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
@@ -11,19 +10,7 @@ import (
 // Unpack extracts the stream r, in the format of package filesync, into the workspace. If r fails
 // or ctx ends, some files may have been written.
 func (c *Client) Unpack(ctx context.Context, q wire.Carry, r io.Reader) (wire.Carried, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	s, err := c.begin(ctx, wire.OpUnpack, q)
-	if err != nil {
-		return wire.Carried{}, err
-	}
-	defer s.close()
-	go s.pump(r, s.eof, func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
-	payload, err := s.reply(ctx)
-	if err != nil {
-		return wire.Carried{}, err
-	}
-	return decode[wire.Carried](s, payload)
+	return upload(ctx, c, wire.OpUnpack, q, r, func(*wire.Carried) error { return nil })
 }
 
 // Pack writes the workspace to w. The data is untrusted, and complete only without an error.

@@ -134,6 +134,19 @@ func askChecked[T any](ctx context.Context, c *Client, op wire.Op, body any, wit
 	return none, err
 }
 
+// askList asks for a list of at most limit items and checks each of them.
+func askList[T any](ctx context.Context, c *Client, op wire.Op, limit int, check func(*T) error) ([]T, error) {
+	raw, err := ask[json.RawMessage](ctx, c, op, nil, c.times.short)
+	if err != nil {
+		return nil, err
+	}
+	items, err := list(raw, limit, check)
+	if err != nil {
+		return nil, protocolError(op, "%v", err)
+	}
+	return items, nil
+}
+
 // begin opens a stream and sends the request. The caller must close the stream.
 func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, error) {
 	req, err := encode(op, body)

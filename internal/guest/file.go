@@ -142,40 +142,52 @@ func (f *fileReader) Close() error {
 // WriteFile atomically replaces a file with the content of r, after r has ended. If ctx ends or r
 // fails, the old file remains. A blocked Read of r is left behind, as in Exec.
 func (c *Client) WriteFile(ctx context.Context, q wire.FileRequest, r io.Reader) (wire.FileInfo, error) {
+	return upload(ctx, c, wire.OpWrite, q, r, checkFile)
+}
+
+// upload sends a request and then r, and checks the answer. If ctx ends or r fails, it returns
+// without waiting for a blocked Read of r.
+func upload[T any](ctx context.Context, c *Client, op wire.Op, q any, r io.Reader, check func(*T) error) (T, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s, err := c.begin(ctx, wire.OpWrite, q)
+	var zero T
+	s, err := c.begin(ctx, op, q)
 	if err != nil {
-		return wire.FileInfo{}, err
+		return zero, err
 	}
 	defer s.close()
 	go s.pump(r, s.eof, func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
 	payload, err := s.reply(ctx)
 	if err != nil {
-		return wire.FileInfo{}, err
+		return zero, err
 	}
-	info, err := decode[wire.FileInfo](s, payload)
+	v, err := decode[T](s, payload)
 	if err != nil {
-		return wire.FileInfo{}, err
+		return zero, err
 	}
-	if err := checkFile(&info); err != nil {
-		return wire.FileInfo{}, s.protocolError("%v", err)
+	if err := check(&v); err != nil {
+		return zero, s.protocolError("%v", err)
 	}
-	return info, nil
+	return v, nil
 }
 
 // List describes the content of a directory. A truncated listing contains an arbitrary part of it.
 func (c *Client) List(ctx context.Context, q wire.FileRequest) (wire.Listing, error) {
+	return askListing(ctx, c, wire.OpList, q, wire.MaxEntries)
+}
+
+// askListing asks for at most limit files.
+func askListing(ctx context.Context, c *Client, op wire.Op, q any, limit int) (wire.Listing, error) {
 	raw, err := ask[struct {
 		Items     json.RawMessage `json:"items"`
 		Truncated bool            `json:"truncated"`
-	}](ctx, c, wire.OpList, q, 0)
+	}](ctx, c, op, q, 0)
 	if err != nil {
 		return wire.Listing{}, err
 	}
-	items, err := list(raw.Items, wire.MaxEntries, checkFile)
+	items, err := list(raw.Items, limit, checkFile)
 	if err != nil {
-		return wire.Listing{}, protocolError(wire.OpList, "%v", err)
+		return wire.Listing{}, protocolError(op, "%v", err)
 	}
 	return wire.Listing{Items: items, Truncated: raw.Truncated}, nil
 }

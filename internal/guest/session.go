@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -30,15 +29,7 @@ func (c *Client) askSession(ctx context.Context, op wire.Op, body any, id string
 
 // Sessions describes all sessions, including ended ones that were not forgotten.
 func (c *Client) Sessions(ctx context.Context) ([]wire.Session, error) {
-	raw, err := ask[json.RawMessage](ctx, c, wire.OpSessions, nil, c.times.short)
-	if err != nil {
-		return nil, err
-	}
-	items, err := list(raw, wire.MaxSessions, checkSession)
-	if err != nil {
-		return nil, protocolError(wire.OpSessions, "%v", err)
-	}
-	return items, nil
+	return askList(ctx, c, wire.OpSessions, wire.MaxSessions, checkSession)
 }
 
 // ExecSession runs a command in a session, like Exec. If ctx ends, or a Reader or Writer fails, the

@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -40,15 +39,7 @@ func (c *Client) askShell(ctx context.Context, op wire.Op, body any, id string,
 
 // Shells describes all shells, including ended ones that were not forgotten.
 func (c *Client) Shells(ctx context.Context) ([]wire.Shell, error) {
-	raw, err := ask[json.RawMessage](ctx, c, wire.OpShells, nil, c.times.short)
-	if err != nil {
-		return nil, err
-	}
-	items, err := list(raw, wire.MaxShells, checkShell)
-	if err != nil {
-		return nil, protocolError(wire.OpShells, "%v", err)
-	}
-	return items, nil
+	return askList(ctx, c, wire.OpShells, wire.MaxShells, checkShell)
 }
 
 // Signal sends a signal to a command or shell.

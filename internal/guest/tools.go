@@ -26,18 +26,8 @@ func (c *Client) EditFile(ctx context.Context, q wire.EditRequest) (wire.EditRep
 // Glob lists files by name. It has no time limit for large trees, but the guest stops when ctx
 // ends.
 func (c *Client) Glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, error) {
-	raw, err := ask[struct {
-		Items     json.RawMessage `json:"items"`
-		Truncated bool            `json:"truncated"`
-	}](ctx, c, wire.OpGlob, q, 0)
-	if err != nil {
-		return wire.GlobReply{}, err
-	}
-	items, err := list(raw.Items, wire.MaxMatches, checkFile)
-	if err != nil {
-		return wire.GlobReply{}, protocolError(wire.OpGlob, "%v", err)
-	}
-	return wire.GlobReply{Items: items, Truncated: raw.Truncated}, nil
+	l, err := askListing(ctx, c, wire.OpGlob, q, wire.MaxMatches)
+	return wire.GlobReply(l), err
 }
 
 // Search searches files for a pattern. It has no time limit for large trees, but the guest stops
