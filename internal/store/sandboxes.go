@@ -145,17 +145,22 @@ func (s *Store) Update(ctx context.Context, id string, change func(*Sandbox) err
 
 // Touch records the last use of many leases.
 func (s *Store) Touch(ctx context.Context, used map[string]time.Time) error {
+	return s.touch(ctx, "record use", "UPDATE sandboxes SET used = ? WHERE id = ?", used)
+}
+
+// touch runs an update with the time and the id of each use.
+func (s *Store) touch(ctx context.Context, what, update string, used map[string]time.Time) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
-		return wrap("record use", err)
+		return wrap(what, err)
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	for id, at := range used {
-		if _, err := tx.ExecContext(ctx, "UPDATE sandboxes SET used = ? WHERE id = ?", stamp(at), id); err != nil {
-			return wrap("record use", err)
+		if _, err := tx.ExecContext(ctx, update, stamp(at), id); err != nil {
+			return wrap(what, err)
 		}
 	}
-	return wrap("record use", tx.Commit())
+	return wrap(what, tx.Commit())
 }
 
 // Sandbox returns one row, or an error of class NotFound.

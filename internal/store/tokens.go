@@ -83,17 +83,7 @@ func (s *Store) RevokeToken(ctx context.Context, id string, at time.Time) (Token
 
 // TouchTokens records the last use of many tokens.
 func (s *Store) TouchTokens(ctx context.Context, used map[string]time.Time) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return wrap("record use of tokens", err)
-	}
-	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
-	for id, at := range used {
-		if _, err := tx.ExecContext(ctx, "UPDATE tokens SET used = ? WHERE id = ?", stamp(at), id); err != nil {
-			return wrap("record use of tokens", err)
-		}
-	}
-	return wrap("record use of tokens", tx.Commit())
+	return s.touch(ctx, "record use of tokens", "UPDATE tokens SET used = ? WHERE id = ?", used)
 }
 
 func scanToken(row scanner) (Token, error) {
