@@ -58,11 +58,7 @@ func (e *Engine) startShell(
 		return v1.Shell{}, err
 	}
 	c.Stdin = in != nil || r.KeepOpen
-	l, err := e.findLease(ctx, p, sandbox)
-	if err != nil {
-		return v1.Shell{}, err
-	}
-	use, err := l.Enter(ctx)
+	l, use, err := e.use(ctx, p, sandbox)
 	if err != nil {
 		return v1.Shell{}, err
 	}
@@ -167,11 +163,7 @@ func (e *Engine) shell(
 	if err != nil {
 		return row, nil, nil, err
 	}
-	l, err := e.findLease(ctx, p, row.Sandbox)
-	if err != nil {
-		return row, nil, nil, err
-	}
-	use, err := l.Enter(ctx)
+	l, use, err := e.use(ctx, p, row.Sandbox)
 	return row, l, use, err
 }
 

@@ -60,7 +60,7 @@ func (e *Engine) startShellSession(
 	if err := validateEnv("env", r.Env); err != nil {
 		return v1.ShellSession{}, err
 	}
-	l, use, err := e.enter(ctx, p, sandbox)
+	l, use, err := e.use(ctx, p, sandbox)
 	if err != nil {
 		return v1.ShellSession{}, err
 	}
@@ -86,22 +86,9 @@ func (e *Engine) dropShellSession(ctx context.Context, use *scheduler.Use, id st
 	}
 }
 
-func (e *Engine) enter(
-	ctx context.Context,
-	p caller.Principal,
-	sandbox string,
-) (*scheduler.Lease, *scheduler.Use, error) {
-	l, err := e.findLease(ctx, p, sandbox)
-	if err != nil {
-		return nil, nil, err
-	}
-	use, err := l.Enter(ctx)
-	return l, use, err
-}
-
 // ShellSessions lists a sandbox's sessions, oldest first.
 func (e *Engine) ShellSessions(ctx context.Context, p caller.Principal, sandbox string) ([]v1.ShellSession, error) {
-	l, use, err := e.enter(ctx, p, sandbox)
+	l, use, err := e.use(ctx, p, sandbox)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +106,7 @@ func (e *Engine) ShellSessions(ctx context.Context, p caller.Principal, sandbox 
 
 // EndShellSession kills all processes of a session and removes it.
 func (e *Engine) EndShellSession(ctx context.Context, p caller.Principal, sandbox, id string) (v1.ShellSession, error) {
-	l, use, err := e.enter(ctx, p, sandbox)
+	l, use, err := e.use(ctx, p, sandbox)
 	if err != nil {
 		return v1.ShellSession{}, err
 	}
