@@ -66,17 +66,13 @@ const (
 	sweepInterval = time.Minute // removing expired jobs
 )
 
-// load reads an active job and its commands.
-func (s *Service) load(ctx context.Context, id string) (*job, error) {
-	row, err := s.rows.Job(ctx, id)
-	if err != nil {
-		return nil, err
-	}
+// newJob returns a job without its commands.
+func (s *Service) newJob(row store.Job) (*job, error) {
 	j := &job{
-		id: id, caller: row.Caller, space: s.callerSpace(row.Caller), deadline: row.Deadline, stopped: row.Stopped,
+		id: row.ID, caller: row.Caller, space: s.callerSpace(row.Caller), deadline: row.Deadline, stopped: row.Stopped,
 		done: make(chan struct{}), changed: make(chan struct{}),
 	}
-	err = json.Unmarshal(row.Principal, &j.principal) //nolint:musttag // only this package reads it
+	err := json.Unmarshal(row.Principal, &j.principal) //nolint:musttag // only this package reads it
 	if err := errors.Join(err, json.Unmarshal(row.Request, &j.request)); err != nil {
 		return nil, err
 	}
@@ -84,7 +80,16 @@ func (s *Service) load(ctx context.Context, id string) (*job, error) {
 	if j.stopped != "" {
 		j.cancel()
 	}
-	rows, err := s.rows.JobCommands(ctx, id, 0, s.opts.Limits.Commands)
+	return j, nil
+}
+
+// load returns the job of a row with its commands.
+func (s *Service) load(ctx context.Context, row store.Job) (*job, error) {
+	j, err := s.newJob(row)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.rows.JobCommands(ctx, j.id, 0, s.opts.Limits.Commands)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +148,7 @@ func (s *Service) Recover(ctx context.Context) error {
 	}
 	started := map[string]string{} // sandboxes by attempt
 	for _, row := range rows {
-		j, err := s.load(ctx, row.ID)
+		j, err := s.load(ctx, row)
 		if err != nil {
 			return err
 		}
@@ -186,7 +191,7 @@ func (s *Service) Run(ctx context.Context) error {
 		s.checkDone(j)
 	}
 	s.mu.Unlock()
-	defer s.work.Wait()
+	defer s.waitWork()
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
 	s.sweep(ctx)
@@ -204,6 +209,14 @@ func (s *Service) Run(ctx context.Context) error {
 		}
 		t.Stop()
 	}
+}
+
+// waitWork waits for the goroutines that Run and Cancel started.
+func (s *Service) waitWork() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.work.Wait()
 }
 
 // dispatch stops jobs whose deadline has passed and starts as many commands as it may. It returns
@@ -300,7 +313,7 @@ func (s *Service) stopJob(ctx context.Context, j *job, why string) error {
 
 // checkDone ends a job whose commands have ended. The caller holds mu.
 func (s *Service) checkDone(j *job) {
-	if j.left > 0 || j.finishing || s.ctx == nil {
+	if j.left > 0 || j.finishing || s.ctx == nil || s.closed {
 		return
 	}
 	j.finishing = true
@@ -332,8 +345,10 @@ func (s *Service) finish(j *job) {
 	s.signal()
 }
 
+// recordEnd records the end of a job. A stop that comes later does not change the recorded reason.
 func (s *Service) recordEnd(j *job) error {
-	if j.stopped != "" {
+	stopped := s.stoppedBy(j)
+	if stopped != "" {
 		if err := s.rows.EndQueuedJobCommands(s.ctx, j.id, outcomeCancelled); err != nil {
 			return err
 		}
@@ -349,7 +364,7 @@ func (s *Service) recordEnd(j *job) error {
 	}
 	now := time.Now()
 	if err := s.rows.EndJob(s.ctx, store.Job{
-		ID: j.id, Ending: endingOf(j.stopped, counts), Counts: summary, Ended: now,
+		ID: j.id, Stopped: stopped, Ending: endingOf(stopped, counts), Counts: summary, Ended: now,
 		Expires: now.Add(milliseconds(j.request.TTLMS)),
 	}); err != nil {
 		return err

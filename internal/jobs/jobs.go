@@ -100,9 +100,10 @@ type Service struct {
 	space   map[string]*space  // by caller
 	outputs map[string]*output // open output files, by path
 	// ctx is the context of Run, or nil before Run. work counts the goroutines that it waits for.
-	ctx  context.Context
-	work sync.WaitGroup
-	wake chan struct{} // holds one signal for the dispatcher
+	ctx    context.Context
+	work   sync.WaitGroup
+	closed bool          // no further goroutine starts
+	wake   chan struct{} // holds one signal for the dispatcher
 }
 
 // New returns a Service. Recover and then Run start its work.
@@ -162,25 +163,16 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 		return v1.Job{}, err
 	}
 	failpoint.Hit("jobs.create.inputs")
-	ctx = context.WithoutCancel(ctx) // a recorded job has to become active
-	if err := s.insert(ctx, p, row, r, commands); err != nil {
+	if err := s.insert(context.WithoutCancel(ctx), p, &row, r, commands); err != nil {
 		return v1.Job{}, errors.Join(err, s.removeFiles(p.Caller, id))
 	}
-	failpoint.Hit("jobs.create.recorded")
-	j, err := s.load(ctx, id)
-	if err != nil {
-		return v1.Job{}, err
-	}
-	s.add(j)
-	if row, err = s.rows.Job(ctx, id); err != nil {
-		return v1.Job{}, err
-	}
-	return s.present(ctx, row)
+	return s.presentActive(row, store.JobCounts{States: map[store.JobState]int{store.JobQueued: len(commands)}})
 }
 
-// insert records a job. The contents of its files are on disk.
+// insert completes the row of a job, records it and makes it active. The contents of its files are
+// on disk. After the job is recorded nothing can fail: the caller would create it again.
 func (s *Service) insert(
-	ctx context.Context, p caller.Principal, row store.Job, r v1.JobRequest, commands []store.JobCommand,
+	ctx context.Context, p caller.Principal, row *store.Job, r v1.JobRequest, commands []store.JobCommand,
 ) (err error) {
 	r.Files = slices.Clone(r.Files) // the caller's request stays as it is
 	for i := range r.Files {
@@ -194,18 +186,43 @@ func (s *Service) insert(
 	if row.Principal, err = json.Marshal(p); err != nil { //nolint:musttag // only this package reads it
 		return err
 	}
+	j, err := s.newJob(*row)
+	if err != nil {
+		return err
+	}
+	for _, c := range commands {
+		j.queued = append(j.queued, command{c.Index, 1})
+	}
+	j.left = len(commands)
+	s.mu.Lock()
+	s.active[j.id] = j // before others can find the row: Cancel needs it
+	s.mu.Unlock()
+	err = s.rows.InsertJob(ctx, *row, commands, s.admit)
+	failpoint.Hit("jobs.create.recorded")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err != nil:
+		delete(s.active, j.id)
+	case s.active[j.id] == j: // otherwise it was cancelled and has ended
+		s.order = append(s.order, j)
+		s.signal()
+	}
+	return err
+}
+
+// admit returns an error if a caller with that many jobs may not create one.
+func (s *Service) admit(active, kept int) error {
 	l := s.opts.Limits
-	return s.rows.InsertJob(ctx, row, commands, func(active, kept int) error {
-		switch {
-		case active >= l.Active:
-			return usererror.Errorf(errdefs.ErrResourceExhausted,
-				"caller has %d jobs that have not ended, which is the limit: wait for one, or cancel one", active)
-		case kept >= l.Kept:
-			return usererror.Errorf(errdefs.ErrResourceExhausted,
-				"caller has %d jobs, which is the limit: remove ended ones", kept)
-		}
-		return nil
-	})
+	switch {
+	case active >= l.Active:
+		return usererror.Errorf(errdefs.ErrResourceExhausted,
+			"caller has %d jobs that have not ended, which is the limit: wait for one, or cancel one", active)
+	case kept >= l.Kept:
+		return usererror.Errorf(errdefs.ErrResourceExhausted,
+			"caller has %d jobs, which is the limit: remove ended ones", kept)
+	}
+	return nil
 }
 
 // find returns a job of the caller. Operators find every job.

@@ -68,6 +68,23 @@ func presentCounts(c store.JobCounts) v1.JobCounts {
 
 // present converts a job to its API form.
 func (s *Service) present(ctx context.Context, row store.Job) (v1.Job, error) {
+	if !row.Ended.IsZero() {
+		out, err := presentRow(row)
+		if err != nil {
+			return v1.Job{}, err
+		}
+		out.State, out.EndedAt, out.ExpiresAt = stateEnded, &row.Ended, &row.Expires
+		return out, json.Unmarshal(row.Counts, &out.Commands)
+	}
+	counts, err := s.rows.CountJobCommands(ctx, row.ID)
+	if err != nil {
+		return v1.Job{}, err
+	}
+	return s.presentActive(row, counts)
+}
+
+// presentRow returns the fields that a job has in every state.
+func presentRow(row store.Job) (v1.Job, error) {
 	var r v1.JobRequest
 	if err := json.Unmarshal(row.Request, &r); err != nil {
 		return v1.Job{}, err
@@ -79,11 +96,12 @@ func (s *Service) present(ctx context.Context, row store.Job) (v1.Job, error) {
 	if row.Stopped != "" {
 		out.Detail = stopDetail(row.Stopped)
 	}
-	if !row.Ended.IsZero() {
-		out.State, out.EndedAt, out.ExpiresAt = stateEnded, &row.Ended, &row.Expires
-		return out, json.Unmarshal(row.Counts, &out.Commands)
-	}
-	counts, err := s.rows.CountJobCommands(ctx, row.ID)
+	return out, nil
+}
+
+// presentActive converts a job that has not ended to its API form.
+func (s *Service) presentActive(row store.Job, counts store.JobCounts) (v1.Job, error) {
+	out, err := presentRow(row)
 	if err != nil {
 		return v1.Job{}, err
 	}
