@@ -43,11 +43,14 @@ const (
 	askPause   = 200 * time.Millisecond // before a sandbox is asked again
 	maxAsks    = 50                     // failed questions before a sandbox is given up
 	endTime    = 30 * time.Second       // for the end of a lease that the next command needs
+	maxSetups  = 3                      // sandboxes that may be lost before a command is not_run
 )
 
 var (
 	errNeverRan = errors.New("the sandbox never received the command")
 	errStopping = errors.New("the service is stopping")
+	// errStore marks a failure of the database before a command has started.
+	errStore = errors.New("the database failed")
 )
 
 // run runs the next attempt of a queued command.
@@ -71,7 +74,7 @@ func (s *Service) run(j *job, c command) {
 // resume continues with an attempt that an earlier process started.
 func (s *Service) resume(j *job, c store.JobCommand) {
 	defer s.leave(j)
-	a := &attempt{job: j, command: command{c.Index, c.Attempt}, started: c.Started, resumed: true}
+	a := &attempt{job: j, command: command{index: c.Index, number: c.Attempt}, started: c.Started, resumed: true}
 	if err := json.Unmarshal(c.Exec, &a.exec); err != nil {
 		s.log.Error("failed to read a job's command", "job", j.id, "command", c.Index, "error", err)
 	}
@@ -101,12 +104,12 @@ func (j *job) writes() bool {
 
 // prepare leases the sandbox of an attempt and writes the input files.
 func (s *Service) prepare(a *attempt) error {
-	if id := a.principal.Token; id != "" && !s.opts.Callers.Valid(id) {
-		return errors.Join(s.stopJob(s.ctx, a.job, stopToken), context.Canceled)
+	if err := s.checkToken(a.job); err != nil {
+		return err
 	}
 	row, err := s.rows.JobCommand(s.ctx, a.id, a.index)
 	if err != nil {
-		return err
+		return errors.Join(errStore, err)
 	}
 	if err := json.Unmarshal(row.Exec, &a.exec); err != nil {
 		return err
@@ -146,6 +149,17 @@ func (s *Service) prepare(a *attempt) error {
 	return nil
 }
 
+// checkToken stops a job whose token is no longer valid, and returns an error then.
+func (s *Service) checkToken(j *job) error {
+	if id := j.principal.Token; id == "" || s.opts.Callers.Valid(id) {
+		return nil
+	}
+	if err := s.stopJob(s.ctx, j, stopToken); err != nil {
+		return errors.Join(errStore, err)
+	}
+	return context.Canceled
+}
+
 // both returns a context that ends with ctx or with Run.
 func (s *Service) both(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -171,21 +185,22 @@ func (s *Service) command(a *attempt) (wire.Command, error) {
 // start records that the attempt may run from now on, and then sends it to the sandbox. An error
 // means that it did not run and never will.
 func (s *Service) start(a *attempt) error {
-	if err := a.ctx.Err(); err != nil {
+	if err := s.checkToken(a.job); err != nil { // the sandbox may have taken long
 		return err
 	}
 	c, err := s.command(a)
 	if err != nil {
 		return err
 	}
-	a.started = time.Now()
-	ok, err := s.rows.StartJobCommand(s.ctx, a.id, a.index, a.number, a.lease.ID, a.started)
+	now := time.Now()
+	ok, err := s.rows.StartJobCommand(s.ctx, a.id, a.index, a.number, a.lease.ID, now)
 	if err != nil {
-		return err
+		return errors.Join(errStore, err)
 	}
 	if !ok {
-		return context.Canceled // the job was stopped
+		return s.refused(a)
 	}
+	a.started = now
 	failpoint.Hit("jobs.attempt.started")
 	s.mu.Lock()
 	a.waiting = ""
@@ -206,13 +221,28 @@ func (s *Service) start(a *attempt) error {
 	return nil // if the answer was lost, conclude asks the sandbox
 }
 
+// refused returns the error of an attempt that the database did not let start. If the job was
+// stopped there, it first waits until stopJob has told the reason.
+func (s *Service) refused(a *attempt) error {
+	row, err := s.rows.Job(s.ctx, a.id)
+	if err != nil {
+		return errors.Join(errStore, err)
+	}
+	if row.Stopped != "" {
+		select {
+		case <-a.ctx.Done():
+		case <-s.ctx.Done():
+		}
+	}
+	return context.Canceled
+}
+
 // notStarted handles an attempt that did not run.
 func (s *Service) notStarted(a *attempt, err error) {
 	if s.ctx.Err() != nil {
 		return // the next process runs it
 	}
-	later := a.started.IsZero() && (errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err))
-	if later && s.postpone(a, explain(err)) {
+	if s.waits(a, err) && s.postpone(a, explain(err)) {
 		return
 	}
 	if stopped := s.stoppedBy(a.job); stopped != "" {
@@ -223,6 +253,22 @@ func (s *Service) notStarted(a *attempt, err error) {
 	}
 	s.log.Warn("a job's command could not start", "job", a.id, "command", a.index, "error", err)
 	s.record(a, "", v1.ExecResult{Ending: string(notRun), ExitCode: -1, Detail: explain(err)})
+}
+
+// waits reports whether an attempt that did not start is tried again under the same number: it got
+// no sandbox, or the database failed, or its sandbox was lost before, which is bounded.
+func (s *Service) waits(a *attempt, err error) bool {
+	switch {
+	case !a.started.IsZero():
+		return false
+	case errors.Is(err, errStore):
+		s.log.Error("failed to start a job's command; will retry", "job", a.id, "command", a.index, "error", err)
+		return true
+	case a.lease == nil:
+		return errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err)
+	}
+	a.setups++
+	return a.setups < maxSetups && errdefs.IsUnavailable(err)
 }
 
 // postpone queues an attempt that got no sandbox, or reports false if the job was stopped.
@@ -457,7 +503,7 @@ func (s *Service) record(a *attempt, sandbox string, res v1.ExecResult) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if retry && a.stopped == "" {
-		a.queued = append(a.queued, command{a.index, a.number + 1})
+		a.queued = append(a.queued, command{index: a.index, number: a.number + 1})
 		return true
 	}
 	a.left--

@@ -38,8 +38,12 @@ type job struct {
 	finishing bool
 }
 
-// command is a queued command of a job and the number of its next attempt.
-type command struct{ index, number int }
+// command is a queued command of a job.
+type command struct {
+	index  int
+	number int // of its next attempt
+	setups int // how often its sandbox was lost before that attempt started
+}
 
 // Reasons to stop a job, as stored.
 const (
@@ -96,7 +100,7 @@ func (s *Service) load(ctx context.Context, row store.Job) (*job, error) {
 	for _, c := range rows {
 		switch c.State {
 		case store.JobQueued:
-			j.queued = append(j.queued, command{c.Index, c.Attempt})
+			j.queued = append(j.queued, command{index: c.Index, number: c.Attempt})
 		case store.JobStarted:
 			j.resumed = append(j.resumed, c)
 		default: // it has ended

@@ -191,7 +191,7 @@ func (s *Service) insert(
 		return err
 	}
 	for _, c := range commands {
-		j.queued = append(j.queued, command{c.Index, 1})
+		j.queued = append(j.queued, command{index: c.Index, number: 1})
 	}
 	j.left = len(commands)
 	s.mu.Lock()

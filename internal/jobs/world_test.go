@@ -193,6 +193,8 @@ func (w *world) serve(ctx context.Context, id string, conn net.Conn) {
 		g.output(ctx, c, q.Body)
 	case wire.OpKill:
 		g.kill(c, q.Body)
+	case wire.OpWrite:
+		answer(c, wire.KindFailure, wire.Failure{Code: wire.ResourceExhausted, Message: "no space is left"})
 	case wire.OpShells:
 		answer(c, wire.KindReply, []wire.Shell{})
 	default:

@@ -139,12 +139,13 @@ func (s *JobStore) InsertJob(ctx context.Context, j Job, commands []JobCommand, 
 }
 
 // StartJobCommand records that the current attempt of a queued command may run in the sandbox from
-// now on. It reports false if the command is not queued any more.
+// now on. It reports false if the command is not queued any more or the job was stopped.
 func (s *JobStore) StartJobCommand(ctx context.Context, job string, index, attempt int, sandbox string,
 	at time.Time) (bool, error) {
 	return s.changeJobCommand(ctx, "record the start of a job's command",
 		"UPDATE job_commands SET state = 'started', sandbox = ?, started = ?"+
-			" WHERE job = ? AND idx = ? AND attempt = ? AND state = 'queued'",
+			" WHERE job = ? AND idx = ? AND attempt = ? AND state = 'queued'"+
+			" AND EXISTS (SELECT 1 FROM jobs WHERE id = job AND stopped = '')",
 		sandbox, stamp(at), job, index, attempt)
 }
 
