@@ -75,7 +75,11 @@ func (s *Service) run(j *job, c command) {
 func (s *Service) resume(j *job, c store.JobCommand) {
 	defer s.leave(j)
 	a := &attempt{job: j, command: command{index: c.Index, number: c.Attempt}, started: c.Started, resumed: true}
-	if err := json.Unmarshal(c.Exec, &a.exec); err != nil {
+	body, err := s.rows.JobCommandExec(s.ctx, j.id, c.Index)
+	if err == nil {
+		err = json.Unmarshal(body, &a.exec)
+	}
+	if err != nil && s.ctx.Err() == nil { // it runs, and only the bound of its output is missing
 		s.log.Error("failed to read a job's command", "job", j.id, "command", c.Index, "error", err)
 	}
 	a.lease = s.opts.Scheduler.Live(c.Sandbox)
@@ -107,11 +111,11 @@ func (s *Service) prepare(a *attempt) error {
 	if err := s.checkToken(a.job); err != nil {
 		return err
 	}
-	row, err := s.rows.JobCommand(s.ctx, a.id, a.index)
+	body, err := s.rows.JobCommandExec(s.ctx, a.id, a.index)
 	if err != nil {
 		return errors.Join(errStore, err)
 	}
-	if err := json.Unmarshal(row.Exec, &a.exec); err != nil {
+	if err := json.Unmarshal(body, &a.exec); err != nil {
 		return err
 	}
 	c, err := s.command(a)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -395,7 +394,7 @@ func (j *job) notify() {
 	j.changed = make(chan struct{})
 }
 
-// sweep removes jobs that have expired, and space entries of callers without jobs.
+// sweep removes jobs that have expired.
 func (s *Service) sweep(ctx context.Context) {
 	rows, err := s.rows.ExpiredJobs(ctx, time.Now())
 	if err != nil {
@@ -407,13 +406,6 @@ func (s *Service) sweep(ctx context.Context) {
 			s.log.Error("failed to remove an expired job; will retry", "job", row.ID, "error", err)
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.space, func(name string, sp *space) bool {
-		sp.mu.Lock()
-		defer sp.mu.Unlock()
-		return len(sp.used) == 0 && !slices.ContainsFunc(s.order, func(j *job) bool { return j.caller == name })
-	})
 }
 
 // remove removes an ended job. Its row goes first: files without a row are removed at the next

@@ -147,6 +147,11 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 	if s.opts.Dir == "" {
 		return v1.Job{}, usererror.Errorf(errdefs.ErrNotImplemented, "jobs need a server: start one with orchestrator serve")
 	}
+	sp := s.callerSpace(p.Caller)
+	if err := sp.enter(ctx); err != nil {
+		return v1.Job{}, err
+	}
+	defer sp.leave()
 	commands, err := s.expand(p, &r)
 	if err != nil {
 		return v1.Job{}, err
@@ -159,7 +164,7 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 	for _, c := range commands {
 		size += int64(len(c.Exec))
 	}
-	if err := s.writeInputs(s.callerSpace(p.Caller), id, size, r.Files); err != nil {
+	if err := s.writeInputs(sp, id, size, r.Files); err != nil {
 		return v1.Job{}, err
 	}
 	failpoint.Hit("jobs.create.inputs")
@@ -178,7 +183,7 @@ func (s *Service) insert(
 	for i := range r.Files {
 		r.Files[i].Content, r.Files[i].Base64 = "", ""
 	}
-	r.Commands, r.Matrix = nil, nil // they have rows
+	r.Exec, r.Commands, r.Matrix = v1.Exec{}, nil, nil // they have rows, and lists read every request
 	if row.Request, err = json.Marshal(r); err != nil {
 		return err
 	}

@@ -244,6 +244,7 @@ func TestInvalidRequestsNameField(t *testing.T) {
 		`artifacts has the pattern "/et`: {Exec: x, Artifacts: []string{"/etc/*"}},
 		`artifacts has the pattern "a/.`: {Exec: x, Artifacts: []string{"a/../../x"}},
 		`files entry 0 has the path`:     {Exec: x, Files: []v1.JobFile{{Path: "../x"}}},
+		"entry 0 has the path \"xx":      {Exec: x, Files: []v1.JobFile{{Path: strings.Repeat("x", 5000)}}},
 		`files entry 0 has the mode`:     {Exec: x, Files: []v1.JobFile{{Path: "x", Mode: "999"}}},
 		"files entry 0: base64":          {Exec: x, Files: []v1.JobFile{{Path: "x", Base64: "!"}}},
 		"matrix has no values for A":     {Exec: x, Matrix: map[string][]string{"A": {}}},
@@ -258,6 +259,26 @@ func TestInvalidRequestsNameField(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(w.dir, "jobs", "*")); err != nil || len(left) > 0 {
 		t.Errorf("files of refused jobs = %v, %v; want none", left, err)
+	}
+}
+
+// TestListsDoNotReadCommands runs commands that are long. Lists read all rows of a caller.
+func TestListsDoNotReadCommands(t *testing.T) {
+	s := newWorld(t).start(t, 20)
+	long := "exit 0" + strings.Repeat(" ", 100_000)
+	j := s.create(t, bob, v1.JobRequest{
+		Exec: v1.Exec{Command: long}, Retries: 1, RetryOn: slices.Repeat([]string{"oom", "exit:75"}, 1000),
+	})
+	if got, _ := s.await(t, bob, j.ID); got.Ending != "succeeded" {
+		t.Errorf("job = %+v, want it succeeded", got)
+	}
+	row, err := s.store.Jobs().Job(t.Context(), j.ID)
+	if err != nil || len(row.Request) > 1000 {
+		t.Errorf("request = %d bytes, %v; want it without the command", len(row.Request), err)
+	}
+	list, err := s.store.Jobs().JobCommands(t.Context(), j.ID, 0, 1)
+	if err != nil || len(list) != 1 || len(list[0].Exec) > 0 {
+		t.Errorf("commands = %d, %v; want one without what it runs", len(list), err)
 	}
 }
 

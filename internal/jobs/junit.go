@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"bytes"
 	"context"
 	"encoding/xml"
 	"strconv"
@@ -15,7 +16,7 @@ import (
 // bounds all of them.
 const (
 	reportOutput = 16 << 10
-	reportTotal  = 16 << 20
+	reportTotal  = 4 << 20 // in XML it can be six times as long
 )
 
 type junitSuites struct {
@@ -58,6 +59,11 @@ func (s *Service) JUnit(ctx context.Context, p caller.Principal, id string) ([]b
 	if err != nil {
 		return nil, err
 	}
+	sp := s.callerSpace(job.Caller)
+	if err := sp.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer sp.leave()
 	suite := junitSuite{Name: job.Name, Timestamp: job.CreatedAt.UTC().Format("2006-01-02T15:04:05")}
 	if suite.Name == "" {
 		suite.Name = "orchestrator job " + job.ID
@@ -87,8 +93,12 @@ func (s *Service) JUnit(ctx context.Context, p caller.Principal, id string) ([]b
 		}
 	}
 	suite.Time = seconds(took)
-	body, err := xml.MarshalIndent(junitSuites{Suite: suite}, "", "  ")
-	return append([]byte(xml.Header), append(body, '\n')...), err
+	body := bytes.NewBufferString(xml.Header)
+	e := xml.NewEncoder(body)
+	e.Indent("", "  ")
+	err = e.Encode(junitSuites{Suite: suite})
+	body.WriteByte('\n')
+	return body.Bytes(), err
 }
 
 func (u *junitSuite) add(c junitCase) {

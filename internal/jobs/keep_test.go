@@ -1,7 +1,9 @@
 package jobs
 
 import (
+	"context"
 	"encoding/xml"
+	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,7 +13,7 @@ import (
 
 func TestOutputKeepsLastBytes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "output")
-	sp := &space{limit: 1 << 20, used: map[string]int64{}}
+	sp := newSpace(1 << 20)
 	o, err := openOutput(sp, "j", path, 8)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +44,7 @@ func TestOutputKeepsLastBytes(t *testing.T) {
 }
 
 func TestOutputWithoutSpaceIsCounted(t *testing.T) {
-	sp := &space{limit: 4, used: map[string]int64{}}
+	sp := newSpace(4)
 	o, err := openOutput(sp, "j", filepath.Join(t.TempDir(), "output"), 100)
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +64,7 @@ func TestOutputWithoutSpaceIsCounted(t *testing.T) {
 }
 
 func TestSpaceIsBoundedPerCaller(t *testing.T) {
-	sp := &space{limit: 10, used: map[string]int64{}}
+	sp := newSpace(10)
 	if !sp.take("a", 6) || sp.take("b", 5) || !sp.take("b", 4) {
 		t.Error("take did not bound the jobs of a caller together")
 	}
@@ -106,5 +108,22 @@ func TestJUnitCasesAreEscaped(t *testing.T) {
 	}
 	if e := u.Cases[2].Error; e == nil || e.Message != "<gone>" || e.Type != "unknown" {
 		t.Errorf("case = %+v, want an error of type unknown", u.Cases[2])
+	}
+}
+
+// TestLargeRequestsOfCallerTakeTurns holds the slot that creating jobs and reports share.
+func TestLargeRequestsOfCallerTakeTurns(t *testing.T) {
+	sp := newSpace(1)
+	if err := sp.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := sp.enter(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("second enter: %v, want Canceled", err)
+	}
+	sp.leave()
+	if err := sp.enter(t.Context()); err != nil {
+		t.Errorf("enter after leave: %v", err)
 	}
 }

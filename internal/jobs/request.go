@@ -15,6 +15,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -129,6 +130,7 @@ func checkRetries(r *v1.JobRequest) error {
 			return usererror.Invalid("retry_on", "has %q: use %s or exit:N", on, strings.Join(names, ", "))
 		}
 	}
+	r.RetryOn = slices.Compact(slices.Sorted(slices.Values(r.RetryOn)))
 	if r.Retries > 0 && len(r.RetryOn) == 0 {
 		r.RetryOn = []string{string(runtime.SandboxLost), string(unknown), string(notRun)}
 	}
@@ -174,7 +176,7 @@ func checkFiles(r *v1.JobRequest) error {
 			return usererror.Invalid("files", "entry %d has content and base64: use one of them", i)
 		}
 		clean := path.Clean(f.Path)
-		if f.Path == "" || strings.ContainsRune(f.Path, 0) || clean == "." || clean == ".." || strings.HasPrefix(clean, "../") ||
+		if f.Path == "" || len(f.Path) > wire.MaxPathBytes || strings.ContainsRune(f.Path, 0) || clean == "." || clean == ".." || strings.HasPrefix(clean, "../") ||
 			path.IsAbs(clean) && !strings.HasPrefix(clean, "/workspace/") && !strings.HasPrefix(clean, "/tmp/") {
 			return usererror.Invalid("files", "entry %d has the path %.100q: use one below /workspace or /tmp", i, f.Path)
 		}

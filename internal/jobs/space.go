@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,10 +21,28 @@ import (
 // space counts the bytes that one caller's jobs have on disk.
 type space struct {
 	limit int64
+	slot  chan struct{} // holds one value while a large request of the caller is carried out
 
 	mu   sync.Mutex
 	used map[string]int64 // by job
 }
+
+func newSpace(limit int64) *space {
+	return &space{limit: limit, slot: make(chan struct{}, 1), used: map[string]int64{}}
+}
+
+// enter waits until no other large request of the caller is carried out. The caller must call leave
+// if the error is nil.
+func (p *space) enter(ctx context.Context) error {
+	select {
+	case p.slot <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (p *space) leave() { <-p.slot }
 
 // take counts n bytes of a job, or reports false if the caller has no room for them.
 func (p *space) take(job string, n int64) bool {
@@ -53,7 +72,7 @@ func (s *Service) callerSpace(caller string) *space {
 	defer s.mu.Unlock()
 	sp := s.space[caller]
 	if sp == nil {
-		sp = &space{limit: s.opts.Limits.Bytes, used: map[string]int64{}}
+		sp = newSpace(s.opts.Limits.Bytes)
 		s.space[caller] = sp
 	}
 	return sp

@@ -65,7 +65,7 @@ type JobCommand struct {
 	Job   string
 	Index int
 	Name  string
-	// Exec is JSON.
+	// Exec is JSON. Only InsertJob uses it; see JobCommandExec.
 	Exec  []byte
 	State JobState
 	// Attempt is the number of the current attempt, from 1. Sandbox and Started are set while it is
@@ -101,7 +101,7 @@ func (s *Store) Jobs() *JobStore { return &JobStore{s.db} }
 
 const jobColumns = "id, caller, name, principal, request, created, deadline, stopped, ended, ending, expires, counts"
 
-const jobCommandColumns = "job, idx, name, exec, state, attempt, sandbox, started, attempts, outcome"
+const jobCommandColumns = "job, idx, name, state, attempt, sandbox, started, attempts, outcome"
 
 // InsertJob records a job and its commands, unless check returns an error. check receives how many
 // jobs of the caller have not ended, and how many there are in total.
@@ -278,11 +278,17 @@ func (s *JobStore) JobCommand(ctx context.Context, job string, index int) (JobCo
 	return list[0], nil
 }
 
+// JobCommandExec returns what a command of a job runs, as JSON.
+func (s *JobStore) JobCommandExec(ctx context.Context, job string, index int) (body []byte, err error) {
+	err = s.db.QueryRowContext(ctx, "SELECT exec FROM job_commands WHERE job = ? AND idx = ?", job, index).Scan(&body)
+	return body, wrap("read a job's command", err)
+}
+
 // JobCommands returns at most limit commands of a job from the index on, in order.
 func (s *JobStore) JobCommands(ctx context.Context, job string, from, limit int) ([]JobCommand, error) {
 	scan := func(row scanner) (c JobCommand, err error) {
 		var started int64
-		err = row.Scan(&c.Job, &c.Index, &c.Name, &c.Exec, &c.State, &c.Attempt, &c.Sandbox, &started, &c.Attempts,
+		err = row.Scan(&c.Job, &c.Index, &c.Name, &c.State, &c.Attempt, &c.Sandbox, &started, &c.Attempts,
 			&c.Outcome)
 		c.Started = moment(started)
 		return c, err
