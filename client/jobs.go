@@ -132,9 +132,18 @@ func (s Jobs) CopyOutput(ctx context.Context, id string, r JobOutputRequest, fol
 }
 
 // Artifacts lists the files that the commands of a job left.
-func (s Jobs) Artifacts(ctx context.Context, id string) ([]v1.JobArtifact, error) {
-	l, err := callJSON[v1.List[v1.JobArtifact]](ctx, s.c, newCall(http.MethodGet, "jobs", id, "artifacts"))
-	return l.Items, err
+func (s Jobs) Artifacts(ctx context.Context, id string) (all []v1.JobArtifact, err error) {
+	for {
+		k := newCall(http.MethodGet, "jobs", id, "artifacts")
+		if n := len(all); n > 0 {
+			k.number("from", int64(all[n-1].Index)).set("after", all[n-1].Path)
+		}
+		l, err := callJSON[v1.List[v1.JobArtifact]](ctx, s.c, k)
+		if err != nil || len(l.Items) == 0 {
+			return all, err
+		}
+		all = append(all, l.Items...)
+	}
 }
 
 // Artifact opens a file that a command left. The caller must close it.

@@ -45,7 +45,8 @@ func (s *Server) jobRoutes() []route {
 		},
 		{
 			method: "GET", path: "/v1/jobs/{id}/artifacts", handle: s.listJobArtifacts,
-			summary: "List the files that commands left", answer: v1.List[v1.JobArtifact]{},
+			summary: "List the files that commands left, up to 1000, after the path after of the command from",
+			query:   []string{"from", "after"}, answer: v1.List[v1.JobArtifact]{},
 		},
 		{
 			method: "GET", path: "/v1/jobs/{id}/commands/{index}/artifact", handle: s.getJobArtifact,
@@ -139,7 +140,12 @@ func (s *Server) jobOutput(w http.ResponseWriter, r *http.Request, p caller.Prin
 }
 
 func (s *Server) listJobArtifacts(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	items, err := s.opts.Engine.Jobs.Artifacts(r.Context(), p, r.PathValue("id"))
+	q := queryOf(r, "from", "after")
+	from, after := q.number("from"), q.text("after")
+	if q.err != nil {
+		return q.err
+	}
+	items, err := s.opts.Engine.Jobs.Artifacts(r.Context(), p, r.PathValue("id"), bounded(from), after)
 	return replyList(w, items, err)
 }
 

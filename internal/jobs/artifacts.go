@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +15,9 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -66,6 +69,10 @@ func (s *Service) copyArtifacts(ctx context.Context, a *attempt) ([]store.JobArt
 	var errs []error
 	for _, pattern := range a.request.Artifacts {
 		got, err := use.Glob(use.Ctx, wire.GlobRequest{FileRequest: wire.FileRequest{Path: "."}, Pattern: pattern})
+		if refused, ok := errors.AsType[*guest.Error](err); ok {
+			errs = append(errs, usererror.Errorf(refused.Unwrap(), "pattern %q: %s", pattern, refused.Message))
+			continue
+		}
 		if err != nil {
 			return nil, a.lease.Explain(err)
 		}
@@ -84,49 +91,80 @@ func (s *Service) copyArtifacts(ctx context.Context, a *attempt) ([]store.JobArt
 		names = names[:maxArtifacts]
 		errs = append(errs, usererror.Errorf(errdefs.ErrResourceExhausted, "over %d files match", maxArtifacts))
 	}
-	var list []store.JobArtifact
-	left := int64(maxArtifactBytes)
+	list, err := s.copyFiles(use, a, names)
+	return list, errors.Join(append(errs, err)...)
+}
+
+// copyFiles copies the files with the given names and returns those that were copied. It leaves out
+// files that have changed, or that the sandbox does not let it read.
+func (s *Service) copyFiles(use *scheduler.Use, a *attempt, names []string) (list []store.JobArtifact, err error) {
+	left, skipped := int64(maxArtifactBytes), 0
 	for i, name := range names {
 		file := artifactName(a.index, i)
 		n, err := s.copyArtifact(use, a, name, file, left)
+		if _, refused := errors.AsType[*guest.Error](err); refused {
+			skipped++
+			continue
+		}
 		if err != nil {
-			errs = append(errs, err, os.Remove(filepath.Join(s.jobDir(a.id), file)))
-			break
+			return list, err
 		}
 		left -= n
 		list = append(list, store.JobArtifact{Index: a.index, Path: name, Size: n, File: file})
 	}
-	return list, errors.Join(errs...)
+	if skipped > 0 {
+		err = usererror.Errorf(errdefs.ErrUnavailable, "%d of %d files could not be read", skipped, len(names))
+	}
+	return list, err
 }
 
-// copyArtifact copies one file of at most limit bytes.
+// copyArtifact copies one file of at most limit bytes. It replaces what an earlier process copied.
 func (s *Service) copyArtifact(use *scheduler.Use, a *attempt, name, file string, limit int64) (n int64, err error) {
 	in, info, err := use.ReadFile(use.Ctx, wire.FileRequest{Path: name, NoFollow: true})
 	if err != nil {
-		return 0, a.lease.Explain(err)
+		return 0, err
 	}
 	defer in.Close()
 	if info.Size > limit {
 		return 0, usererror.Errorf(errdefs.ErrResourceExhausted, "the files of a command are over %d bytes", maxArtifactBytes)
 	}
-	if !a.space.take(a.id, info.Size) {
+	path, cost := filepath.Join(s.jobDir(a.id), file), info.Size+fileBytes
+	if old, err := os.Stat(path); err == nil {
+		if err := os.Remove(path); err != nil {
+			return 0, fmt.Errorf("replace an artifact: %w", err)
+		}
+		a.space.give(a.id, old.Size()+fileBytes)
+	}
+	if !a.space.take(a.id, cost) {
 		return 0, usererror.Errorf(errdefs.ErrResourceExhausted,
 			"the caller's jobs have %d bytes on disk, which is the limit", a.space.limit)
 	}
-	out, err := os.OpenFile(filepath.Join(s.jobDir(a.id), file), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if n, err = writeArtifact(path, in); err != nil {
+		a.space.give(a.id, cost)
+		return 0, errors.Join(err, os.Remove(path))
+	}
+	return n, nil
+}
+
+// writeArtifact copies in to a new file.
+func writeArtifact(path string, in io.Reader) (n int64, err error) {
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return 0, fmt.Errorf("keep an artifact: %w", err)
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	return io.Copy(out, io.LimitReader(in, info.Size))
+	return io.Copy(out, in)
 }
 
-// Artifacts lists the artifacts of a job.
-func (s *Service) Artifacts(ctx context.Context, p caller.Principal, id string) ([]v1.JobArtifact, error) {
+// Artifacts lists artifacts of a job, ordered by command and path, at most core.MaxListed: those
+// after the path after of the command from, and of the commands behind it.
+func (s *Service) Artifacts(
+	ctx context.Context, p caller.Principal, id string, from int, after string,
+) ([]v1.JobArtifact, error) {
 	if _, err := s.find(ctx, p, id); err != nil {
 		return nil, err
 	}
-	rows, err := s.rows.JobArtifacts(ctx, id)
+	rows, err := s.rows.JobArtifacts(ctx, id, from, after, core.MaxListed)
 	if err != nil {
 		return nil, err
 	}
@@ -144,19 +182,21 @@ func (s *Service) Artifact(
 	if _, err := s.find(ctx, p, id); err != nil {
 		return nil, v1.JobArtifact{}, err
 	}
-	rows, err := s.rows.JobArtifacts(ctx, id)
+	r, err := s.rows.JobArtifact(ctx, id, index, path)
+	if errdefs.IsNotFound(err) {
+		err = usererror.Errorf(errdefs.ErrNotFound, "artifact %q of command %d not found: list them first", path, index)
+	}
 	if err != nil {
 		return nil, v1.JobArtifact{}, err
 	}
-	for _, r := range rows {
-		if r.Index == index && r.Path == path {
-			f, err := os.Open(filepath.Join(s.jobDir(id), r.File))
-			if err != nil {
-				return nil, v1.JobArtifact{}, fmt.Errorf("read an artifact: %w", err)
-			}
-			return f, v1.JobArtifact{Index: r.Index, Path: r.Path, Size: r.Size}, nil
+	f, err := os.Open(filepath.Join(s.jobDir(id), r.File))
+	if errors.Is(err, fs.ErrNotExist) { // the job is being removed
+		if _, gone := s.find(ctx, p, id); gone != nil {
+			err = gone
 		}
 	}
-	return nil, v1.JobArtifact{}, usererror.Errorf(errdefs.ErrNotFound, "artifact %q of command %d not found: list them first",
-		path, index)
+	if err != nil {
+		return nil, v1.JobArtifact{}, fmt.Errorf("read an artifact: %w", err)
+	}
+	return f, v1.JobArtifact{Index: r.Index, Path: r.Path, Size: r.Size}, nil
 }

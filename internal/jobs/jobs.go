@@ -162,7 +162,7 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 	}
 	size := int64(0)
 	for _, c := range commands {
-		size += int64(len(c.Exec))
+		size += c.Bytes()
 	}
 	if err := s.writeInputs(sp, id, size, r.Files); err != nil {
 		return v1.Job{}, err

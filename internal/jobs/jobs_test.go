@@ -164,7 +164,7 @@ func TestJobsOfOthersAreNotFound(t *testing.T) {
 	_, results := s.Jobs.Results(ctx, eve, j.ID, 0, 0)
 	_, cancel := s.Jobs.Cancel(ctx, eve, j.ID)
 	_, output := s.Jobs.Output(ctx, eve, j.ID, outputAt(0))
-	_, artifacts := s.Jobs.Artifacts(ctx, eve, j.ID)
+	_, artifacts := s.Jobs.Artifacts(ctx, eve, j.ID, 0, "")
 	_, _, artifact := s.Jobs.Artifact(ctx, eve, j.ID, 0, "f")
 	_, junit := s.Jobs.JUnit(ctx, eve, j.ID)
 	for i, err := range []error{get, results, cancel, output, artifacts, artifact, junit, s.Jobs.Remove(ctx, eve, j.ID)} {

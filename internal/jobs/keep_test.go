@@ -38,13 +38,13 @@ func TestOutputKeepsLastBytes(t *testing.T) {
 	if first, data, err = o.read(7, 2); err != nil || first != 7 || string(data) != "hi" {
 		t.Errorf("read(7, 2) = %d, %q, %v; want 7, hi", first, data, err)
 	}
-	if sp.used["j"] != 8 {
-		t.Errorf("counted %d bytes, want 8", sp.used["j"])
+	if sp.used["j"] != 8+fileBytes {
+		t.Errorf("counted %d bytes, want 8 and those of a file", sp.used["j"])
 	}
 }
 
 func TestOutputWithoutSpaceIsCounted(t *testing.T) {
-	sp := newSpace(4)
+	sp := newSpace(4 + fileBytes)
 	o, err := openOutput(sp, "j", filepath.Join(t.TempDir(), "output"), 100)
 	if err != nil {
 		t.Fatal(err)

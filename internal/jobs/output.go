@@ -32,6 +32,7 @@ type output struct {
 	file    *os.File // nil until the first byte
 	path    string
 	length  int64 // bytes of the ring that are counted in space
+	counted bool  // the file is counted in space
 	total   int64
 	kept    int64         // first byte that is kept
 	failed  error         // why no further bytes are kept
@@ -55,7 +56,7 @@ func openOutput(sp *space, job, path string, size int64) (*output, error) {
 	if err := o.readHead(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	o.file = f
+	o.file, o.counted = f, true
 	return o, nil
 }
 
@@ -98,8 +99,7 @@ func (o *output) write(offset int64, p []byte) error {
 	if cut := int64(len(p)) - o.size; cut > 0 {
 		p = p[cut:]
 	}
-	if grow := min(total, o.size) - o.length; o.failed == nil && (grow <= 0 || o.space.take(o.job, grow)) {
-		o.length += max(grow, 0)
+	if o.failed == nil && o.reserve(min(total, o.size)) {
 		o.failed = o.keep(total, p)
 	} else {
 		o.kept = total // count the bytes without keeping them
@@ -111,6 +111,19 @@ func (o *output) write(offset int64, p []byte) error {
 	close(o.changed)
 	o.changed = make(chan struct{})
 	return nil
+}
+
+// reserve counts a ring of the given length in space, or reports false if there is no room.
+func (o *output) reserve(length int64) bool {
+	grow := max(length-o.length, 0)
+	if !o.counted {
+		grow += fileBytes
+	}
+	if grow > 0 && !o.space.take(o.job, grow) {
+		return false
+	}
+	o.length, o.counted = max(o.length, length), true
+	return true
 }
 
 // keep writes the last bytes of a stream of the given length, and then the file's head.
@@ -252,7 +265,7 @@ func (s *Service) Output(ctx context.Context, p caller.Principal, id string, r O
 		}
 		ended := c.State == store.JobEnded || number < c.Attempt
 		if ended || changed == nil || wait.Err() != nil {
-			return s.storedOutput(id, path, number, ended, r)
+			return s.storedOutput(ctx, p, id, path, number, ended, r)
 		}
 		select {
 		case <-changed:
@@ -264,13 +277,20 @@ func (s *Service) Output(ctx context.Context, p caller.Principal, id string, r O
 	}
 }
 
-// storedOutput returns a piece of an output that nobody writes.
-func (s *Service) storedOutput(id, path string, number int, ended bool, r OutputRequest) (v1.JobOutput, error) {
+// storedOutput returns a piece of an output that is not being written.
+func (s *Service) storedOutput(
+	ctx context.Context, p caller.Principal, id, path string, number int, ended bool, r OutputRequest,
+) (v1.JobOutput, error) {
 	o, err := openOutput(nil, id, path, 1)
 	if err != nil {
 		return v1.JobOutput{}, err
 	}
 	defer o.close()
+	if o.file == nil { // nothing was written, or the job is being removed
+		if _, err := s.find(ctx, p, id); err != nil {
+			return v1.JobOutput{}, err
+		}
+	}
 	out, err := o.piece(r)
 	out.Attempt, out.EOF = number, ended && out.NextOffset >= o.end()
 	return out, err

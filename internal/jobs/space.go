@@ -18,6 +18,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
+// fileBytes is counted for each file besides its length: what the file system and the database need
+// for it, with the longest path of an artifact.
+const fileBytes = 8 << 10
+
 // space counts the bytes that one caller's jobs have on disk.
 type space struct {
 	limit int64
@@ -57,6 +61,13 @@ func (p *space) take(job string, n int64) bool {
 	}
 	p.used[job] += n
 	return true
+}
+
+// give returns n bytes of a job.
+func (p *space) give(job string, n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.used[job] -= n
 }
 
 // drop forgets a job.
@@ -107,7 +118,7 @@ func (s *Service) writeInputs(sp *space, id string, commands int64, files []v1.J
 		if err == nil {
 			body, err = contentOf(f)
 		}
-		if err == nil && !sp.take(id, int64(len(body))) {
+		if err == nil && !sp.take(id, int64(len(body))+fileBytes) {
 			err = full
 		}
 		if err == nil {
@@ -168,7 +179,7 @@ func (s *Service) recoverFiles(known map[string]store.JobSize) error {
 			}
 			sp.mu.Lock()
 			defer sp.mu.Unlock()
-			sp.used[e.Name()] += info.Size()
+			sp.used[e.Name()] += info.Size() + fileBytes
 			return nil
 		})
 		if err != nil {

@@ -44,6 +44,9 @@ type world struct {
 	mu     sync.Mutex
 	guests map[string]*guest // by sandbox
 	ran    []string          // the started commands, in order
+	// files are the files of every sandbox, with their names as contents. Those whose names begin with
+	// "refused" cannot be read, and none can be written.
+	files []string
 	// lose, if set, ends the stream of an operation without an answer.
 	lose func(wire.Op) bool
 }
@@ -193,6 +196,21 @@ func (w *world) serve(ctx context.Context, id string, conn net.Conn) {
 		g.output(ctx, c, q.Body)
 	case wire.OpKill:
 		g.kill(c, q.Body)
+	case wire.OpGlob:
+		reply := wire.GlobReply{Items: []wire.FileInfo{}}
+		for _, name := range w.files {
+			reply.Items = append(reply.Items, wire.FileInfo{Name: name, Path: name, Type: "file", Size: int64(len(name))})
+		}
+		answer(c, wire.KindReply, reply)
+	case wire.OpRead:
+		var f wire.FileRequest
+		if json.Unmarshal(q.Body, &f) != nil || strings.HasPrefix(f.Path, "refused") {
+			answer(c, wire.KindFailure, wire.Failure{Code: wire.PermissionDenied, Message: "not readable"})
+			return
+		}
+		answer(c, wire.KindStarted, wire.FileInfo{Name: f.Path, Path: f.Path, Type: "file", Size: int64(len(f.Path))})
+		_ = c.WriteFrame(wire.KindData, []byte(f.Path))
+		answer(c, wire.KindReply, struct{}{})
 	case wire.OpWrite:
 		answer(c, wire.KindFailure, wire.Failure{Code: wire.ResourceExhausted, Message: "no space is left"})
 	case wire.OpShells:

@@ -78,6 +78,12 @@ type JobCommand struct {
 	Outcome  string
 }
 
+// jobRowBytes is counted for each command besides its texts.
+const jobRowBytes = 256
+
+// Bytes is about what a new command uses in the database.
+func (c JobCommand) Bytes() int64 { return int64(len(c.Exec)+len(c.Name)) + jobRowBytes }
+
 // JobArtifact is a file that a command of a job left.
 type JobArtifact struct {
 	Index int
@@ -250,7 +256,8 @@ func (s *JobStore) JobSizes(ctx context.Context) (map[string]JobSize, error) {
 		err := row.Scan(&id, &size.Caller, &size.Bytes)
 		out[id] = size
 		return err
-	}, "SELECT id, caller, COALESCE((SELECT SUM(length(exec)) FROM job_commands WHERE job = jobs.id), 0) FROM jobs")
+	}, "SELECT id, caller, COALESCE((SELECT SUM(length(CAST(exec AS BLOB)) + length(CAST(name AS BLOB)) + ?)"+
+		" FROM job_commands WHERE job = jobs.id), 0) FROM jobs", jobRowBytes)
 }
 
 func (s *JobStore) queryJobs(ctx context.Context, where string, args ...any) ([]Job, error) {
@@ -333,12 +340,23 @@ func (s *JobStore) SetJobArtifacts(ctx context.Context, job string, index int, l
 	return wrap(what, tx.Commit())
 }
 
-// JobArtifacts returns the artifacts of a job, ordered by command and path.
-func (s *JobStore) JobArtifacts(ctx context.Context, job string) ([]JobArtifact, error) {
+// JobArtifact returns an artifact of a command, or an error of class NotFound.
+func (s *JobStore) JobArtifact(ctx context.Context, job string, index int, path string) (JobArtifact, error) {
+	a := JobArtifact{Index: index, Path: path}
+	err := s.db.QueryRowContext(ctx, "SELECT size, file FROM job_artifacts WHERE job = ? AND idx = ? AND path = ?",
+		job, index, path).Scan(&a.Size, &a.File)
+	return a, wrap("read an artifact of a job", err)
+}
+
+// JobArtifacts returns at most limit artifacts of a job, ordered by command and path. They come
+// after the path of the command from, and after all of the commands before it.
+func (s *JobStore) JobArtifacts(ctx context.Context, job string, from int, after string,
+	limit int) ([]JobArtifact, error) {
 	scan := func(row scanner) (a JobArtifact, err error) {
 		err = row.Scan(&a.Index, &a.Path, &a.Size, &a.File)
 		return a, err
 	}
 	return queryAll(ctx, s.db, "list the artifacts of a job", scan,
-		"SELECT idx, path, size, file FROM job_artifacts WHERE job = ? ORDER BY idx, path", job)
+		"SELECT idx, path, size, file FROM job_artifacts"+
+			" WHERE job = ? AND (idx, path) > (?, ?) ORDER BY idx, path LIMIT ?", job, from, after, limit)
 }
