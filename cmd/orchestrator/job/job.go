@@ -4,6 +4,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,14 +29,15 @@ func NewCommand(a *cli.App) *cobra.Command {
 		newRun(a), newList(a), newShow(a), newLogs(a), newWait(a), newCancel(a), newRemove(a), newArtifacts(a))
 }
 
-func head() []string { return []string{"JOB", "NAME", "STATE", "COMMANDS", "CREATED", "DETAIL"} }
+// head has first what fits in 80 columns.
+func head() []string { return []string{"JOB", "STATE", "COMMANDS", "AGE", "NAME", "DETAIL"} }
 
 func row(j v1.Job) []string {
 	state := j.State
 	if j.Ending != "" {
 		state = j.Ending
 	}
-	return []string{j.ID, cli.Truncate(j.Name, 40), state, counts(j.Commands), cli.Ago(j.CreatedAt), cli.OneLine(j.Detail)}
+	return []string{j.ID, state, counts(j.Commands), cli.Age(j.CreatedAt), cli.Truncate(j.Name, 40), cli.OneLine(j.Detail)}
 }
 
 // counts formats the counts that are not zero: "7 of 10 succeeded, 1 failed, 2 running".
@@ -181,6 +183,9 @@ every command exited with 0. docs/exit-codes.md lists the others.`,
 func wait(ctx context.Context, a *cli.App, jobs client.Jobs, id, junit string) error {
 	j, err := jobs.Wait(ctx, id)
 	if err != nil {
+		if _, stopped := errors.AsType[*cli.Interrupted](context.Cause(ctx)); stopped {
+			a.Note(`job %s goes on: "orchestrator job cancel %s" ends it`, id, id)
+		}
 		return err
 	}
 	if junit != "" {
