@@ -55,7 +55,7 @@ var (
 
 // run runs the next attempt of a queued command.
 func (s *Service) run(j *job, c command) {
-	defer s.leave(j)
+	defer s.leave(j, c.index)
 	a := &attempt{job: j, command: c}
 	err := s.prepare(a)
 	if err == nil {
@@ -73,7 +73,7 @@ func (s *Service) run(j *job, c command) {
 
 // resume continues with an attempt that an earlier process started.
 func (s *Service) resume(j *job, c store.JobCommand) {
-	defer s.leave(j)
+	defer s.leave(j, c.Index)
 	a := &attempt{job: j, command: command{index: c.Index, number: c.Attempt}, started: c.Started, resumed: true}
 	body, err := s.rows.JobCommandExec(s.ctx, j.id, c.Index)
 	if err == nil {
@@ -84,19 +84,21 @@ func (s *Service) resume(j *job, c store.JobCommand) {
 	}
 	a.lease = s.opts.Scheduler.Live(c.Sandbox)
 	if a.lease == nil {
-		s.record(a, c.Sandbox, s.lost(a, "its sandbox is gone since the service stopped"))
+		res := s.lost(a, "its sandbox is gone since the service stopped")
+		s.closeOutputs(a, &res)
+		s.record(a, c.Sandbox, res)
 		return
 	}
 	s.conclude(a)
 }
 
 // leave ends the work on a command.
-func (s *Service) leave(j *job) {
+func (s *Service) leave(j *job, index int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j.running--
 	s.running--
-	j.notify()
+	j.notify(index)
 	s.signal()
 }
 
@@ -208,7 +210,7 @@ func (s *Service) start(a *attempt) error {
 	failpoint.Hit("jobs.attempt.started")
 	s.mu.Lock()
 	a.waiting = ""
-	a.notify()
+	a.notify(a.index)
 	s.mu.Unlock()
 	ctx, cancel := s.both(context.Background())
 	defer cancel()
@@ -459,14 +461,16 @@ func (s *Service) attemptOutput(a *attempt, stream wire.Stream) (*output, error)
 	if size == 0 {
 		size = s.opts.MaxOutput
 	}
-	return s.openLive(a.job, path, max(size, 1))
+	return s.openLive(a, path, max(size, 1))
 }
 
-// closeOutputs closes the outputs of an attempt and adds their lengths to the result.
+// closeOutputs closes the outputs of an attempt and adds their lengths to the result, also those
+// that only an earlier process has written.
 func (s *Service) closeOutputs(a *attempt, res *v1.ExecResult) {
 	for stream, n := range map[wire.Stream]*int64{wire.Stdout: &res.StdoutBytes, wire.Stderr: &res.StderrBytes} {
-		o, live := s.liveOutput(s.outputPath(a.id, a.index, a.number, string(stream)))
-		if !live {
+		o, err := s.attemptOutput(a, stream)
+		if err != nil {
+			s.log.Warn("failed to read the output of a job's command", "job", a.id, "command", a.index, "error", err)
 			continue
 		}
 		*n = o.end()
@@ -475,65 +479,4 @@ func (s *Service) closeOutputs(a *attempt, res *v1.ExecResult) {
 			s.log.Warn("failed to keep the output of a job's command", "job", a.id, "command", a.index, "error", err)
 		}
 	}
-}
-
-// finalAttempt reports whether no retry follows the result.
-func (s *Service) finalAttempt(a *attempt, res v1.ExecResult) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return a.stopped != "" || a.number > a.request.Retries ||
-		!retries(a.request.RetryOn, runtime.Ending(res.Ending), res.ExitCode)
-}
-
-// record records the end of an attempt, and queues the next one if it is retried. It tries again
-// until it succeeds, and reports false if the service stops before.
-func (s *Service) record(a *attempt, sandbox string, res v1.ExecResult) bool {
-	v := v1.JobAttempt{Attempt: a.number, SandboxID: sandbox, EndedAt: time.Now().UTC(), Result: res}
-	if !a.started.IsZero() {
-		at := a.started.UTC()
-		v.StartedAt = &at
-	}
-	retry := !s.finalAttempt(a, res)
-	for {
-		_, err := s.rows.EndJobCommand(s.ctx, a.id, a.index, a.number, v, outcomeOf(res), retry)
-		if err == nil {
-			break
-		}
-		s.log.Error("failed to record the end of a job's command; will retry", "job", a.id, "command", a.index, "error", err)
-		if !s.pause(failurePause) {
-			return false
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if retry && a.stopped == "" {
-		a.queued = append(a.queued, command{index: a.index, number: a.number + 1})
-		return true
-	}
-	a.left--
-	s.checkDone(a.job)
-	return true
-}
-
-// requeue queues a started attempt that its sandbox never received.
-func (s *Service) requeue(a *attempt) {
-	for {
-		_, err := s.rows.RequeueJobCommand(s.ctx, a.id, a.index, a.number)
-		if err == nil {
-			break
-		}
-		s.log.Error("failed to queue a job's command again; will retry", "job", a.id, "command", a.index, "error", err)
-		if !s.pause(failurePause) {
-			return
-		}
-	}
-	failpoint.Hit("jobs.attempt.requeued")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if a.stopped == "" {
-		a.queued = append([]command{a.command}, a.queued...)
-		return
-	}
-	a.left--
-	s.checkDone(a.job)
 }

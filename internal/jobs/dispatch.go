@@ -29,11 +29,13 @@ type job struct {
 	queued    []command
 	resumed   []store.JobCommand // commands that an earlier process started
 	running   int
-	left      int           // commands that have not ended
-	stopped   string        // why no further command starts, or ""
-	notBefore time.Time     // no command starts before
-	waiting   string        // why commands wait, or ""
-	changed   chan struct{} // closed when a command starts or ends
+	left      int       // commands that have not ended
+	stopped   string    // why no further command starts, or ""
+	notBefore time.Time // no command starts before
+	waiting   string    // why commands wait, or ""
+	// changed has a channel for each command that requests wait for. It is closed when the command
+	// starts or ends.
+	changed   map[int]chan struct{}
 	finishing bool
 }
 
@@ -73,7 +75,7 @@ const (
 func (s *Service) newJob(row store.Job) (*job, error) {
 	j := &job{
 		id: row.ID, caller: row.Caller, space: s.callerSpace(row.Caller), deadline: row.Deadline, stopped: row.Stopped,
-		done: make(chan struct{}), changed: make(chan struct{}),
+		done: make(chan struct{}), changed: map[int]chan struct{}{},
 	}
 	err := json.Unmarshal(row.Principal, &j.principal) //nolint:musttag // only this package reads it
 	if err := errors.Join(err, json.Unmarshal(row.Request, &j.request)); err != nil {
@@ -343,7 +345,9 @@ func (s *Service) finish(j *job) {
 	if !slices.ContainsFunc(s.order, func(o *job) bool { return o.caller == j.caller }) {
 		delete(s.turns, j.caller)
 	}
-	j.notify()
+	for index := range j.changed {
+		j.notify(index)
+	}
 	close(j.done)
 	s.signal()
 }
@@ -388,10 +392,12 @@ func (s *Service) pause(d time.Duration) bool {
 	}
 }
 
-// notify wakes those who wait for a command of the job. The caller holds mu.
-func (j *job) notify() {
-	close(j.changed)
-	j.changed = make(chan struct{})
+// notify wakes requests that wait for a command of the job. The caller holds mu.
+func (j *job) notify(index int) {
+	if c := j.changed[index]; c != nil {
+		close(c)
+		delete(j.changed, index)
+	}
 }
 
 // sweep removes jobs that have expired.

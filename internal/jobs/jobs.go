@@ -203,7 +203,9 @@ func (s *Service) insert(
 	s.active[j.id] = j // before others can find the row: Cancel needs it
 	s.mu.Unlock()
 	err = s.rows.InsertJob(ctx, *row, commands, s.admit)
-	failpoint.Hit("jobs.create.recorded")
+	if err == nil {
+		failpoint.Hit("jobs.create.recorded")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

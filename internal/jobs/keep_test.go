@@ -127,3 +127,24 @@ func TestLargeRequestsOfCallerTakeTurns(t *testing.T) {
 		t.Errorf("enter after leave: %v", err)
 	}
 }
+
+// TestWaitersOfOtherCommandsSleep waits for two commands of a job. Each wake reads the database.
+func TestWaitersOfOtherCommandsSleep(t *testing.T) {
+	j := &job{changed: map[int]chan struct{}{}}
+	s := &Service{active: map[string]*job{"j": j}}
+	first, second := s.changedOf("j", 0), s.changedOf("j", 1)
+	j.notify(0)
+	select {
+	case <-first:
+	default:
+		t.Error("the request that waits for the command is not woken")
+	}
+	select {
+	case <-second:
+		t.Error("a request that waits for another command is woken")
+	default:
+	}
+	if s.changedOf("other", 0) != nil {
+		t.Error("changedOf(an ended job) is not nil")
+	}
+}

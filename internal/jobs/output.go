@@ -246,7 +246,7 @@ func (s *Service) Output(ctx context.Context, p caller.Principal, id string, r O
 	wait, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
 	for {
-		changed := s.changedOf(id) // before the row is read
+		changed := s.changedOf(id, r.Index) // before the row is read
 		c, err := s.findCommand(ctx, p, id, r.Index)
 		if err != nil {
 			return v1.JobOutput{}, err
@@ -309,15 +309,19 @@ func (o *output) piece(r OutputRequest) (v1.JobOutput, error) {
 	return out, nil
 }
 
-// changedOf returns a channel that is closed when a command of the job starts or ends, or nil if
-// the job has ended.
-func (s *Service) changedOf(id string) <-chan struct{} {
+// changedOf returns a channel that is closed when the command starts or ends, or when the job has
+// ended. It is nil if the job has ended.
+func (s *Service) changedOf(id string, index int) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if j := s.active[id]; j != nil {
-		return j.changed
+	j := s.active[id]
+	if j == nil {
+		return nil
 	}
-	return nil
+	if j.changed[index] == nil {
+		j.changed[index] = make(chan struct{})
+	}
+	return j.changed[index]
 }
 
 // lastAttempt returns the attempt whose output a caller wants: the current one, or the one before
@@ -337,16 +341,16 @@ func (s *Service) liveOutput(path string) (o *output, live bool) {
 	return o, live
 }
 
-// openLive opens an output for writing and makes it visible to readers.
-func (s *Service) openLive(j *job, path string, size int64) (*output, error) {
-	o, err := openOutput(j.space, j.id, path, size)
+// openLive opens an output of an attempt for writing and makes it visible to readers.
+func (s *Service) openLive(a *attempt, path string, size int64) (*output, error) {
+	o, err := openOutput(a.space, a.id, path, size)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.outputs[path] = o
-	j.notify()
+	a.notify(a.index)
 	return o, nil
 }
 

@@ -89,6 +89,26 @@ func TestRestartDoesNotRepeatForgottenCommand(t *testing.T) {
 	}
 }
 
+// TestLostSandboxKeepsOutputInResult has the sandbox of a command that has written output disappear.
+func TestLostSandboxKeepsOutputInResult(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t, 20)
+	j := s.create(t, bob, v1.JobRequest{Commands: texts("hold")})
+	eventually(t, "the output is kept", func() bool {
+		out, err := s.Jobs.Output(t.Context(), bob, j.ID, outputAt(0))
+		return err == nil && out.Data == "held\n"
+	})
+	s.stop()
+	for _, id := range w.host.IDs() {
+		w.host.Vanish(id)
+	}
+	s = w.start(t, 20)
+	_, list := s.await(t, bob, j.ID)
+	if res := list[0].Attempts[0].Result; res.Ending != "unknown" || res.StdoutBytes != 5 {
+		t.Errorf("result = %+v, want unknown with 5 bytes of output", res)
+	}
+}
+
 // TestCancelEndsSandboxThatDoesNotAnswer cancels a command whose sandbox does not answer a kill.
 func TestCancelEndsSandboxThatDoesNotAnswer(t *testing.T) {
 	w := newWorld(t)

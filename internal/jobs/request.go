@@ -176,7 +176,8 @@ func checkFiles(r *v1.JobRequest) error {
 			return usererror.Invalid("files", "entry %d has content and base64: use one of them", i)
 		}
 		clean := path.Clean(f.Path)
-		if f.Path == "" || len(f.Path) > wire.MaxPathBytes || strings.ContainsRune(f.Path, 0) || clean == "." || clean == ".." || strings.HasPrefix(clean, "../") ||
+		if f.Path == "" || len(f.Path) > wire.MaxPathBytes || strings.ContainsRune(f.Path, 0) ||
+			clean == "." || clean == ".." || strings.HasPrefix(clean, "../") ||
 			path.IsAbs(clean) && !strings.HasPrefix(clean, "/workspace/") && !strings.HasPrefix(clean, "/tmp/") {
 			return usererror.Invalid("files", "entry %d has the path %.100q: use one below /workspace or /tmp", i, f.Path)
 		}
