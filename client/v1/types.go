@@ -76,6 +76,8 @@ type Sandbox struct {
 	// "idle", "lost", "unclean" or "failed".
 	EndedAt *time.Time `json:"ended_at,omitempty"`
 	Reason  string     `json:"reason,omitempty"`
+	// Detail says why a sandbox was lost, if its runtime reports that.
+	Detail string `json:"detail,omitempty"`
 }
 
 // Sync reports what was copied from a sandbox to its workspace. Carried is false if there was

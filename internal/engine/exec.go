@@ -159,7 +159,7 @@ func (e *Engine) resolveResult(
 			return r, err
 		}
 	case r.Ending == runtime.Cancelled && l.Ended() == scheduler.Lost:
-		r.Ending, r.Detail = runtime.SandboxLost, detailLost // cancelled because the sandbox was lost
+		r.Ending, r.Detail = runtime.SandboxLost, lostDetail(l) // cancelled because the sandbox was lost
 	}
 	if r.Unclean {
 		return r, e.sched.End(ctx, l, scheduler.Unclean, false)
@@ -177,6 +177,14 @@ func teeOutput(w io.Writer, c *tool.Keeper) io.Writer {
 
 const detailLost = "the sandbox or its connection was lost while the command ran"
 
+// lostDetail is detailLost with the reason, if the driver reports one.
+func lostDetail(l *scheduler.Lease) string {
+	if why := l.LostDetail(); why != "" {
+		return detailLost + ": " + why
+	}
+	return detailLost
+}
+
 // lostResult returns the result of a command whose end was not observed: cancelled if the lease was
 // ended, else sandbox_lost. Errors about the request stay errors.
 func (e *Engine) lostResult(l *scheduler.Lease, began time.Time, err error) (runtime.Result, error) {
@@ -189,7 +197,7 @@ func (e *Engine) lostResult(l *scheduler.Lease, began time.Time, err error) (run
 		return r, nil
 	}
 	if errors.Is(err, guest.ErrLost) {
-		r.Ending, r.Detail = runtime.SandboxLost, detailLost
+		r.Ending, r.Detail = runtime.SandboxLost, lostDetail(l)
 		return r, nil
 	}
 	return r, err

@@ -251,7 +251,7 @@ func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {
 			r.Lease.Workspace,
 		), ReadOnly: r.Lease.ReadOnly, Mode: modeOf(r.Lease), Class: r.Lease.Class, Egress: r.Lease.Egress,
 		Session: r.Lease.Session, Labels: r.Lease.Labels, Warm: r.Warm,
-		CreatedAt: r.Created, ExpiresAt: r.Expires, IdleMS: r.Idle.Milliseconds(), LastUseAt: r.Used, Reason: r.Reason,
+		CreatedAt: r.Created, ExpiresAt: r.Expires, IdleMS: r.Idle.Milliseconds(), LastUseAt: r.Used, Reason: r.Reason, Detail: r.Lease.Detail,
 	}
 	if l := e.sched; l != nil {
 		if live := l.Live(r.ID); live != nil {

@@ -31,7 +31,7 @@ func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool)
 		if s.closed {
 			// The next process finds the row and removes the sandbox.
 			s.mu.Unlock()
-			if err := s.setState(context.WithoutCancel(ctx), l.ID, store.Stopping, reason); err != nil || !wait {
+			if err := s.recordStopping(context.WithoutCancel(ctx), l, reason); err != nil || !wait {
 				return err
 			}
 			return fmt.Errorf("sandbox %s is removed by the next service: %w", l.ID, errStopping)
@@ -72,7 +72,7 @@ func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool)
 
 // finishEnd ends a lease in the background.
 func (s *Scheduler) finishEnd(ctx context.Context, l *Lease, reason string) {
-	if err := s.setState(ctx, l.ID, store.Stopping, reason); err != nil {
+	if err := s.recordStopping(ctx, l, reason); err != nil {
 		s.log.Error("failed to mark a lease as stopping", "sandbox", l.ID, "error", err)
 	}
 	failpoint.Hit("scheduler.end.marked")
@@ -88,6 +88,19 @@ func (s *Scheduler) finishEnd(ctx context.Context, l *Lease, reason string) {
 	}
 	s.scheduleRemoval(failedRemoval{lease: l, reason: reason, row: store.Sandbox{ID: l.ID}})
 	close(l.stuck)
+}
+
+// recordStopping stores that a lease ends, with what the driver reported of a lost sandbox.
+func (s *Scheduler) recordStopping(ctx context.Context, l *Lease, reason string) error {
+	if detail := l.LostDetail(); detail != "" {
+		if _, err := s.opts.Store.Update(ctx, l.ID, func(b *store.Sandbox) error {
+			b.Lease.Detail = detail
+			return nil
+		}); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+	}
+	return s.setState(ctx, l.ID, store.Stopping, reason)
 }
 
 // recordShellEnds stores the results of the lease's shells that the guest reports.
@@ -112,9 +125,10 @@ func (s *Scheduler) recordShellEnds(ctx context.Context, l *Lease) {
 	}
 }
 
-// recordSandboxEnd stores the end of a sandbox, and of its shells whose end was not observed.
-func (s *Scheduler) recordSandboxEnd(ctx context.Context, id, reason string) error {
-	rest := runtime.Result{Ending: runtime.Cancelled, ExitCode: -1, Detail: "its sandbox ended: " + reason}
+// recordSandboxEnd stores the end of a sandbox, and of its shells whose end was not observed. detail
+// is what the driver reported of a lost sandbox.
+func (s *Scheduler) recordSandboxEnd(ctx context.Context, id, reason, detail string) error {
+	rest := runtime.Result{Ending: runtime.Cancelled, ExitCode: -1, Detail: "its sandbox ended: " + withDetail(reason, detail)}
 	if reason == Lost || reason == Unclean {
 		rest.Ending = runtime.SandboxLost
 	}
@@ -140,7 +154,7 @@ func (s *Scheduler) destroy(ctx context.Context, l *Lease, reason string) bool {
 		return false
 	}
 	failpoint.Hit("scheduler.end.destroyed")
-	if err := s.recordSandboxEnd(ctx, l.ID, reason); err != nil {
+	if err := s.recordSandboxEnd(ctx, l.ID, reason, l.LostDetail()); err != nil {
 		s.log.Error("failed to record the end of a lease; will retry", "sandbox", l.ID, "error", err)
 		return false
 	}

@@ -32,11 +32,21 @@ const (
 	ShutDown  = "shut_down" // everything was shut down
 )
 
-// EndedError reports why a lease has ended. Its class is NotFound.
-type EndedError struct{ ID, Reason string }
+// EndedError reports why a lease has ended. Detail is what the driver reported of a lost sandbox, or
+// "". Its class is NotFound.
+type EndedError struct{ ID, Reason, Detail string }
 
 // Error implements error. The text is safe for callers.
-func (e *EndedError) Error() string { return fmt.Sprintf("sandbox %s is gone: %s", e.ID, e.Reason) }
+func (e *EndedError) Error() string {
+	return fmt.Sprintf("sandbox %s is gone: %s", e.ID, withDetail(e.Reason, e.Detail))
+}
+
+func withDetail(text, detail string) string {
+	if detail == "" {
+		return text
+	}
+	return text + ": " + detail
+}
 
 // Unwrap returns the errdefs class.
 func (e *EndedError) Unwrap() error { return errdefs.ErrNotFound }
@@ -76,6 +86,7 @@ type Lease struct {
 	used     time.Time
 	dirty    bool // used is not stored yet
 	reason   string
+	detail   string          // what the driver reported of a lost sandbox; constant once reason is set
 	ctx      context.Context // ends with the lease; its cause is an *EndedError
 	cancel   context.CancelCauseFunc
 	idle     chan struct{} // closed when no call is active in the ending lease
@@ -136,7 +147,7 @@ func (l *Lease) Attend(ctx context.Context) (*Use, error) {
 // checkUsable returns an error if the lease cannot be used now. The caller holds mu.
 func (l *Lease) checkUsable() error {
 	if l.reason != "" {
-		return &EndedError{ID: l.ID, Reason: l.reason}
+		return &EndedError{ID: l.ID, Reason: l.reason, Detail: l.detail}
 	}
 	if l.instance == nil {
 		return fmt.Errorf("sandbox %s: %w", l.ID, errUnknown)
@@ -189,8 +200,10 @@ func (l *Lease) beginEnd(reason string) bool {
 	if l.reason != "" || reason == Idle && !l.idleAt(time.Now()) {
 		return false
 	}
-	l.reason = reason
-	l.cancel(&EndedError{ID: l.ID, Reason: reason})
+	if l.reason = reason; reason == Lost && l.detail == "" && l.instance != nil {
+		l.detail = runtime.EndReasonOf(l.instance.sandbox)
+	}
+	l.cancel(&EndedError{ID: l.ID, Reason: reason, Detail: l.detail})
 	if l.active == 0 {
 		close(l.idle)
 	}
@@ -241,11 +254,11 @@ func (l *Lease) LastUse() time.Time {
 // Figures returns the sandbox's current resource usage. It does not count as a use of the lease.
 func (l *Lease) Figures(ctx context.Context) (runtime.Figures, error) {
 	l.mu.Lock()
-	m, reason := l.instance, l.reason
+	m, reason, detail := l.instance, l.reason, l.detail
 	l.mu.Unlock()
 	switch {
 	case reason != "":
-		return runtime.Figures{}, &EndedError{ID: l.ID, Reason: reason}
+		return runtime.Figures{}, &EndedError{ID: l.ID, Reason: reason, Detail: detail}
 	case m == nil:
 		return runtime.Figures{}, fmt.Errorf("sandbox %s: %w", l.ID, errUnknown)
 	}
@@ -266,6 +279,26 @@ func (l *Lease) takeUnsavedUse() (time.Time, bool) {
 	dirty := l.dirty
 	l.dirty = false
 	return l.used, dirty
+}
+
+// LostDetail returns why the sandbox has ended, if its driver reports that, or "". The lease may
+// still be live.
+func (l *Lease) LostDetail() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.detail == "" && l.reason == "" && l.instance != nil && l.instance.dead() {
+		return runtime.EndReasonOf(l.instance.sandbox)
+	}
+	return l.detail
+}
+
+// setDetail sets what the driver reported of a sandbox that was lost while no process held it.
+func (l *Lease) setDetail(detail string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.reason == "" {
+		l.detail = detail
+	}
 }
 
 // Ended returns the reason for the lease's end, or "" while it is live.

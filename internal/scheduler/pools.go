@@ -170,5 +170,5 @@ func (s *Scheduler) shutDown(ctx context.Context, id string) error {
 		return fmt.Errorf("remove sandbox %s: %w", id, err)
 	}
 	failpoint.Hit("scheduler.destroy.removed")
-	return s.recordSandboxEnd(ctx, id, ShutDown)
+	return s.recordSandboxEnd(ctx, id, ShutDown, "")
 }

@@ -182,6 +182,7 @@ func (s *Scheduler) recoverLease(ctx context.Context, l *Lease, row store.Sandbo
 func (s *Scheduler) resolveLease(ctx context.Context, l *Lease, row store.Sandbox) (known bool, err error) {
 	m, err := s.adopt(ctx, row)
 	if errdefs.IsNotFound(err) {
+		l.setDetail(runtime.EndReasonIn(err))
 		return true, errors.Join(err, s.End(ctx, l, Lost, false))
 	}
 	if err != nil {

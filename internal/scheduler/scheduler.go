@@ -163,7 +163,7 @@ func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error
 	if row.State == store.Leased && row.Reason == "" { // being acquired
 		return nil, errBinding
 	}
-	return nil, &EndedError{ID: id, Reason: row.Reason}
+	return nil, &EndedError{ID: id, Reason: row.Reason, Detail: row.Lease.Detail}
 }
 
 // Row returns the stored row of a lease of the caller, including ended ones.

@@ -69,6 +69,8 @@ type Lease struct {
 	Egress  *v1.Egress `json:"egress,omitempty"`
 	Unbound bool       `json:"unbound,omitempty"`
 	Profile string     `json:"profile,omitempty"`
+	// Detail says why its sandbox was lost, if the driver reported that.
+	Detail string `json:"detail,omitempty"`
 	// Env is not stored: it may contain secrets, and the guest has it.
 }
 

@@ -156,11 +156,17 @@ func (h *Host) SetFigures(id string, f runtime.Figures) bool {
 
 // Kill ends a sandbox's first process, as the OOM killer would. The sandbox is still listed, as not
 // running. Kill reports whether it existed.
-func (h *Host) Kill(id string) bool {
+func (h *Host) Kill(id string) bool { return h.KillFor(id, "") }
+
+// KillFor is Kill with the reason that the sandbox's EndReason returns.
+func (h *Host) KillFor(id, reason string) bool {
 	m := h.container(id)
 	if m == nil {
 		return false
 	}
+	m.mu.Lock()
+	m.why = reason
+	m.mu.Unlock()
 	m.kill()
 	return true
 }

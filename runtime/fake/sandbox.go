@@ -24,6 +24,7 @@ type container struct {
 	mu    sync.Mutex
 	dead  bool
 	bound *runtime.Binding
+	why   string // Host.KillFor's reason
 	conns map[net.Conn]struct{}
 
 	figures runtime.Figures
@@ -95,8 +96,9 @@ type Sandbox struct {
 }
 
 var (
-	_ runtime.Sandbox = (*Sandbox)(nil)
-	_ runtime.Meter   = (*Sandbox)(nil)
+	_ runtime.Sandbox     = (*Sandbox)(nil)
+	_ runtime.Meter       = (*Sandbox)(nil)
+	_ runtime.EndReasoner = (*Sandbox)(nil)
 )
 
 // ID implements runtime.Sandbox.
@@ -156,6 +158,13 @@ func (s *Sandbox) Figures(ctx context.Context) (runtime.Figures, error) {
 		return runtime.Figures{}, fmt.Errorf("figures of sandbox %s: sandbox has ended: %w", s.ID(), errdefs.ErrNotFound)
 	}
 	return s.container.figures, nil
+}
+
+// EndReason implements runtime.EndReasoner. It returns what Host.KillFor was told.
+func (s *Sandbox) EndReason() string {
+	s.container.mu.Lock()
+	defer s.container.mu.Unlock()
+	return s.container.why
 }
 
 // Done implements runtime.Sandbox.

@@ -198,6 +198,9 @@ func (s *Sandbox) adopt(ctx context.Context) error {
 	if err != nil {
 		return s.d.api.failed(ctx, "look for sandbox "+s.id, err)
 	}
+	if why := ending(p); p.Labels[labelID] == s.id && why != nil {
+		return fmt.Errorf("kubernetes: sandbox %s: %w: %w", s.id, endedError{why}, errdefs.ErrNotFound)
+	}
 	if p.Labels[labelID] != s.id || !running(p) {
 		return fmt.Errorf("kubernetes: sandbox %s does not run: phase %s: %w", s.id, p.Status.Phase, errdefs.ErrNotFound)
 	}

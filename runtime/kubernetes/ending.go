@@ -61,6 +61,8 @@ func ending(p *corev1.Pod) error {
 		why = errNodeLost
 	case end != nil && end.Reason == "OOMKilled":
 		why = errOOM
+	case disruption(p) != nil:
+		why = disruption(p)
 	case p.DeletionTimestamp != nil:
 		why = errDeleted
 	}

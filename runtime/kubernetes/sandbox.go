@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
@@ -82,13 +81,9 @@ func (d *Driver) holder(id string) *Sandbox {
 func (s *Sandbox) attach() {
 	s.stream = newStream(s.d, s.name)
 	s.wg.Go(func() {
-		var why error
-		err := s.d.pods.wait(s.ctx, s.name, s.uid, func(p *corev1.Pod) bool {
-			why = ending(p)
-			return why != nil
-		})
-		if err == nil {
-			s.stop(why)
+		var w endWatch
+		if err := s.d.pods.wait(s.ctx, s.name, s.uid, w.seen); err == nil {
+			s.stop(w.why)
 			close(s.done)
 		}
 	})

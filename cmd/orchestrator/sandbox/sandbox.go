@@ -129,6 +129,7 @@ func printSandbox(a *cli.App, s v1.Sandbox) error {
 	add("ID", s.ID)
 	add("STATE", s.State)
 	add("REASON", s.Reason)
+	add("DETAIL", cli.Escape(s.Detail))
 	add("TEMPLATE", s.Template)
 	add("IMAGE", s.Image)
 	add("RUNTIME", s.Runtime)

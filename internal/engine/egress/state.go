@@ -123,7 +123,7 @@ func (s *Service) change(ctx context.Context, l *scheduler.Lease, use *scheduler
 	}
 	_, err := s.opts.Rows.Update(ctx, l.ID, func(b *store.Sandbox) error {
 		if b.State != store.Leased {
-			return &core.EndedError{ID: l.ID, Reason: b.Reason}
+			return &core.EndedError{ID: l.ID, Reason: b.Reason, Detail: b.Lease.Detail}
 		}
 		g.StoreIn(&b.Lease)
 		return nil
