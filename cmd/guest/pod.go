@@ -15,11 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const podUsage = usageError(
 	"usage: guest install [--dir PATH=MODE:UID:GID]... | guest isolate | " +
-		"guest pod [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...",
+		"guest pod [--class CLASS] [--seccomp] [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...",
 )
 
 // oomScoreAdj makes the kernel kill a sandbox before other processes of its host.
@@ -121,6 +122,8 @@ func install(from, to string) error {
 // podOptions of `guest pod`.
 type podOptions struct {
 	rlimits  map[int]uint64
+	class    runtime.Class
+	seccomp  bool
 	env      []string
 	writable []string
 	command  []string
@@ -132,6 +135,9 @@ type podOptions struct {
 func runPod(args []string) error {
 	o, err := parsePod(args)
 	if err != nil {
+		return err
+	}
+	if err := checkKernel(o.class, o.seccomp); err != nil {
 		return err
 	}
 	if err := checkIsolated(); err != nil {
@@ -177,6 +183,11 @@ func parsePod(args []string) (podOptions, error) {
 		"PATH of a mount that may be writable",
 		func(text string) error { o.writable = append(o.writable, text); return nil },
 	)
+	f.Func("class", "isolation CLASS that the kernel must show", func(text string) (err error) {
+		o.class, err = runtime.ParseClass(text)
+		return err
+	})
+	f.BoolVar(&o.seccomp, "seccomp", false, "require a system call filter")
 	if err := f.Parse(args); err != nil {
 		return o, usageError(err.Error())
 	}
@@ -189,7 +200,7 @@ func parsePod(args []string) (podOptions, error) {
 func rlimitNumbers() map[string]int {
 	return map[string]int{
 		"RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK, "RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE,
-		"RLIMIT_NICE":   unix.RLIMIT_NICE,
+		"RLIMIT_NICE": unix.RLIMIT_NICE, "RLIMIT_NPROC": unix.RLIMIT_NPROC,
 		"RLIMIT_NOFILE": unix.RLIMIT_NOFILE, "RLIMIT_RTPRIO": unix.RLIMIT_RTPRIO, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
 	}
 }

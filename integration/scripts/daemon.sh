@@ -34,7 +34,13 @@ end() {
 
 # end_shims kills what outlives the daemon: the shims and, as their children, PID 1 of each container.
 end_shims() {
-    local shim child name=containerd-shim-runc-v2 deadline=$((SECONDS + STOP_SECONDS))
+    local name status=0
+    for name in containerd-shim-runc-v2 containerd-shim-runsc-v1; do end_shims_of "$name" || status=1; done
+    return "$status"
+}
+
+end_shims_of() {
+    local shim child name=$1 deadline=$((SECONDS + STOP_SECONDS))
     while ((SECONDS < deadline)); do
         [[ -n $(pids_of "$name") ]] || return 0
         while read -r shim; do

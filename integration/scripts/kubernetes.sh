@@ -3,7 +3,8 @@
 #
 #     kubernetes.sh build          builds its programs unless the cache has them, and prints their directory
 #     kubernetes.sh helm           builds Helm unless the cache has it, and prints its path
-#     kubernetes.sh up             starts it unless it runs, and prints its kubeconfig
+#     kubernetes.sh up [gvisor]    starts it unless it runs, and prints its kubeconfig; with gvisor it has a runtime handler
+#                                  "runsc", and room for gVisor's threads in every pod
 #     kubernetes.sh load ARCHIVE   imports a docker-archive into the node
 #     kubernetes.sh env            prints the variables of the tests, for eval
 #     kubernetes.sh status         prints the kubeconfig and exits 0 when the node is ready, else exits 1
@@ -33,12 +34,13 @@ KUBELET_PORT=20250 KUBELET_HEALTH=20248 MANAGER_PORT=20257 SCHEDULER_PORT=20259
 # The parent of the pods' cgroups.
 CGROUP=$(basename "$TEST_STATE")-kubernetes
 BRIDGE=orch-k8s0
-POD_PIDS=160
+POD_PIDS=160 GVISOR_PIDS=8192
 # What the kubelet makes outside of its directory whatever it is told.
 OUTSIDE=(/var/lib/kubelet /var/log/containers /usr/libexec/kubernetes)
 SYSCTLS=(vm.overcommit_memory kernel.panic kernel.panic_on_oops net.ipv4.ip_forward)
 # The image of the service and of the guest, as docker/orchestrator/Dockerfile makes it.
 IMAGE=localhost/orchestrator:test
+GVISOR_VERSION=$(awk '$1 == "gvisor.dev/gvisor" { print $2 }' "$ROOT/integration/gvisor/go.mod")
 HELM_VERSION=$(awk '$1 == "helm.sh/helm/v3" { print $2 }' "$ROOT/integration/helm/go.mod")
 
 key() {
@@ -96,6 +98,32 @@ helm() {
                 helm.sh/helm/v3/cmd/helm
         ) || die "cannot build Helm"
         mv "$out.tmp" "$out"
+    fi
+    exec 8>&-
+    printf '%s\n' "$out"
+}
+
+# gvisor builds gVisor's shim, which Debian's package lacks, in the cache and prints its path.
+gvisor() {
+    local work out=$CACHE/tools/containerd-shim-runsc-$GVISOR_VERSION-$(go env GOVERSION)-$(go env GOARCH)
+    mkdir -p "$CACHE/tools"
+    exec 8>"$CACHE/kubernetes.lock"
+    flock 8
+    if [[ ! -x $out ]]; then
+        say "building gVisor's shim"
+        work=$(mktemp -d "$CACHE/tmp.gvisor.XXXXXX")
+        (
+            cp "$ROOT"/integration/gvisor/go.* "$work"
+            cd "$work"
+            export CGO_ENABLED=0 GOFLAGS='-trimpath -buildvcs=false' GOWORK=off
+            retry 3 go mod download
+            go mod vendor
+            # A root without CAP_SYS_RESOURCE cannot lower oom_score_adj, and the shim insists on it.
+            sed -i 's/SetOOMScore(cmd.Process.Pid, oomScoreMaxKillable)/SetOOMScore(cmd.Process.Pid, 0)/' \
+                vendor/gvisor.dev/gvisor/pkg/shim/service.go
+            nice -n 19 go build -mod=vendor -o "$out" -ldflags '-s -w -checklinkname=0' gvisor.dev/gvisor/shim
+        ) || { rm -rf "$work"; die "cannot build gVisor's shim"; }
+        rm -rf "$work"
     fi
     exec 8>&-
     printf '%s\n' "$out"
@@ -213,6 +241,28 @@ SH
     printf '{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"none"}]}\n' >"$DIR/cni/conf/10-net.conflist"
 }
 
+# configure_gvisor prints the runtime handler "runsc" of a node with gVisor.
+configure_gvisor() {
+    [[ -n $shim ]] || return 0
+    mkdir -p "$DIR/bin"
+    ln -sf "$shim" "$DIR/bin/containerd-shim-runsc-v1"
+    cat >"$DIR/runsc.toml" <<TOML
+binary_name = "$(command -v runsc)"
+root = "$DIR/containerd/runsc"
+[runsc_config]
+  platform = "ptrace"
+  network = "none"
+  oci-seccomp = "true"
+TOML
+    cat <<TOML
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runsc]
+      runtime_type = "io.containerd.runsc.v1"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runsc.options]
+        TypeUrl = "io.containerd.runsc.v1.options"
+        ConfigPath = "$DIR/runsc.toml"
+TOML
+}
+
 configure_containerd() {
     cat >"$DIR/containerd.toml" <<TOML
 version = 2
@@ -241,6 +291,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         Root = "$DIR/containerd/runc"
         SystemdCgroup = false
+$(configure_gvisor)
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "$DIR/cni/bin"
     conf_dir = "$DIR/cni/conf"
@@ -351,8 +402,9 @@ load_images() {
 }
 
 up() {
-    local tool path
-    if ready; then
+    local tool path shim=
+    [[ -z $1 || $1 == gvisor ]] || die "invalid kind of node \"$1\": use gvisor or nothing"
+    if ready && [[ $(<"$DIR/kind") == "$1" ]]; then
         printf '%s\n' "$DIR/pki/admin.kubeconfig"
         return 0
     fi
@@ -360,8 +412,13 @@ up() {
     for tool in containerd ctr runc openssl curl ip sysctl; do
         command -v "$tool" >/dev/null || die "$tool is missing: run integration/scripts/deps.sh --kubernetes"
     done
+    [[ $1 != gvisor ]] || command -v runsc >/dev/null || die "runsc is missing: run integration/scripts/deps.sh"
     [[ -x /usr/lib/cni/loopback && -x /usr/lib/cni/bridge ]] || die "the CNI plugins are missing: run integration/scripts/deps.sh --kubernetes"
     programs=$(build)
+    if [[ $1 == gvisor ]]; then
+        shim=$(gvisor)
+        POD_PIDS=$GVISOR_PIDS
+    fi
     down || die "cannot clean up after an earlier node"
     if (exec 3<>"/dev/tcp/${API/://}") 2>/dev/null; then
         die "port $API is in use, perhaps by a node with another ORCHESTRATOR_TEST_STATE: stop it first"
@@ -369,6 +426,7 @@ up() {
     umask 022
     mkdir -p "$DIR"/{run,log,etcd,kubelet/seccomp,containerd/root,containerd/state}
     chmod 0700 "$DIR/etcd"
+    printf '%s\n' "$1" >"$DIR/kind"
     ln -s "$programs/k8snode" "$DIR/kubectl" # the program's name selects the component
     sysctl "${SYSCTLS[@]}" >"$DIR/sysctl.saved"
     for path in "${OUTSIDE[@]}"; do [[ -e $path ]] || printf '%s\n' "$path"; done >"$DIR/outside.new"
@@ -377,7 +435,7 @@ up() {
     configure_network
     configure_containerd
     configure_kubelet
-    background "$DIR/log/containerd.log" containerd --config "$DIR/containerd.toml"
+    background "$DIR/log/containerd.log" env PATH="$DIR/bin:$PATH" containerd --config "$DIR/containerd.toml"
     start_control_plane
     wait_for containerd ctr_ version
     load_images
@@ -391,7 +449,7 @@ up() {
 # left prints the processes, cgroups, mounts, interfaces, links to logs and files of a node.
 left() {
     local name top path
-    for name in k8snode containerd containerd-shim-runc-v2; do pids_of "$name" | sed "s/^/kubernetes process $name /"; done
+    for name in k8snode containerd containerd-shim-runc-v2 containerd-shim-runsc-v1 runsc; do pids_of "$name" | sed "s/^/kubernetes process $name /"; done
     while read -r top; do
         find "$top/$CGROUP" -type d -printf 'kubernetes cgroup %p\n' 2>/dev/null || :
     done < <(hierarchies)
@@ -418,6 +476,7 @@ down() {
     end_shims || status=1
     end containerd
     end_shims || status=1
+    [[ -z $(pids_of runsc) ]] || end runsc
     remove_cgroups || status=1
     unmount_under "$DIR" || { say "mounts left under $DIR"; status=1; }
     ip link delete "$BRIDGE" 2>/dev/null || :
@@ -444,6 +503,10 @@ env_() {
     printf 'export ORCHESTRATOR_TEST_KUBECTL="%s"\n' "$DIR/kubectl"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_DIR="%s"\n' "$DIR"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_IMAGE="%s"\n' "$IMAGE"
+    if [[ $(<"$DIR/kind") == gvisor ]]; then
+        POD_PIDS=$GVISOR_PIDS
+        printf 'export ORCHESTRATOR_TEST_KUBERNETES_GVISOR=yes\n'
+    fi
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_POD_PIDS="%s"\n' "$POD_PIDS"
 }
 
@@ -458,11 +521,11 @@ lock() {
 case ${1:-} in
 build) build ;;
 helm) helm ;;
-up) lock; up ;;
+up) lock; up "${2:-}" ;;
 load) [[ -f ${2:-} ]] || die "archive not found: ${2:-}"; ctr_ images import "$2" >/dev/null ;;
 env) env_ ;;
 status) status ;;
 left) left ;;
 down) [[ -d $DIR ]] || exit 0; lock; down ;;
-*) say "usage: kubernetes.sh build|helm|up|load ARCHIVE|env|status|left|down"; exit 64 ;;
+*) say "usage: kubernetes.sh build|helm|up [gvisor]|load ARCHIVE|env|status|left|down"; exit 64 ;;
 esac

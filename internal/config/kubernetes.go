@@ -20,6 +20,10 @@ type Kubernetes struct {
 	// SeccompProfile is a file in the seccomp directory of the kubelets (default: the container
 	// runtime's filter).
 	SeccompProfile string `json:"seccomp_profile"`
+	// GVisorSeccompProfile is the same for class gvisor (default: gVisor loads no filter).
+	GVisorSeccompProfile string `json:"gvisor_seccomp_profile"`
+	// Classes maps "gvisor" and "vm" to RuntimeClasses of the cluster.
+	Classes map[string]string `json:"classes"`
 	// PodPids is the podPidsLimit of the kubelets; 0 means unknown.
 	PodPids int64 `json:"pod_pids"`
 	// CPURequest is what a sandbox reserves of its CPU limit; 0 reserves all of it.
@@ -58,7 +62,7 @@ func defaultKubernetes() Kubernetes {
 			Tolerations:      []KubernetesToleration{},
 			ImagePullSecrets: []string{},
 		},
-		Pods: map[string]KubernetesPod{},
+		Pods: map[string]KubernetesPod{}, Classes: map[string]string{},
 	}
 }
 

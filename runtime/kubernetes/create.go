@@ -60,13 +60,10 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 
 // checkSpec returns an error that names what this driver cannot enforce.
 func (d *Driver) checkSpec(spec runtime.Spec) error {
-	if spec.Class.OrDefault() != runtime.ClassContainer {
-		return refused(
-			"class %s is not offered: use class container, with kubernetes.pod.runtime_class for another runtime",
-			spec.Class,
-		)
+	if err := d.checkClass(spec); err != nil {
+		return err
 	}
-	if d.opts.PodPids > spec.Limits.Pids {
+	if spec.Class.OrDefault() == runtime.ClassContainer && d.opts.PodPids > spec.Limits.Pids {
 		return refused(
 			"limits.pids is %d, but nodes allow %d processes per pod: raise limits.pids, "+
 				"or lower podPidsLimit of the kubelets and kubernetes.pod_pids",

@@ -84,6 +84,11 @@ type Options struct {
 	// SeccompProfile is the file of our filter, relative to the seccomp directory of every kubelet.
 	// Empty: the container runtime's default filter applies.
 	SeccompProfile string
+	// GVisorSeccompProfile is the same for class gvisor, whose kernel needs a filter of its own.
+	// Empty: gVisor loads no filter.
+	GVisorSeccompProfile string
+	// Classes maps ClassGVisor and ClassVM to the names of RuntimeClasses of the cluster.
+	Classes map[runtime.Class]string
 	// PodPids is the podPidsLimit of every kubelet. Zero: unknown.
 	PodPids int64
 	// CPURequest is what a pod reserves of its CPU limit, in cores. Zero reserves the limit.
@@ -152,6 +157,9 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err := api.checkPermissions(askCtx); err != nil {
 		return nil, err
 	}
+	if err := d.checkClasses(askCtx); err != nil {
+		return nil, err
+	}
 	if d.pods, err = openPodCache(askCtx, api, d.log); err != nil {
 		return nil, err
 	}
@@ -210,7 +218,7 @@ func (o Options) validate() error {
 			errdefs.ErrInvalidArgument,
 		)
 	}
-	return nil
+	return o.validateClasses()
 }
 
 // Name returns "kubernetes".

@@ -23,7 +23,7 @@ func awaitEnd(t *testing.T, s *Sandbox) string {
 }
 
 func TestEvictionAndMemoryLimitAreReportedAsReasons(t *testing.T) {
-	needNetwork(t, NetworkNone)
+	t.Parallel()
 	o := options(t, newNamespace(t, "baseline"))
 	d := opened(t, o)
 	evicted := start(t, d, specOf(t))

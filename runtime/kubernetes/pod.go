@@ -53,12 +53,12 @@ func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
 			RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: &grace, ActiveDeadlineSeconds: &deadline,
 			AutomountServiceAccountToken: &no, EnableServiceLinks: &no, Hostname: ocispec.Hostname,
 			DNSPolicy: corev1.DNSNone, DNSConfig: &corev1.PodDNSConfig{Nameservers: []string{"127.0.0.1"}},
-			SecurityContext: &corev1.PodSecurityContext{RunAsUser: &root, RunAsGroup: &root, SeccompProfile: d.seccomp()},
+			SecurityContext: &corev1.PodSecurityContext{RunAsUser: &root, RunAsGroup: &root, SeccompProfile: seccomp(d.seccompProfile(spec.Class))},
 			Volumes:         volumes,
 			InitContainers:  d.initContainers(spec, mounts),
 			Containers: []corev1.Container{{
 				Name: containerName, Image: spec.Image.Ref, ImagePullPolicy: corev1.PullPolicy(d.opts.PullPolicy),
-				Command: command(spec, mounts), WorkingDir: "/", Resources: d.resources(spec.Limits),
+				Command: d.command(spec, mounts), WorkingDir: "/", Resources: d.resources(caps(spec)),
 				VolumeMounts: append(mounts, corev1.VolumeMount{Name: guestVolume, MountPath: runtime.RunDir, ReadOnly: true},
 					corev1.VolumeMount{Name: guestVolume, MountPath: "/etc/hosts", SubPath: hostsFile, ReadOnly: true}),
 				TerminationMessagePath: endFile, TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
@@ -68,9 +68,7 @@ func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
 		},
 	}
 	pod.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem = &yes
-	if where.RuntimeClass != "" {
-		pod.Spec.RuntimeClassName = &where.RuntimeClass
-	}
+	d.setClass(pod, spec, where.RuntimeClass)
 	for _, t := range where.Tolerations {
 		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
 			Key: t.Key, Operator: corev1.TolerationOperator(t.Operator), Value: t.Value, Effect: corev1.TaintEffect(t.Effect),
@@ -86,7 +84,7 @@ func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
 // guest.
 func (d *Driver) initContainers(spec runtime.Spec, mounts []corev1.VolumeMount) []corev1.Container {
 	base := corev1.Container{
-		Image: d.opts.GuestImage, ImagePullPolicy: corev1.PullPolicy(d.opts.PullPolicy), Resources: d.resources(spec.Limits),
+		Image: d.opts.GuestImage, ImagePullPolicy: corev1.PullPolicy(d.opts.PullPolicy), Resources: d.resources(caps(spec)),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 	}
 	var out []corev1.Container
@@ -112,11 +110,8 @@ func (d *Driver) initContainers(spec runtime.Spec, mounts []corev1.VolumeMount) 
 
 // command returns the sandbox's first process: the guest's checks, the template's entrypoint and
 // the guest.
-func command(spec runtime.Spec, mounts []corev1.VolumeMount) []string {
-	args := []string{runtime.GuestPath, "pod"}
-	for _, r := range ocispec.Rlimits(spec.Limits) {
-		args = append(args, "--rlimit", r.Type+"="+strconv.FormatUint(r.Hard, 10))
-	}
+func (d *Driver) command(spec runtime.Spec, mounts []corev1.VolumeMount) []string {
+	args := append([]string{runtime.GuestPath, "pod"}, d.classCommand(spec)...)
 	for _, e := range ocispec.Env() {
 		args = append(args, "--env", e)
 	}
@@ -174,11 +169,11 @@ func capabilityNames() []string {
 	return out
 }
 
-func (d *Driver) seccomp() *corev1.SeccompProfile {
-	if d.opts.SeccompProfile == "" {
+func seccomp(file string) *corev1.SeccompProfile {
+	if file == "" {
 		return &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
 	}
-	return &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: &d.opts.SeccompProfile}
+	return &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: &file}
 }
 
 // resources returns the caps of a sandbox. Requests equal limits, except for CPU if that is

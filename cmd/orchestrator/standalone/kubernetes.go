@@ -20,8 +20,13 @@ func (d Drivers) openKubernetes(ctx context.Context) (runtime.Driver, string, er
 	for name, p := range c.Pods {
 		pods[name] = podOptions(p)
 	}
+	classes := make(map[runtime.Class]string, len(c.Classes))
+	for class, name := range c.Classes {
+		classes[runtime.Class(class)] = name
+	}
 	got, err := kubernetes.New(ctx, kubernetes.Options{
 		Kubeconfig: c.Kubeconfig, Context: c.Context, Namespace: c.Namespace, GuestImage: c.GuestImage,
+		GVisorSeccompProfile: c.GVisorSeccompProfile, Classes: classes,
 		Stream: c.Stream, Network: c.Network, SeccompProfile: c.SeccompProfile, PodPids: c.PodPids, CPURequest: c.CPURequest,
 		PullPolicy: c.PullPolicy, Deadline: c.Deadline.Std(), Pod: podOptions(c.Pod), Pods: pods, Log: d.Log,
 	})

@@ -1,6 +1,7 @@
 package templates
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -29,12 +30,18 @@ func (s *Service) prepare(ctx context.Context, t *scheduler.Template) error {
 	t.Spec.Limits = t.Spec.Limits.WithDefaults()
 	// Query only this class: probing all classes takes a driver seconds on a new host.
 	if class := t.Spec.Class.OrDefault(); s.opts.Driver.Capabilities(class) == nil {
+		why := error(errdefs.ErrFailedPrecondition)
+		if d, ok := s.opts.Driver.(interface {
+			Why(class runtime.Class) error
+		}); ok {
+			why = cmp.Or(d.Why(class), why) // names what to install or to set
+		}
 		return fmt.Errorf(
 			"class %s: runtime %s does not support it on this host; it supports %v: %w",
 			class,
 			s.opts.Driver.Name(),
 			s.opts.Driver.Classes(),
-			errdefs.ErrFailedPrecondition,
+			why,
 		)
 	}
 	if need := t.Spec.Limits.MemoryBytes; need > s.opts.MaxMemory {

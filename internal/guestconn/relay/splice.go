@@ -42,18 +42,18 @@ func newSplice(p *Pool, dst io.Writer, src io.Reader, count func(n int) error) *
 	return s
 }
 
-// isGVisor reports whether the kernel is gVisor's, whose splice corrupts data. When a socket takes
+// IsGVisor reports whether the kernel is gVisor's, whose splice corrupts data. When a socket takes
 // a pipe's content in several parts, each part starts at the pipe's beginning (seen in 2022), so
 // beyond 64 KiB wrong bytes arrive without an error. The check uses the version string, which has
 // not changed in any release.
-var isGVisor = sync.OnceValue(func() bool {
+var IsGVisor = sync.OnceValue(func() bool {
 	var name unix.Utsname
 	return unix.Uname(&name) == nil && bytes.HasPrefix(name.Version[:], []byte("#1 SMP Sun Jan 10 15:06:54 PST 2016"))
 })
 
 // socket returns nil for everything but plain stream sockets: wrappers must see the bytes.
 func socket(v any) syscall.RawConn {
-	if isGVisor() {
+	if IsGVisor() {
 		return nil
 	}
 	var c syscall.Conn
