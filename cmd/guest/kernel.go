@@ -62,3 +62,23 @@ func checkFresh(release string) error {
 	}
 	return nil
 }
+
+// checkUserNamespace returns an error if root is root of the host too.
+func checkUserNamespace() error {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return fmt.Errorf("look for the user namespace: %w", err)
+	}
+	return checkUIDMap(string(text))
+}
+
+// checkUIDMap takes lines of an inside uid, the outside uid, and how many are mapped.
+func checkUIDMap(text string) error {
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "0" && f[1] != "0" {
+			return nil
+		}
+	}
+	return errors.New("the runtime has not made the pod's user namespace: root is root of the node: " +
+		"use containerd 2, or set kubernetes.pod.user_namespaces to false")
+}

@@ -32,3 +32,13 @@ func TestKernelOfAnotherClassIsRefused(t *testing.T) {
 		t.Errorf("checkKernel with a required filter = %v, want nil only if there is one (%v)", err, filtered)
 	}
 }
+
+func TestRootOfTheHostIsNoUserNamespace(t *testing.T) {
+	t.Parallel()
+	if err := checkUIDMap("         0          0 4294967295\n"); err == nil || !strings.Contains(err.Error(), "user_namespaces") {
+		t.Errorf("checkUIDMap of the host = %v, want an error that names the setting", err)
+	}
+	if err := checkUIDMap("         0     524288      65536\n"); err != nil {
+		t.Errorf("checkUIDMap of a user namespace = %v, want nil", err)
+	}
+}

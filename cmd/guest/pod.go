@@ -20,7 +20,7 @@ import (
 
 const podUsage = usageError(
 	"usage: guest install [--dir PATH=MODE:UID:GID]... | guest isolate | " +
-		"guest pod [--class CLASS] [--seccomp] [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...",
+		"guest pod [--class CLASS] [--seccomp] [--user-namespace] [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...",
 )
 
 // oomScoreAdj makes the kernel kill a sandbox before other processes of its host.
@@ -124,6 +124,7 @@ type podOptions struct {
 	rlimits  map[int]uint64
 	class    runtime.Class
 	seccomp  bool
+	userns   bool
 	env      []string
 	writable []string
 	command  []string
@@ -142,6 +143,11 @@ func runPod(args []string) error {
 	}
 	if err := checkIsolated(); err != nil {
 		return err
+	}
+	if o.userns {
+		if err := checkUserNamespace(); err != nil {
+			return err
+		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -187,6 +193,7 @@ func parsePod(args []string) (podOptions, error) {
 		o.class, err = runtime.ParseClass(text)
 		return err
 	})
+	f.BoolVar(&o.userns, "user-namespace", false, "require a user namespace")
 	f.BoolVar(&o.seccomp, "seccomp", false, "require a system call filter")
 	if err := f.Parse(args); err != nil {
 		return o, usageError(err.Error())

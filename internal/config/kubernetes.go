@@ -44,6 +44,7 @@ type KubernetesPod struct {
 	RuntimeClass     string                 `json:"runtime_class"`
 	PriorityClass    string                 `json:"priority_class"`
 	ImagePullSecrets []string               `json:"image_pull_secrets"`
+	UserNamespaces   bool                   `json:"user_namespaces"`
 }
 
 // KubernetesToleration is a toleration of a pod, as Kubernetes defines it.

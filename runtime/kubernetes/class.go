@@ -78,6 +78,9 @@ func (d *Driver) checkClass(spec runtime.Spec) error {
 	if err := d.Why(spec.Class); err != nil {
 		return err
 	}
+	if spec.Class == runtime.ClassGVisor && d.podOptions(spec.Template).UserNamespaces {
+		return refused("user_namespaces does not work with class gvisor: set it to false in kubernetes.pods.%s", spec.Template)
+	}
 	if spec.Class != runtime.ClassGVisor || d.opts.PodPids == 0 {
 		return nil
 	}
@@ -133,6 +136,9 @@ func (d *Driver) classCommand(spec runtime.Spec) []string {
 	}
 	if class := spec.Class.OrDefault(); class != runtime.ClassContainer {
 		args = append(args, "--class", string(class))
+	}
+	if d.podOptions(spec.Template).UserNamespaces {
+		args = append(args, "--user-namespace")
 	}
 	if d.seccompProfile(spec.Class) != "" {
 		args = append(args, "--seccomp")

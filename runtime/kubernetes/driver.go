@@ -110,6 +110,8 @@ type PodOptions struct {
 	Tolerations                 []Toleration
 	RuntimeClass, PriorityClass string
 	ImagePullSecrets            []string
+	// UserNamespaces runs the pod in a user namespace: root inside is an ordinary user of the node.
+	UserNamespaces bool
 }
 
 // Toleration is a toleration of a pod, as Kubernetes defines it.

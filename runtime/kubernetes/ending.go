@@ -164,6 +164,9 @@ func checkUnchanged(asked, got *corev1.Pod) error {
 			errdefs.ErrFailedPrecondition,
 		)
 	}
+	if err := checkUserNamespace(asked, got); err != nil {
+		return err
+	}
 	switch {
 	case len(g.Containers) != len(a.Containers), len(g.InitContainers) != len(a.InitContainers):
 		return changed("the containers")

@@ -72,6 +72,8 @@ func (e startError) Unwrap() error { return e.error }
 // trouble returns why a pod will not start according to an event, or nil.
 func trouble(e *corev1.Event, image string) error {
 	switch text := e.Message; {
+	case e.Reason == "FailedCreatePodSandBox" && refusesUserNamespace(text):
+		return startError{noUserNamespace(text)}
 	case e.Reason == "ErrImageNeverPull", e.Reason == "Failed" && strings.HasPrefix(text, "Failed to pull image"):
 		return startError{fmt.Errorf("image cannot be pulled: %s: %s: %w", e.Reason, text, errdefs.ErrNotFound)}
 	case e.Reason == "InspectFailed" && strings.HasPrefix(text, "Failed to apply default image tag"):

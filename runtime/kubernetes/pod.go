@@ -33,12 +33,17 @@ const (
 	hostsFile = "hosts"
 )
 
+// podOptions returns the options of a template's pods.
+func (d *Driver) podOptions(template string) PodOptions {
+	if o, ok := d.opts.Pods[template]; ok {
+		return o
+	}
+	return d.opts.Pod
+}
+
 // podOf returns the pod of a sandbox. Its limits have their defaults.
 func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
-	where, ok := d.opts.Pods[spec.Template]
-	if !ok {
-		where = d.opts.Pod
-	}
+	where := d.podOptions(spec.Template)
 	no, yes := false, true
 	grace, deadline, root := int64(graceSeconds), int64(d.opts.Deadline.Seconds()), int64(0)
 	volumes, mounts := memoryVolumes(spec)
@@ -69,6 +74,9 @@ func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
 	}
 	pod.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem = &yes
 	d.setClass(pod, spec, where.RuntimeClass)
+	if where.UserNamespaces {
+		pod.Spec.HostUsers = &no
+	}
 	for _, t := range where.Tolerations {
 		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
 			Key: t.Key, Operator: corev1.TolerationOperator(t.Operator), Value: t.Value, Effect: corev1.TaintEffect(t.Effect),

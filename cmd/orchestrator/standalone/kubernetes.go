@@ -43,6 +43,7 @@ func (d Drivers) openKubernetes(ctx context.Context) (runtime.Driver, string, er
 func podOptions(c config.KubernetesPod) kubernetes.PodOptions {
 	out := kubernetes.PodOptions{
 		NodeSelector: c.NodeSelector, RuntimeClass: c.RuntimeClass, PriorityClass: c.PriorityClass, ImagePullSecrets: c.ImagePullSecrets,
+		UserNamespaces: c.UserNamespaces,
 	}
 	for _, t := range c.Tolerations {
 		out.Tolerations = append(out.Tolerations, kubernetes.Toleration(t))
