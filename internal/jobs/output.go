@@ -113,7 +113,7 @@ func (o *output) write(offset int64, p []byte) error {
 	return nil
 }
 
-// reserve counts a ring of the given length in space, or reports false if there is no room.
+// reserve counts a ring of the given length in space, or reports false if it does not fit.
 func (o *output) reserve(length int64) bool {
 	grow := max(length-o.length, 0)
 	if !o.counted {

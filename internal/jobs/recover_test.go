@@ -89,7 +89,8 @@ func TestRestartDoesNotRepeatForgottenCommand(t *testing.T) {
 	}
 }
 
-// TestLostSandboxKeepsOutputInResult has the sandbox of a command that has written output disappear.
+// TestLostSandboxKeepsOutputInResult has the sandbox of a command that has written output
+// disappear.
 func TestLostSandboxKeepsOutputInResult(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, 20)

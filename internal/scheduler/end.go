@@ -125,8 +125,8 @@ func (s *Scheduler) recordShellEnds(ctx context.Context, l *Lease) {
 	}
 }
 
-// recordSandboxEnd stores the end of a sandbox, and of its shells whose end was not observed. detail
-// is what the driver reported of a lost sandbox.
+// recordSandboxEnd stores the end of a sandbox, and of its shells whose end was not observed.
+// detail is what the driver reported of a lost sandbox.
 func (s *Scheduler) recordSandboxEnd(ctx context.Context, id, reason, detail string) error {
 	rest := runtime.Result{Ending: runtime.Cancelled, ExitCode: -1, Detail: "its sandbox ended: " + withDetail(reason, detail)}
 	if reason == Lost || reason == Unclean {

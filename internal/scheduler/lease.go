@@ -32,8 +32,8 @@ const (
 	ShutDown  = "shut_down" // everything was shut down
 )
 
-// EndedError reports why a lease has ended. Detail is what the driver reported of a lost sandbox, or
-// "". Its class is NotFound.
+// EndedError reports why a lease has ended. Detail is what the driver reported of a lost sandbox,
+// or "". Its class is NotFound.
 type EndedError struct{ ID, Reason, Detail string }
 
 // Error implements error. The text is safe for callers.

@@ -205,8 +205,8 @@ func (s *JobStore) StopJob(ctx context.Context, id, why string) error {
 	return wrap("stop job "+id, err)
 }
 
-// EndJob records the fields of j that are set at a job's end, and why it was stopped, which replaces
-// a reason that came too late. Later calls change nothing.
+// EndJob records the fields of j that are set at a job's end, and why it was stopped, which
+// replaces a reason that came too late. Later calls change nothing.
 func (s *JobStore) EndJob(ctx context.Context, j Job) error {
 	_, err := exec(ctx, s.db,
 		"UPDATE jobs SET ended = ?, stopped = ?, ending = ?, expires = ?, counts = ? WHERE id = ? AND ended = 0",

@@ -16,7 +16,8 @@ const ImageRef = "test/image:latest"
 // patience bounds Eventually. It is for tests that hang, on a machine that is busy.
 const patience = 2 * time.Minute
 
-// Eventually calls ok every few milliseconds until it returns true. The test fails if it never does.
+// Eventually calls ok every few milliseconds until it returns true. The test fails if it never
+// does.
 func Eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {

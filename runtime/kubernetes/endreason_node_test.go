@@ -38,7 +38,7 @@ func TestEvictionAndMemoryLimitAreReportedAsReasons(t *testing.T) {
 		t.Errorf("EndReason after an eviction = %q, want %q", got, errDrained)
 	}
 
-	// What the memory volumes contain stays charged after its writer was killed, so that in the end
+	// The contents of memory volumes stay charged after its writer was killed, so that in the end
 	// the guest is the only process to kill.
 	spec := specOf(t)
 	spec.Limits.MemoryBytes, spec.Limits.TmpBytes = 64<<20, 64<<20

@@ -23,8 +23,8 @@ func checkUserNamespace(asked, got *corev1.Pod) error {
 	return nil
 }
 
-// refusesUserNamespace reports whether a kubelet's message about a pod that cannot be set up is about
-// its user namespace. A later attempt fails as well.
+// refusesUserNamespace reports whether a kubelet's message about a pod that cannot be set up is
+// about its user namespace. A later attempt fails as well.
 func refusesUserNamespace(text string) bool {
 	for _, words := range []string{"user namespace", "userns", "hostUsers", "idmap"} {
 		if strings.Contains(text, words) {
