@@ -97,5 +97,5 @@ clean: engine-down ## Remove build results; keeps the cache in /var/cache/orches
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 	@printf '\nORCHESTRATOR_CACHE and ORCHESTRATOR_TEST_STATE override /var/cache/orchestrator\nand /var/lib/orchestrator-test.\n'
