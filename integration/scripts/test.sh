@@ -214,12 +214,13 @@ step_kubernetes() {
 
 # kubernetes_tests runs on a new node. The tests mostly wait for pods, so more of them run at once than there are cores.
 kubernetes_tests() {
-    local variables
-    export ORCHESTRATOR_TEST_HELM
+    local variables && export ORCHESTRATOR_TEST_HELM
     ORCHESTRATOR_TEST_HELM=$("$NODE" helm) && "$NODE" up && "$NODE" load "$ORCHESTRATOR_TEST_IMAGE_ARCHIVE" &&
         variables=$("$NODE" env) || return 1
     eval "$variables"
-    go_test kubernetes -tags kubernetes -count=1 -p 2 -parallel 4 -timeout 15m ./runtime/kubernetes ./integration/kubernetes
+    # Class gvisor needs a node of its own: kubernetes.sh up gvisor.
+    go_test kubernetes -tags kubernetes -count=1 -p 2 -parallel 4 -timeout 15m \
+        -skip '^(TestGVisorSuite|TestRuntimeClassThatIsNotGVisorIsRefused)$' ./runtime/kubernetes ./integration/kubernetes
 }
 
 # build_node builds the node's programs and Helm in the background, in a process group that finish can kill.
