@@ -72,6 +72,13 @@ func ExactArgs(want ...string) cobra.PositionalArgs {
 	}
 }
 
+// FirstArgs requires the named arguments. Others may follow.
+func FirstArgs(want ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		return ExactArgs(want...)(cmd, args[:min(len(args), len(want))])
+	}
+}
+
 // Environment reads values of --env: KEY=VALUE, or KEY to pass on a variable of this process.
 func (a *App) Environment(cmd *cobra.Command, list []string) (map[string]string, error) {
 	full := make([]string, 0, len(list))

@@ -85,12 +85,7 @@ the exit codes.`,
   orchestrator tool call system.run argv=git argv=status --session s1 --workspace notes
   orchestrator tool call fs.write --input '{"path":"a.txt","content":"hello"}' --workspace notes
   orchestrator tool call run_shell --profile readonly command='ls' -o json`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return cli.Usage(cmd, "NAME is missing")
-			}
-			return cli.ExactArgs("NAME")(cmd, args[:1])
-		},
+		Args: cli.FirstArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error { return runToolCall(cmd.Context(), a, cmd, o, args) },
 	}
 	f := c.Flags()

@@ -36,12 +36,7 @@ by lines, and its end as Ctrl-D; for plain pipes use "exec -i".`,
 		Example: `  orchestrator sandbox enter $id
   orchestrator sandbox enter --cwd /tmp -e EDITOR=vi $id -- python3
   orchestrator sandbox enter --detach-keys ctrl-] $id -- top`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 || args[0] == "--" {
-				return cli.Usage(cmd, "SANDBOX is missing")
-			}
-			return cli.ExactArgs("SANDBOX")(cmd, args[:1])
-		},
+		Args: sandboxAndCommand,
 		RunE: func(cmd *cobra.Command, args []string) error { return runEnter(cmd.Context(), a, cmd, o, args) },
 	}
 	f := c.Flags()

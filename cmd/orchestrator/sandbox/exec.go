@@ -23,17 +23,20 @@ kills the command with everything it started.`,
   orchestrator exec $id -c 'ls | wc -l'
   tar c src | orchestrator exec -i $id -- tar x
   orchestrator exec --timeout 5s --cwd /tmp -e LANG=C $id -- sleep 60`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 || args[0] == "--" {
-				return cli.Usage(cmd, "SANDBOX is missing")
-			}
-			return cli.ExactArgs("SANDBOX")(cmd, args[:1])
-		},
+		Args: sandboxAndCommand,
 		RunE: func(cmd *cobra.Command, args []string) error { return runExec(cmd.Context(), a, cmd, o, args) },
 	}
 	c.Flags().SetInterspersed(false)
 	o.Register(c.Flags(), "send standard input to the command")
 	return c
+}
+
+// sandboxAndCommand requires a sandbox. A command may follow it.
+func sandboxAndCommand(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 && args[0] == "--" {
+		args = nil
+	}
+	return cli.FirstArgs("SANDBOX")(cmd, args)
 }
 
 func runExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o cli.CommandOptions, args []string) error {

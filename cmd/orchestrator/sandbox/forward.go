@@ -34,12 +34,7 @@ it. The sandbox is not idle while a connection is open.`,
 		Example: `  orchestrator forward $id 8080
   orchestrator forward $id 18080:8080 0:5432
   orchestrator forward $id 8080 & curl http://127.0.0.1:8080/`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) < 2 {
-				return cli.ExactArgs("SANDBOX", "PORT")(cmd, args)
-			}
-			return cli.ExactArgs("SANDBOX", "PORT")(cmd, args[:2])
-		},
+		Args: cli.FirstArgs("SANDBOX", "PORT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runForward(cmd.Context(), a, cmd, args[0], args[1:])
 		},

@@ -235,7 +235,7 @@ func newSandboxRemove(a *cli.App) *cobra.Command {
 			if slices.Contains(args, "") {
 				return cli.Usage(cmd, "SANDBOX is empty")
 			}
-			return cli.ExactArgs("SANDBOX")(cmd, args[:min(len(args), 1)])
+			return cli.FirstArgs("SANDBOX")(cmd, args)
 		},
 		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, args []string) error {
 			for _, id := range args {

@@ -155,9 +155,7 @@ standard error says so.`,
 		Example: `  orchestrator session exec $id $s -c 'source venv/bin/activate'
   orchestrator session exec $id $s <build.sh
   orchestrator session exec --timeout 5s --renew $id $s -- make test`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			return cli.ExactArgs("SANDBOX", "SESSION")(cmd, args[:min(2, len(args))])
-		},
+		Args: cli.FirstArgs("SANDBOX", "SESSION"),
 		RunE: func(cmd *cobra.Command, args []string) error { return runSessionExec(cmd.Context(), a, cmd, o, args) },
 	}
 	f := c.Flags()

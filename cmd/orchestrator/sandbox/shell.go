@@ -43,12 +43,7 @@ func newShellStart(a *cli.App) *cobra.Command {
 		Short: "Start a background command",
 		Example: `  orchestrator shell start $id -- python3 -m http.server
   orchestrator shell start --keep-stdin -q $id -c 'cat > notes.txt'`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 || args[0] == "--" {
-				return cli.Usage(cmd, "SANDBOX is missing")
-			}
-			return cli.ExactArgs("SANDBOX")(cmd, args[:1])
-		},
+		Args: sandboxAndCommand,
 		RunE: func(cmd *cobra.Command, args []string) error { return runShellStart(cmd.Context(), a, cmd, o, args) },
 	}
 	f := c.Flags()
