@@ -58,7 +58,8 @@ func newEngine(tb testing.TB) (*engine.Engine, *fake.Host) {
 	}
 	host := &fake.Host{}
 	e, err := engine.Open(tb.Context(), engine.Options{
-		Driver: fake.New(fake.Options{Host: host}), Store: st, Images: testenv.Images(tb, filepath.Join(dir, "images")), Volumes: v, DefaultTemplate: "default",
+		Driver: fake.New(fake.Options{Host: host}), Store: st, Volumes: v, DefaultTemplate: "default",
+		Images: testenv.Images(tb, filepath.Join(dir, "images")),
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
