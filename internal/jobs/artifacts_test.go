@@ -47,7 +47,7 @@ func TestArtifactsAreListedInPieces(t *testing.T) {
 	s.await(t, bob, j.ID)
 	for index := range 2 {
 		var list []store.JobArtifact
-		for n := range 700 {
+		for n := range 510 {
 			list = append(list, store.JobArtifact{Index: index, Path: fmt.Sprintf("f%03d", n)})
 		}
 		if err := s.store.Jobs().SetJobArtifacts(t.Context(), j.ID, index, list); err != nil {
@@ -60,8 +60,8 @@ func TestArtifactsAreListedInPieces(t *testing.T) {
 	}
 	last := first[999]
 	rest, err := s.Jobs.Artifacts(t.Context(), bob, j.ID, last.Index, last.Path)
-	if err != nil || len(rest) != 400 || fmt.Sprint(last, rest[0]) != "{1 f299 0} {1 f300 0}" {
-		t.Errorf("the rest after %v has %d artifacts, %v; want 400", last, len(rest), err)
+	if err != nil || len(rest) != 20 || fmt.Sprint(last, rest[0]) != "{1 f489 0} {1 f490 0}" {
+		t.Errorf("the rest after %v has %d artifacts, %v; want 20", last, len(rest), err)
 	}
 }
 
@@ -69,11 +69,11 @@ func TestArtifactsAreListedInPieces(t *testing.T) {
 func TestOutputOfRemovedJobIsNotEmpty(t *testing.T) {
 	s := newWorld(t).start(t, 20)
 	text := strings.Repeat("x", 1000)
-	for range 40 {
+	for range 8 {
 		j := s.create(t, bob, v1.JobRequest{Exec: v1.Exec{Command: text}})
 		s.await(t, bob, j.ID)
 		var work sync.WaitGroup
-		for range 4 {
+		for range 2 {
 			work.Go(func() {
 				for {
 					out, err := s.Jobs.Output(t.Context(), bob, j.ID, outputAt(0))

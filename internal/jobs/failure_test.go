@@ -49,7 +49,7 @@ func TestRecordedJobIsNotCreatedAgain(t *testing.T) {
 // TestCancelOfNewJobIsNotLost cancels jobs as soon as a list shows them.
 func TestCancelOfNewJobIsNotLost(t *testing.T) {
 	s := newWorld(t).start(t, 20)
-	const n = 60
+	const n = 12
 	cancelled := map[string]bool{}
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -82,7 +82,7 @@ func TestCancelOfNewJobIsNotLost(t *testing.T) {
 func TestLateCancelDoesNotContradictEnding(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, 20)
-	for range 60 {
+	for range 15 {
 		j := s.create(t, bob, v1.JobRequest{Exec: v1.Exec{Command: "hold"}})
 		eventually(t, "the command has started", func() bool { return len(w.started()) > 0 })
 		w.release()
