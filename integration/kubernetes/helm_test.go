@@ -65,6 +65,7 @@ func TestChartValues(t *testing.T) {
 	for value, name := range map[string]string{
 		"config.listen=unix:/x":                     "/config/listen",
 		"config.kubernetes.namespace=x":             "/config/kubernetes/namespace",
+		"config.kubernetes.classes.container=x":     "/config/kubernetes/classes",
 		"sandboxes.network=open":                    "/sandboxes/network",
 		"replicas=3":                                "replicas",
 		"sandboxes.namespace=" + release + "-other": "sandboxes.namespace",
@@ -77,6 +78,13 @@ func TestChartValues(t *testing.T) {
 	}
 	if out, err := output(helm, "template", release, chart); err == nil || !strings.Contains(out, "image.repository is required") {
 		t.Errorf("helm template without an image: %v: %s; want an error with the value's name", err, out)
+	}
+	classes := []string{"--set", "config.kubernetes.classes.gvisor=runsc"}
+	if out := do(t, helm, append(append([]string{"template", release, chart}, classes...), set...)...); !strings.Contains(
+		out,
+		`resourceNames: ["runsc"]`,
+	) {
+		t.Errorf("helm template with a class lacks the role for its RuntimeClass: %s", out)
 	}
 	want, err := os.ReadFile(manifests)
 	if err != nil {
