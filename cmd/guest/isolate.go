@@ -84,9 +84,15 @@ func checkIsolated() error {
 			conn.Close()
 			return fmt.Errorf("the sandbox is not isolated: it has a route to %s", address)
 		}
-		if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if !noRoute(err) {
 			return fmt.Errorf("isolation of the sandbox cannot be checked: route to %s: %w", address, err)
 		}
 	}
 	return nil
+}
+
+// noRoute reports whether an address cannot be reached. gVisor reports EHOSTUNREACH.
+func noRoute(err error) bool {
+	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EAFNOSUPPORT) ||
+		errors.Is(err, unix.EADDRNOTAVAIL)
 }
