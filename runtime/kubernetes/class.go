@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -123,12 +124,20 @@ func caps(spec runtime.Spec) runtime.Limits {
 	return spec.Limits
 }
 
+// gvisorSettable are the limits that a process may set in gVisor. The others bound what a Linux kernel
+// counts per user of the host, which gVisor does not share.
+func gvisorSettable() []string {
+	return []string{"RLIMIT_CORE", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE", "RLIMIT_NPROC"}
+}
+
 // classCommand returns the arguments of `guest pod` for a class: the limits of every process, and
 // the kernel that the guest must find.
 func (d *Driver) classCommand(spec runtime.Spec) []string {
 	limits := ocispec.Rlimits(spec.Limits)
 	if spec.Class == runtime.ClassGVisor {
-		limits = ocispec.GVisorRlimits(spec.Limits)
+		limits = slices.DeleteFunc(ocispec.GVisorRlimits(spec.Limits), func(r specs.POSIXRlimit) bool {
+			return !slices.Contains(gvisorSettable(), r.Type)
+		})
 	}
 	var args []string
 	for _, r := range limits {
