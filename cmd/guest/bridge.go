@@ -6,41 +6,26 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
-// presence is how often a bridge reports a present host to the guest, even if the host sends
-// nothing. It must be short compared to the guest's orphan timeout, which can be a few seconds.
-const presence = time.Second
+// bridgeDial bounds how long a bridge waits for the guest's socket.
+const bridgeDial = 10 * time.Second
 
-// runBridge connects the host's mux on stdin and stdout to the guest's socket.
+// runBridge connects the host's connection on stdin and stdout to the guest's socket.
 func runBridge(ctx context.Context) error {
 	keepThreads(bridgeThreads)
-	ctx, cancel := context.WithCancel(ctx)
-	var pings sync.WaitGroup
-	defer pings.Wait()
+	dialCtx, cancel := context.WithTimeout(ctx, bridgeDial)
 	defer cancel()
-	pings.Go(func() {
-		tick := time.NewTicker(presence)
-		defer tick.Stop()
-		for {
-			ping(ctx)
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-		}
-	})
-	return guestconn.Bridge(ctx, os.Stdin, os.Stdout, dialGuest)
+	nc, err := dialAt(dialCtx, bridgeSocket())
+	if err != nil {
+		return err
+	}
+	return guestconn.Pipe(os.Stdin, os.Stdout, nc)
 }
-
-func dialGuest(ctx context.Context) (net.Conn, error) { return dialAt(ctx, bridgeSocket()) }
 
 // dialAt connects to the guest's socket and waits until the guest listens. On a busy host, an
 // engine may start a bridge before that.
@@ -60,22 +45,5 @@ func dialAt(ctx context.Context, path string) (net.Conn, error) {
 		case <-ctx.Done():
 			return nil, err
 		}
-	}
-}
-
-// ping opens a stream, which shows the guest that a host is present.
-func ping(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, presence)
-	defer cancel()
-	nc, err := dialGuest(ctx)
-	if err != nil {
-		return
-	}
-	defer nc.Close()
-	stop := context.AfterFunc(ctx, func() { nc.Close() })
-	defer stop()
-	c := wire.NewConn(nc)
-	if c.WriteJSON(wire.KindRequest, wire.Request{Version: wire.Version, Op: wire.OpPing}) == nil {
-		_, _, _ = c.ReadFrame() // the host notices a guest that does not answer
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -293,62 +294,179 @@ func TestGuestReconnectsToNewHost(t *testing.T) {
 	}
 }
 
-func TestBridgeReachesGuest(t *testing.T) {
-	t.Parallel()
-	s := startGuest(t, "--stdio", "--alone", "5m")
+// bridgeProcess is the stdio of a bridge.
+type bridgeProcess struct {
+	io.ReadCloser
+	in  io.WriteCloser
+	end func() error
+}
+
+func startBridge(cmd *exec.Cmd) (*bridgeProcess, error) {
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	end := sync.OnceValue(func() error { return errors.Join(cmd.Process.Kill(), in.Close(), cmd.Wait()) })
+	return &bridgeProcess{out, in, end}, nil
+}
+
+func (b *bridgeProcess) Write(p []byte) (int, error) { return b.in.Write(p) }
+func (b *bridgeProcess) Close() error                { return b.end() }
+
+// bridged is a guest that is reached through bridges.
+type bridged struct {
+	*sandbox
+	mux *guestconn.Mux
+
+	mu      sync.Mutex
+	bridges []*os.Process
+	down    bool // no bridge can be started
+}
+
+func startBridged(t *testing.T, args ...string) *bridged {
+	t.Helper()
+	b := &bridged{sandbox: startGuest(t, append([]string{"--stdio"}, args...)...)}
 	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) { // until it listens
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", s.cmd.Process.Pid, bridgeSocket())); err == nil {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", b.cmd.Process.Pid, bridgeSocket())); err == nil {
 			break
 		}
 		if time.Now().After(end) {
 			t.Fatal("it never listens")
 		}
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("nsenter", "-t", strconv.Itoa(s.cmd.Process.Pid), "-m", self, "bridge")
-	cmd.Env = append(os.Environ(), roleEnv+"=guest")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	mux, err := guestconn.NewMux(struct {
-		io.Reader
-		io.WriteCloser
-	}{out, in})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { mux.Close(); cmd.Process.Kill(); cmd.Wait() })
 	ctx, cancel := context.WithTimeout(t.Context(), bound)
 	defer cancel()
-	open := func() net.Conn {
-		nc, err := mux.Open(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return nc
+	mux, err := guestconn.DialMux(ctx, t.Context(), guestconn.Dialer{Dial: b.dial})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if pong, _ := ask[wire.Pong](t, open(), wire.OpPing, nil); pong.Version != wire.Version {
+	t.Cleanup(func() { mux.Close() })
+	b.mux = mux
+	return b
+}
+
+func (b *bridged) dial(context.Context) (io.ReadWriteCloser, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	self, err := os.Executable()
+	if b.down {
+		err = errors.New("the engine is down")
+	}
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"-t", strconv.Itoa(b.cmd.Process.Pid), "-m", self}
+	cmd := exec.Command("nsenter", append(args, wire.BridgeCommand()[1:]...)...)
+	cmd.Env = append(os.Environ(), roleEnv+"=guest")
+	cmd.Stderr = os.Stderr
+	p, err := startBridge(cmd)
+	if err == nil {
+		b.bridges = append(b.bridges, cmd.Process)
+	}
+	return p, err
+}
+
+// cut kills the bridges. If it is final, no other can be started.
+func (b *bridged) cut(final bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.down = final
+	for _, p := range b.bridges {
+		_ = p.Kill()
+	}
+	b.bridges = nil
+}
+
+func (b *bridged) open() net.Conn {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), bound)
+	defer cancel()
+	nc, err := b.mux.Open(ctx)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return nc
+}
+
+func TestBridgeReachesGuest(t *testing.T) {
+	t.Parallel()
+	b := startBridged(t, "--alone", "5m")
+	if pong, _ := ask[wire.Pong](t, b.open(), wire.OpPing, nil); pong.Version != wire.Version {
 		t.Errorf("got %+v", pong)
 	}
-	r, text := ask[runtime.Result](t, open(), wire.OpExec,
+	r, text := ask[runtime.Result](t, b.open(), wire.OpExec,
 		wire.Command{Argv: []string{"sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"}, Cwd: "/"})
 	if r.Ending != runtime.Exited || len(text) != 3_000_000 {
 		t.Errorf("got %+v and %d bytes", r, len(text))
 	}
-	ask[struct{}](t, open(), wire.OpEnd, nil)
-	s.wantEnd()
+	ask[struct{}](t, b.open(), wire.OpEnd, nil)
+	b.wantEnd()
+}
+
+// A command in the foreground notices nothing when its bridge is killed and replaced.
+func TestCommandSurvivesItsBridge(t *testing.T) {
+	t.Parallel()
+	b := startBridged(t, "--alone", "5m")
+	const lines = 200_000
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r, text := ask[runtime.Result](t, b.open(), wire.OpExec,
+			wire.Command{Argv: []string{"sh", "-c", "seq " + strconv.Itoa(lines) + "; sleep 1; echo end; exit 7"}, Cwd: "/"})
+		var want strings.Builder
+		for i := range lines {
+			fmt.Fprintln(&want, i+1)
+		}
+		want.WriteString("end\n")
+		if r.Ending != runtime.Exited || r.ExitCode != 7 || text != want.String() {
+			t.Errorf("got %+v and %d bytes, want exit code 7 and %d", r, len(text), want.Len())
+		}
+	}()
+	for cuts := 0; ; cuts++ {
+		select {
+		case <-done:
+			if cuts < 2 {
+				t.Errorf("%d cuts, want some", cuts)
+			}
+			return
+		case <-time.After(200 * time.Millisecond): // somewhere in the transfer
+			b.cut(false)
+		}
+	}
+}
+
+// Commands cannot reach the socket of bridges.
+func TestCommandsCannotReachBridgeSocket(t *testing.T) {
+	t.Parallel()
+	b := startBridged(t, "--alone", "5m")
+	r, text := ask[runtime.Result](t, b.open(), wire.OpExec,
+		wire.Command{Argv: []string{"sh", "-c", "stat " + bridgeSocket() + " 2>&1"}, Cwd: "/"})
+	if r.ExitCode != 1 || !strings.Contains(text, "Permission denied") {
+		t.Errorf("stat: %+v, %q; want no permission", r, text)
+	}
+}
+
+// A host that is connected and sends no request counts as present. Without a connection the guest
+// ends after its orphan timeout, although a stream may still be resumed.
+func TestBridgedGuestEndsWithoutHost(t *testing.T) {
+	t.Parallel()
+	b := startBridged(t, "--alone", "3s")
+	nc := b.open()
+	defer nc.Close()
+	select {
+	case <-b.done:
+		t.Fatal("it ended while a host was there")
+	case <-time.After(4 * time.Second):
+	}
+	b.cut(true)
+	b.wantEnd()
 }
 
 func TestParseInitArguments(t *testing.T) {

@@ -33,6 +33,11 @@ const (
 	heapLimit = 24 << 20
 	gcPercent = 50
 	maxProcs  = 2
+	// muxLimit is added to heapLimit where bridges carry all streams: the guest then buffers what
+	// commands do not read.
+	muxLimit = 64 << 20
+	// bridgeEndTime limits how long the guest waits at its end until hosts have read their answers.
+	bridgeEndTime = 3 * time.Second
 )
 
 func bridgeSocket() string { return filepath.Join(wire.PrivateDir, "bridge.sock") }
@@ -62,6 +67,9 @@ var (
 func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(heapLimit)
+	if o.stdio {
+		debug.SetMemoryLimit(heapLimit + muxLimit)
+	}
 	goruntime.GOMAXPROCS(min(maxProcs, goruntime.NumCPU()))
 	ignoreSignals()
 	if o.stdio {
@@ -85,8 +93,7 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 		}
 		log.Warn("failed to listen for bridges; bridges cannot connect", "error", err)
 	} else {
-		defer l.Close()
-		g.background.Go(func() { g.accept(l) })
+		defer g.serveBridges(l)()
 	}
 	if !o.stdio {
 		g.background.Go(func() {
@@ -181,19 +188,23 @@ func (g *guest) makeServer() (*server.Server, error) {
 	return s, nil
 }
 
-// serve answers one stream. The stream is then closed, unless the server keeps it. The host counts
-// as present during the answer.
-func (g *guest) serve(nc net.Conn) (kept bool) {
+// answer answers one stream. The stream is then closed, unless the server keeps it.
+func (g *guest) answer(nc net.Conn) (kept bool) {
 	s, err := g.server()
 	if err != nil {
 		nc.Close()
 		g.stop(fmt.Errorf("start the server: %w", err))
 		return false
 	}
+	return s.Serve(nc)
+}
+
+// serve is like answer, and counts the host as present during the answer.
+func (g *guest) serve(nc net.Conn) (kept bool) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	done := make(chan struct{})
-	go func() { defer close(done); kept = s.Serve(nc) }()
+	go func() { defer close(done); kept = g.answer(nc) }()
 	for {
 		g.hostSeen()
 		select {
@@ -223,19 +234,22 @@ func listen() (*net.UnixListener, error) {
 	return l, nil
 }
 
-// accept serves the streams of bridges. The server limits their number.
-func (g *guest) accept(l *net.UnixListener) {
-	stop := context.AfterFunc(g.ctx, func() { l.Close() })
-	defer stop()
-	for {
-		nc, err := l.Accept()
-		if err != nil {
-			if g.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return
-			}
-			time.Sleep(10 * time.Millisecond) // out of descriptors: try again
-			continue
+// serveBridges serves the streams of bridges until the returned function is called, which waits until
+// hosts have read the answers under way. A stream alone does not show that a host is present, because
+// it survives the host's connection.
+func (g *guest) serveBridges(l *net.UnixListener) (end func()) {
+	// Not ended by g.ctx: hosts get the endings of the commands that end with the guest.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(g.ctx))
+	done := make(chan struct{})
+	g.background.Go(func() {
+		defer close(done)
+		guestconn.ServeBridges(ctx, l, g.answer, g.hostSeen)
+	})
+	return func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(bridgeEndTime):
 		}
-		g.background.Go(func() { g.serve(nc) })
 	}
 }

@@ -1,7 +1,7 @@
 // Command guest is PID 1 of every sandbox, and the bridge into a sandbox.
 //
 //	guest init [--alone D] [--ulimit NAME=N] [--shared PATH] [--stdio]   serve, as PID 1
-//	guest bridge    connect stdin and stdout to the guest of this sandbox
+//	guest bridge --line   connect stdin and stdout to the guest of this sandbox
 //	guest version   print the protocol's version
 //	guest install, guest isolate, guest pod   the steps before "init" in a pod of a cluster
 //
@@ -17,6 +17,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -50,7 +51,7 @@ type usageError string
 func (e usageError) Error() string { return string(e) }
 
 const usage = usageError("usage: guest init [--alone DURATION] [--ulimit NAME=N]... [--shared PATH]... [--stdio] | " +
-	"guest bridge | guest version")
+	"guest bridge --line | guest version")
 
 func run(ctx context.Context, args []string, log *slog.Logger) error {
 	if len(args) == 0 {
@@ -63,7 +64,7 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 			return err
 		}
 		return runInit(ctx, o, log)
-	case args[0] == "bridge" && len(args) == 1:
+	case slices.Equal(args, wire.BridgeCommand()[1:]):
 		return runBridge(ctx)
 	case args[0] == "install":
 		return runInstall(args[1:])

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -15,50 +17,43 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn/relay"
 )
 
-// bridgeDial bounds how long a stream waits for the guest's own socket.
+// bridgeDial bounds how long a stream waits for its connection in the guest.
 const bridgeDial = 10 * time.Second
 
-// Bridge is the guest's end of a mux. It serves the host's session on stdin and stdout. For each
-// stream it calls dial, and copies both ways until the host closes the stream. The connections of
-// dial should have CloseWrite. It returns nil when the host hangs up, the cause of ctx when ctx
-// ends, and otherwise the transport error. It closes stdin and stdout if they can be closed.
-//
-// A read or write that not even Close interrupts (a terminal, a file in blocking mode) is abandoned
-// with its goroutine: the process should exit after Bridge returns.
-func Bridge(ctx context.Context, stdin io.Reader, stdout io.Writer,
-	dial func(context.Context) (net.Conn, error)) error {
-	pipes := newStdio(stdin, stdout)
-	t := &transport{rwc: pipes}
+// serveMux is the guest's end of a mux over rwc, which it closes. For each stream it calls dial, and
+// copies both ways until the host closes the stream. open counts the streams. The connections of dial
+// should have CloseWrite. It returns nil when the host hangs up, the cause of ctx when ctx ends, and
+// otherwise the transport error.
+func serveMux(ctx context.Context, rwc io.ReadWriteCloser, dial func(context.Context) (net.Conn, error),
+	open *atomic.Int64) error {
+	t := &transport{rwc: rwc}
 	config := muxConfig()
 	// A reset would drop what the host has not read yet; the host closes its streams in its own
 	// time.
 	config.StreamCloseTimeout = 0
 	sess, err := yamux.Server(t, config)
 	if err != nil {
-		return errors.Join(fmt.Errorf("start bridge: %w", err), pipes.Close())
+		return errors.Join(fmt.Errorf("start bridge: %w", err), rwc.Close())
 	}
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
 		select {
 		case <-ctx.Done():
-			_ = pipes.Close() // before the session, which would otherwise close each stream cleanly
+			_ = rwc.Close() // before the session, which would otherwise close each stream cleanly
 		case <-sess.CloseChan():
 		}
 		_ = sess.Close()
-		pipes.wg.Wait()
 	}()
-	serveBridge(ctx, sess, dial)
-	select {
-	case <-over:
-	case <-time.After(time.Second): // blocked in an uninterruptible read or write
-	}
+	serveBridge(ctx, sess, dial, open)
+	<-over
 	return bridgeEnd(ctx, t)
 }
 
 // serveBridge joins streams until the session ends, then waits for the joined ones. They end after
 // the session: the host would take a clean close for the guest's own end of file.
-func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Context) (net.Conn, error)) {
+func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Context) (net.Conn, error),
+	open *atomic.Int64) {
 	// Twice the host's limit: the host counts a stream as closed slightly earlier.
 	slots := make(chan struct{}, 2*(maxMuxed+MaxCarried))
 	pool := new(relay.Pool)
@@ -80,8 +75,9 @@ func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Con
 			_ = s.Close()
 			continue
 		}
+		open.Add(1)
 		wg.Go(func() {
-			defer func() { <-slots }()
+			defer func() { <-slots; open.Add(-1) }()
 			join(ctx, s, func(ctx context.Context) (net.Conn, error) {
 				conn, err := dial(ctx)
 				if err == nil {
@@ -140,33 +136,57 @@ func bridgeEnd(ctx context.Context, t *transport) error {
 	return fmt.Errorf("bridge: %w", ErrLost)
 }
 
-// stdio makes one transport of two pipes. The session reads from an in-memory pipe that can always
-// be closed. A goroutine reads stdin, which often cannot be closed.
-type stdio struct {
-	*io.PipeReader
-	out    io.Writer
-	closer func() error
-	wg     sync.WaitGroup
-}
+const (
+	// idle is how long a bridge waits for its host, which sends something every few seconds.
+	idle       = 2 * stall
+	pipeBuffer = 64 << 10
+)
 
-func newStdio(stdin io.Reader, stdout io.Writer) *stdio {
-	pr, pw := io.Pipe()
-	s := &stdio{PipeReader: pr, out: stdout}
-	s.closer = sync.OnceValue(func() error {
-		err := pr.Close()
-		for _, end := range []any{stdin, stdout} {
-			if c, ok := end.(io.Closer); ok {
-				err = errors.Join(err, c.Close())
-			}
+// errIdle means that a bridge's host is gone and its engine has not noticed.
+var errIdle = fmt.Errorf("no data of the host for %s", idle)
+
+// Pipe connects the host's connection, on stdin and stdout, to the guest's conn, and closes conn. It
+// returns when either ends, and leaves a goroutine that may still read stdin: the process should exit
+// then. It returns nil at the end of stdin or conn.
+func Pipe(stdin io.Reader, stdout io.Writer, conn net.Conn) error {
+	ended := make(chan error, 3)
+	timer := time.AfterFunc(idle, func() {
+		select {
+		case ended <- errIdle:
+		default:
 		}
-		return err
 	})
-	s.wg.Go(func() {
-		_, err := io.Copy(pw, stdin)
-		_ = pw.CloseWithError(err) // nil means io.EOF to the reader
-	})
-	return s
+	defer timer.Stop()
+	// The wrappers hide ReadFrom and WriteTo: not every kernel can splice these files.
+	copyAll := func(w io.Writer, r io.Reader) {
+		_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, pipeBuffer))
+		ended <- err
+	}
+	go copyAll(conn, readerFunc(func(b []byte) (int, error) {
+		n, err := stdin.Read(b)
+		timer.Reset(idle)
+		return n, err
+	}))
+	go copyAll(stdout, conn)
+	err := <-ended
+	return errors.Join(err, conn.Close())
 }
 
-func (s *stdio) Write(b []byte) (int, error) { return s.out.Write(b) }
-func (s *stdio) Close() error                { return s.closer() }
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// oldUsage is how a guest begins its answer to a command that it does not know.
+const oldUsage = "guest: usage:"
+
+// BridgeEnded returns the error of a bridge that ended and wrote said to stderr. It wraps [ErrVersion]
+// if the guest is too old for [DialMux].
+func BridgeEnded(said string) error {
+	switch {
+	case said == "":
+		return errors.New("the bridge ended")
+	case strings.HasPrefix(said, oldUsage):
+		return fmt.Errorf("%w: it is of an earlier build", ErrVersion)
+	}
+	return fmt.Errorf("the bridge ended and said %q", said)
+}

@@ -351,19 +351,24 @@ func (p *parked) alive() error {
 // peerPid returns the process that connected, as the kernel recorded it, in this process's pid
 // namespace. It is 0 if the process is not visible there.
 func peerPid(conn *net.UnixConn) (int, error) {
-	raw, err := conn.SyscallConn()
+	cred, err := peerCredentials(conn)
 	if err != nil {
 		return 0, err
+	}
+	return int(cred.Pid), nil
+}
+
+func peerCredentials(conn *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
 	}
 	var cred *unix.Ucred
 	var credErr error
 	if err := raw.Control(func(fd uintptr) {
 		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return 0, err
+		return nil, err
 	}
-	if credErr != nil {
-		return 0, credErr
-	}
-	return int(cred.Pid), nil
+	return cred, credErr
 }

@@ -21,9 +21,9 @@ const (
 	// streams.
 	maxMuxed  = 256
 	muxWindow = 256 << 10
-	// keepAlive and stall detect a dead transport: a ping every keepAlive, an answer within stall.
-	keepAlive = 15 * time.Second
-	stall     = 20 * time.Second
+	// muxStall is how long yamux waits for its transport. It exceeds the time in which a broken
+	// connection is noticed and replaced; the line below ends a mux before that.
+	muxStall = ResumeTime + 2*stall
 	// lingering is how long a stream that the host closed waits for the guest to read the rest
 	// before it is reset.
 	lingering = time.Minute
@@ -34,17 +34,18 @@ func muxConfig() *yamux.Config {
 	// The backlog exceeds what Open allows, so that yamux itself never blocks.
 	c.AcceptBacklog = 2 * (maxMuxed + MaxCarried)
 	c.MaxStreamWindowSize = muxWindow
-	c.KeepAliveInterval = keepAlive
-	c.ConnectionWriteTimeout = stall
-	c.StreamOpenTimeout = 2 * stall
+	c.EnableKeepAlive = false // a line has its own
+	c.ConnectionWriteTimeout = muxStall
+	c.StreamOpenTimeout = 2 * muxStall
 	c.StreamCloseTimeout = lingering
 	c.LogOutput = io.Discard // the caller gets errors as the cause in ErrLost
 	return c
 }
 
-// Mux is the host's end of a bridge: many streams over one pair of pipes. It is safe for concurrent
-// use. It is lost when the transport breaks, the guest stops answering pings, or the guest breaks
-// the protocol. A lost mux stays lost; the caller must dial the bridge again.
+// Mux is the host's end of a bridge: many streams over one connection, which is replaced when it
+// breaks (see [DialMux]). It is safe for concurrent use. It is lost when the connection cannot be
+// replaced, or the guest breaks the protocol. A lost mux stays lost; the caller must dial the bridge
+// again.
 type Mux struct {
 	t     *transport
 	sess  *yamux.Session
@@ -55,9 +56,9 @@ type Mux struct {
 	wg  sync.WaitGroup
 }
 
-// NewMux starts the host's side over rwc and takes ownership of it. Closing rwc must unblock Read
-// and Write on it, as for a net.Conn.
-func NewMux(rwc io.ReadWriteCloser) (*Mux, error) {
+// newMux starts the host's side over rwc and takes ownership of it. Closing rwc must unblock Read and
+// Write on it, as for a net.Conn.
+func newMux(rwc io.ReadWriteCloser) (*Mux, error) {
 	t := &transport{rwc: rwc}
 	sess, err := yamux.Client(t, muxConfig())
 	if err != nil {
@@ -153,8 +154,9 @@ func (m *Mux) explain(err error) error {
 	return fmt.Errorf("%w: %w", ErrLost, err)
 }
 
-// muxed is one stream of a Mux. Write deadlines work while the guest does not read. A stalled
-// transport can delay a Write or Close by up to stall more.
+// muxed is one stream of a Mux. Write deadlines work while the guest does not read. While the
+// connection is broken and much is unsent, a Write or Close can wait longer: until the connection is
+// replaced or the mux is lost.
 type muxed struct {
 	m      *Mux
 	s      *yamux.Stream

@@ -9,15 +9,16 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
-// bridged is a Mux and a Bridge connected by pipes, like those of a process's stdio, with serve
+// bridged is a Mux and its end in the guest, connected by pipes, like those of a process's stdio, with serve
 // behind a unix socket.
 type bridged struct {
 	mux    *Mux
-	ended  chan error // the result of Bridge
+	ended  chan error // the result of serveMux
 	cancel context.CancelCauseFunc
 	stdin  *os.File // the host's end of the bridge's stdin
 }
@@ -51,11 +52,11 @@ func bridge(t *testing.T, serve func(net.Conn)) *bridged {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	b := &bridged{ended: make(chan error, 1), cancel: cancel, stdin: hostOut}
 	go func() {
-		b.ended <- Bridge(ctx, guestIn, guestOut, func(ctx context.Context) (net.Conn, error) {
+		b.ended <- serveMux(ctx, pipes{guestIn, guestOut}, func(ctx context.Context) (net.Conn, error) {
 			return dial(ctx, ln.Addr().String())
-		})
+		}, new(atomic.Int64))
 	}()
-	b.mux, err = NewMux(pipes{hostIn, hostOut})
+	b.mux, err = newMux(pipes{hostIn, hostOut})
 	must(t, err)
 	t.Cleanup(func() {
 		_ = b.mux.Close()
@@ -208,11 +209,11 @@ func TestBridgeWithoutGuestEndsOnlyStream(t *testing.T) {
 	host, guest := net.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Bridge(t.Context(), guest, guest, func(context.Context) (net.Conn, error) {
+		ended <- serveMux(t.Context(), guest, func(context.Context) (net.Conn, error) {
 			return nil, errors.New("nobody listens")
-		})
+		}, new(atomic.Int64))
 	}()
-	m, err := NewMux(host)
+	m, err := newMux(host)
 	must(t, err)
 	c, err := m.Open(soon(t))
 	must(t, err)
@@ -229,7 +230,7 @@ func TestBridgeWithoutGuestEndsOnlyStream(t *testing.T) {
 func TestMuxDropsPingFlood(t *testing.T) {
 	t.Parallel()
 	host, peer := net.Pipe()
-	m, err := NewMux(host)
+	m, err := newMux(host)
 	must(t, err)
 	defer m.Close()
 	ping := frame(framePing, 0)
@@ -253,7 +254,7 @@ func TestMuxDropsPingFlood(t *testing.T) {
 func TestMuxDropsGarbage(t *testing.T) {
 	t.Parallel()
 	host, peer := net.Pipe()
-	m, err := NewMux(host)
+	m, err := newMux(host)
 	must(t, err)
 	defer m.Close()
 	go func() { _, _ = io.Copy(io.Discard, peer) }()
@@ -268,7 +269,7 @@ func TestMuxDropsGarbage(t *testing.T) {
 func TestMuxRefusesStreamsFromGuest(t *testing.T) {
 	t.Parallel()
 	host, peer := net.Pipe()
-	m, err := NewMux(host)
+	m, err := newMux(host)
 	must(t, err)
 	defer m.Close()
 	defer peer.Close()

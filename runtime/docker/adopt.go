@@ -41,7 +41,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 		return nil, err
 	}
 	if s.mode == ModeStdio {
-		s.bridge = newBridge(d, c.ID)
+		s.bridge = newBridge(s.ctx, d, c.ID)
 		s.watch()
 	} else {
 		err = s.adoptLocal(ctx, c)

@@ -18,19 +18,20 @@ import (
 )
 
 // bridge connects to a sandbox of which only the engine's API can be reached: one exec of "guest
-// bridge" whose stdio carries all streams. The first stream dials it, and a later one dials again
-// if it broke.
+// bridge" whose stdio carries all streams. The first stream dials it. An exec that breaks is replaced
+// by another one, and the streams continue. If that fails, they are lost and the next one dials.
 type bridge struct {
 	d         *Driver
 	container string
+	life      context.Context // ends with the sandbox
 
 	turn chan struct{} // held while dialling; guards mux and over
 	mux  *guestconn.Mux
 	over bool
 }
 
-func newBridge(d *Driver, container string) *bridge {
-	return &bridge{d: d, container: container, turn: make(chan struct{}, 1)}
+func newBridge(life context.Context, d *Driver, container string) *bridge {
+	return &bridge{d: d, container: container, life: life, turn: make(chan struct{}, 1)}
 }
 
 // The pauses between two attempts to dial. An exec costs the engine tens of milliseconds, and so
@@ -47,7 +48,7 @@ func (b *bridge) open(ctx context.Context) (net.Conn, error) {
 		if err == nil {
 			return conn, nil
 		}
-		if errors.Is(err, errReleased) || errdefs.IsNotFound(err) {
+		if final(err) {
 			return nil, err
 		}
 		select {
@@ -94,10 +95,34 @@ func (b *bridge) dialled(ctx context.Context) (*guestconn.Mux, error) {
 	return m, nil
 }
 
+// final reports whether an error is final for the streams of a sandbox.
+func final(err error) bool {
+	return errors.Is(err, errReleased) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err)
+}
+
+// dial makes a mux whose execs are replaced when they break.
 func (b *bridge) dial(ctx context.Context) (*guestconn.Mux, error) {
+	m, err := guestconn.DialMux(ctx, b.life, guestconn.Dialer{
+		Dial: b.dialExec,
+		// A container that does not run does not run again.
+		Final: func(err error) bool { return final(err) || errdefs.IsConflict(err) },
+		Resumed: func(cause error) {
+			b.d.log.Warn("stream to a sandbox broke and was resumed", "container", b.container, "error", cause)
+		},
+	})
+	switch {
+	case errors.Is(err, guestconn.ErrVersion):
+		return nil, fmt.Errorf("docker: bridge: %w: %v", errdefs.ErrFailedPrecondition, err)
+	case err != nil:
+		return nil, fmt.Errorf("docker: bridge: %w", err)
+	}
+	return m, nil
+}
+
+func (b *bridge) dialExec(ctx context.Context) (io.ReadWriteCloser, error) {
 	exec, err := b.d.api.ExecCreate(ctx, b.container, client.ExecCreateOptions{
 		User: "0:0", WorkingDir: "/", AttachStdin: true, AttachStdout: true, AttachStderr: true,
-		Cmd: []string{wire.GuestPath, "bridge"},
+		Cmd: wire.BridgeCommand(),
 	})
 	if err != nil {
 		return nil, b.d.failed(ctx, "make a bridge", err)
@@ -106,11 +131,7 @@ func (b *bridge) dial(ctx context.Context) (*guestconn.Mux, error) {
 	if err != nil {
 		return nil, b.d.failed(ctx, "start a bridge", err)
 	}
-	m, err := guestconn.NewMux(newPipes(got.HijackedResponse))
-	if err != nil {
-		return nil, fmt.Errorf("docker: bridge: %w", err)
-	}
-	return m, nil
+	return newPipes(got.HijackedResponse), nil
 }
 
 // close ends every stream and waits for the goroutines of the bridge.
@@ -146,11 +167,8 @@ func newPipes(h client.HijackedResponse) *pipes {
 	p.wg.Go(func() {
 		var said complaint
 		_, err := stdcopy.StdCopy(w, &said, h.Reader)
-		switch {
-		case len(said) > 0:
-			err = fmt.Errorf("bridge ended and said %q", string(said))
-		case err == nil:
-			err = errors.New("bridge ended")
+		if len(said) > 0 || err == nil {
+			err = guestconn.BridgeEnded(string(said))
 		}
 		_ = w.CloseWithError(err)
 	})

@@ -193,7 +193,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 // attach returns a handle of the first process of a started container.
 func (s *Sandbox) attach(ctx context.Context, l runtime.Limits) error {
 	if s.mode == ModeStdio {
-		s.bridge = newBridge(s.d, s.container)
+		s.bridge = newBridge(s.ctx, s.d, s.container)
 		s.watch()
 		return nil
 	}

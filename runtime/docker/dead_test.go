@@ -173,6 +173,30 @@ func TestAStreamOutlivesNoEngineButTheSandboxDoes(t *testing.T) {
 	ended(t, box)
 }
 
+func TestStreamSurvivesEngineOutage(t *testing.T) {
+	h, p := behindProxy(t)
+	d := h.open(t, ModeStdio)
+	box := create(t, d, h.spec(t))
+	conn, err := box.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(60 * time.Second))
+	const path = "/proc/self/status"
+	for _, piece := range []string{path[:3], path[3:] + "\n"} {
+		if _, err := io.WriteString(conn, piece); err != nil {
+			t.Fatal(err)
+		}
+		p.stop()
+		p.start(t)
+	}
+	got, err := io.ReadAll(conn)
+	if err != nil || !strings.Contains(string(got), "Pid:") {
+		t.Errorf("answer over a stream that was cut twice: %q, %v", got, err)
+	}
+}
+
 func TestManySandboxesAtOnce(t *testing.T) {
 	h := newHost(t)
 	d := h.open(t, ModeAuto)

@@ -5,6 +5,7 @@ package kubernetes
 import (
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -63,7 +65,7 @@ func BenchmarkCalls(b *testing.B) {
 	spdy := opened(b, o)
 	spdySandbox := start(b, spdy, specOf(b))
 	through := map[string]*guest.Client{
-		"websocket": guest.New(s), "spdy": guest.New(spdySandbox), "direct": guest.New(socketOf(b, s.name)),
+		"websocket": guest.New(s), "spdy": guest.New(spdySandbox), "direct": guest.New(withoutServer(b, s.name)),
 	}
 	call := func(c *guest.Client) error {
 		r, err := c.Exec(b.Context(), wire.Command{Argv: []string{"/bin/true"}}, guest.IO{})
@@ -79,7 +81,7 @@ func BenchmarkCalls(b *testing.B) {
 				f.time(b, name, 60, func() error { return call(c) })
 			}
 			f.time(b, "exec", 6, func() error {
-				m, err := newStream(websocket, s.name).dial(b.Context())
+				m, err := newStream(s.ctx, websocket, s.name).dial(b.Context())
 				if err != nil {
 					return err
 				}
@@ -183,16 +185,24 @@ func ready(e watch.Event) bool {
 	})
 }
 
-// socket is the path of a guest's socket on this host, which is the node.
-type socket string
-
-func (s socket) Open(ctx context.Context) (net.Conn, error) {
-	var d net.Dialer
-	return d.DialContext(ctx, "unix", string(s))
+// withoutServer connects to a pod's guest through its socket on this host, which is the node.
+func withoutServer(b *testing.B, pod string) *guestconn.Mux {
+	b.Helper()
+	path := socketOf(b, pod)
+	m, err := guestconn.DialMux(bounded(b), b.Context(), guestconn.Dialer{
+		Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { m.Close() })
+	return m
 }
 
 // socketOf finds the socket by which the bridges of a pod reach its guest.
-func socketOf(b *testing.B, pod string) socket {
+func socketOf(b *testing.B, pod string) string {
 	b.Helper()
 	a := admin(b)
 	found, err := filepath.Glob("/proc/[0-9]*/root" + wire.PrivateDir + "/bridge.sock")
@@ -207,7 +217,7 @@ func socketOf(b *testing.B, pod string) socket {
 	for _, path := range found {
 		groups, _ := os.ReadFile(filepath.Join("/proc", strings.Split(path, "/")[2], "cgroup")) // it may have ended
 		if strings.Contains(string(groups), "pod"+string(pods.Items[0].UID)) {
-			return socket(path)
+			return path
 		}
 	}
 	b.Fatalf("pod %s has none of the sockets %q", pod, found)

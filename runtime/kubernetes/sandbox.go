@@ -79,7 +79,7 @@ func (d *Driver) holder(id string) *Sandbox {
 
 // attach starts to follow a running pod and to keep its stream open.
 func (s *Sandbox) attach() {
-	s.stream = newStream(s.d, s.name)
+	s.stream = newStream(s.ctx, s.d, s.name)
 	s.wg.Go(func() {
 		var w endWatch
 		if err := s.d.pods.wait(s.ctx, s.name, s.uid, w.seen); err == nil {

@@ -14,16 +14,17 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/streaming/pkg/httpstream"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
-// stream connects to a guest with one exec of "guest bridge", whose stdio carries all requests.
-// When it breaks, the requests on it are lost, and the next one gets a new exec.
+// stream connects to a guest with one exec of "guest bridge", whose stdio carries all requests. When
+// it breaks, another exec continues it. If that fails, the requests on it are lost, and the next one
+// gets a new stream.
 type stream struct {
-	d   *Driver
-	pod string
+	d    *Driver
+	pod  string
+	life context.Context // ends with the sandbox
 
 	turn  chan struct{} // held while dialling; guards all below
 	mux   *guestconn.Mux
@@ -31,8 +32,8 @@ type stream struct {
 	quiet bool // this process cut it: there is nothing to report
 }
 
-func newStream(d *Driver, pod string) *stream {
-	return &stream{d: d, pod: pod, turn: make(chan struct{}, 1)}
+func newStream(life context.Context, d *Driver, pod string) *stream {
+	return &stream{d: d, pod: pod, life: life, turn: make(chan struct{}, 1)}
 }
 
 // The pauses between two attempts to dial.
@@ -124,32 +125,34 @@ func (b *stream) dialled(ctx context.Context) (*guestconn.Mux, error) {
 		return nil, err
 	}
 	if b.mux != nil && !b.quiet {
-		b.d.log.Warn("stream to a sandbox broke and was dialled again", "pod", b.pod)
+		b.d.log.Warn("stream to a sandbox was lost and dialled again", "pod", b.pod)
 	}
 	b.mux = m
 	return m, nil
 }
 
-// dial starts an exec and returns when the guest has answered through it: an exec that fails is
-// noticed late, and a request must not be lost on it.
+// dial makes a mux whose execs are replaced when they break. It returns when the guest has answered
+// through it: an exec that fails is noticed late, and a request must not be lost on it.
 func (b *stream) dial(ctx context.Context) (*guestconn.Mux, error) {
-	executor, err := b.d.executor(b.pod)
-	if err != nil {
-		return nil, err
+	m, err := guestconn.DialMux(ctx, b.life, guestconn.Dialer{
+		Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
+			executor, err := b.d.executor(b.pod)
+			if err != nil {
+				return nil, err
+			}
+			return newPipes(ctx, executor), nil
+		},
+		Resumed: func(cause error) {
+			b.d.log.Warn("stream to a sandbox broke and was resumed", "pod", b.pod, "error", cause)
+		},
+	})
+	if err == nil {
+		return m, nil
 	}
-	p := newPipes(ctx, executor)
-	m, err := guestconn.NewMux(p)
-	if err != nil {
-		return nil, fmt.Errorf("kubernetes: exec in pod %s: %w", b.pod, err)
+	if errors.Is(err, guestconn.ErrVersion) {
+		err = fmt.Errorf("%w: %v", errdefs.ErrFailedPrecondition, err)
 	}
-	if _, err := guest.New(m).Ping(ctx); err != nil {
-		_ = m.Close()
-		if why := p.failure(); why != nil {
-			err = why
-		}
-		return nil, fmt.Errorf("kubernetes: exec in pod %s: %w", b.pod, err)
-	}
-	return m, nil
+	return nil, fmt.Errorf("kubernetes: exec in pod %s: %w", b.pod, err)
 }
 
 // close ends every stream and waits for the goroutines.
@@ -165,7 +168,7 @@ func (b *stream) close() {
 // executor returns what runs an exec of the bridge: WebSockets, and SPDY where that is configured
 // or WebSockets were refused.
 func (d *Driver) executor(pod string) (remotecommand.Executor, error) {
-	to := d.api.execURL(pod, []string{wire.GuestPath, "bridge"})
+	to := d.api.execURL(pod, wire.BridgeCommand())
 	spdy, err := remotecommand.NewSPDYExecutor(d.config, "POST", to)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: stream: %w", err)
@@ -201,9 +204,6 @@ type pipes struct {
 	in             *io.PipeWriter
 	cancel         context.CancelFunc
 	wg             sync.WaitGroup
-
-	mu  sync.Mutex
-	why error // guarded by mu
 }
 
 // maxComplaint is how much of a bridge's stderr is kept for the error, in bytes.
@@ -217,15 +217,10 @@ func newPipes(ctx context.Context, executor remotecommand.Executor) *pipes {
 	p.wg.Go(func() {
 		var said complaint
 		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: &said})
-		switch {
-		case len(said) > 0:
-			err = fmt.Errorf("the bridge ended and said %q", string(said))
-		case err == nil:
-			err = errors.New("the exec ended") // the library returns nil for some connections that were cut
+		if len(said) > 0 || err == nil { // the library returns nil for some connections that were cut
+			err = guestconn.BridgeEnded(string(said))
 		}
-		p.mu.Lock()
-		p.why = classify(err)
-		p.mu.Unlock()
+		err = classify(err)
 		_ = stdout.CloseWithError(err)
 		_ = stdin.CloseWithError(err)
 	})
@@ -241,13 +236,6 @@ func classify(err error) error {
 		return fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
 	}
 	return fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
-}
-
-// failure returns why the exec ended, or nil while it runs.
-func (p *pipes) failure() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.why
 }
 
 func (p *pipes) Write(b []byte) (int, error) { return p.in.Write(b) }

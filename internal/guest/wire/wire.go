@@ -42,6 +42,10 @@ const (
 	PrivateDir = "/run/guest"
 )
 
+// BridgeCommand returns the command of a bridge: it connects its stdin and stdout to the guest. Guests
+// of builds without resumable streams answer it with their usage.
+func BridgeCommand() []string { return []string{GuestPath, "bridge", "--line"} }
+
 // Limits of the protocol.
 const (
 	MaxFrame     = 256 << 10 // payload of a data frame

@@ -31,9 +31,7 @@ func main() {
 	var err error
 	switch {
 	case os.Args[1] == "bridge":
-		err = guestconn.Bridge(ctx, os.Stdin, os.Stdout, func(ctx context.Context) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		})
+		err = bridge(socket)
 	case slices.Contains(os.Args, "--stdio"):
 		err = listen(ctx, socket)
 	default:
@@ -45,22 +43,24 @@ func main() {
 	}
 }
 
+func bridge(socket string) error {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return err
+	}
+	return guestconn.Pipe(os.Stdin, os.Stdout, conn)
+}
+
 func listen(ctx context.Context, socket string) error {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
 		return err
 	}
-	l, err := net.Listen("unix", socket)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return err
 	}
-	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		go answer(c)
-	}
+	guestconn.ServeBridges(ctx, l, func(c net.Conn) bool { answer(c); return false }, func() {})
+	return nil
 }
 
 func answer(c net.Conn) {
