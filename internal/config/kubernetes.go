@@ -32,6 +32,9 @@ type Kubernetes struct {
 	PullPolicy string `json:"pull_policy"`
 	// Deadline is when the cluster ends a pod that nobody has ended.
 	Deadline Duration `json:"deadline"`
+	// Election makes the service take part in the election of the one active service for its state
+	// directory. The others wait as standbys.
+	Election bool `json:"election"`
 	// Pod says where pods run, and Pods the same for single templates.
 	Pod  KubernetesPod            `json:"pod"`
 	Pods map[string]KubernetesPod `json:"pods"`
@@ -58,6 +61,7 @@ type KubernetesToleration struct {
 func defaultKubernetes() Kubernetes {
 	return Kubernetes{
 		Namespace: "orchestrator", Stream: "websocket", Network: "strip", PullPolicy: "IfNotPresent", Deadline: Duration(7 * 24 * time.Hour),
+		Election: true,
 		Pod: KubernetesPod{
 			NodeSelector:     map[string]string{},
 			Tolerations:      []KubernetesToleration{},

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,6 +62,37 @@ func readOwner(dir string) (r ownerRecord, found bool, err error) {
 			path, r.Version, ownerVersion, errdefs.ErrFailedPrecondition)
 	}
 	return r, true, nil
+}
+
+// EnsureOwner returns the owner id of a state directory, and creates one for a new directory. The
+// caller does not hold the directory's lock: EnsureOwner takes it for a moment if there is no owner
+// file yet.
+func EnsureOwner(ctx context.Context, dir string) (string, error) {
+	r, found, err := readOwner(dir)
+	if found || err != nil {
+		return r.Owner, err
+	}
+	lock, err := LockDir(dir)
+	if err != nil {
+		return "", err
+	}
+	owner, err := makeOwner(ctx, dir)
+	return owner, errors.Join(err, lock.Unlock())
+}
+
+// makeOwner writes the owner file unless there is one. The caller holds the directory's lock.
+func makeOwner(ctx context.Context, dir string) (string, error) {
+	x, err := Examine(ctx, dir)
+	switch {
+	case err != nil:
+		return "", err
+	case x.known:
+		return x.Owner(), nil
+	case x.Condition == Damaged: // its owner is unknown
+		return "", x.Problem()
+	}
+	r := ownerRecord{Version: ownerVersion, Owner: cmp.Or(x.Owner(), newOwner())}
+	return r.Owner, r.write(dir)
 }
 
 // write durably replaces the owner file in dir.

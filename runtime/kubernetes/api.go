@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +28,7 @@ import (
 // contain all groups of Kubernetes, which is more than half of this program's size.
 type api struct {
 	core, auth *rest.RESTClient
+	leases     *rest.RESTClient
 	params     k8sruntime.ParameterCodec
 	host       string
 	namespace  string
@@ -52,7 +54,8 @@ func loadConfig(file, name string) (*rest.Config, error) {
 
 func newAPI(config *rest.Config, namespace string) (*api, error) {
 	known := k8sruntime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(known), authorizationv1.AddToScheme(known)); err != nil {
+	err := errors.Join(corev1.AddToScheme(known), authorizationv1.AddToScheme(known), coordinationv1.AddToScheme(known))
+	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
 	codecs := serializer.NewCodecFactory(known)
@@ -74,9 +77,14 @@ func newAPI(config *rest.Config, namespace string) (*api, error) {
 	if err != nil {
 		return nil, err
 	}
+	leases, err := open("/apis", coordinationv1.SchemeGroupVersion)
+	if err != nil {
+		return nil, err
+	}
 	return &api{
 		core:      core,
 		auth:      auth,
+		leases:    leases,
 		params:    k8sruntime.NewParameterCodec(known),
 		host:      config.Host,
 		namespace: namespace,
@@ -95,10 +103,10 @@ func (a *api) serverVersion(ctx context.Context) (string, error) {
 	return v.GitVersion, nil
 }
 
-// permissions are what the driver needs in its namespace. Servers ask for get on pods/exec for
+// permissions returns what the driver needs in its namespace. Servers ask for get on pods/exec for
 // WebSockets, and for create for SPDY and, since 1.35, for both.
-func permissions() []authorizationv1.ResourceAttributes {
-	return []authorizationv1.ResourceAttributes{
+func (o Options) permissions() []authorizationv1.ResourceAttributes {
+	needed := []authorizationv1.ResourceAttributes{
 		{Verb: "create", Resource: "pods"},
 		{Verb: "get", Resource: "pods"},
 		{Verb: "list", Resource: "pods"},
@@ -107,12 +115,16 @@ func permissions() []authorizationv1.ResourceAttributes {
 		{Verb: "create", Resource: "pods", Subresource: "exec"},
 		{Verb: "get", Resource: "pods", Subresource: "exec"},
 	}
+	if o.Election {
+		needed = append(needed, leasePermissions()...)
+	}
+	return needed
 }
 
 // checkPermissions returns an error that names every missing verb with its resource.
-func (a *api) checkPermissions(ctx context.Context) error {
+func (a *api) checkPermissions(ctx context.Context, needed []authorizationv1.ResourceAttributes) error {
 	var missing []string
-	for _, p := range permissions() {
+	for _, p := range needed {
 		p.Namespace = a.namespace
 		review := &authorizationv1.SelfSubjectAccessReview{
 			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &p},
@@ -153,6 +165,22 @@ func (a *api) list(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, 
 func (a *api) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	return a.core.Get().Namespace(a.namespace).Resource("pods").VersionedParams(&o, a.params).Watch(ctx)
+}
+
+func (a *api) getLease(ctx context.Context, name string) (*coordinationv1.Lease, error) {
+	got := new(coordinationv1.Lease)
+	return got, a.leases.Get().Namespace(a.namespace).Resource("leases").Name(name).Do(ctx).Into(got)
+}
+
+func (a *api) createLease(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	got := new(coordinationv1.Lease)
+	return got, a.leases.Post().Namespace(a.namespace).Resource("leases").Body(lease).Do(ctx).Into(got)
+}
+
+// updateLease fails with a conflict if the Lease has changed.
+func (a *api) updateLease(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	got := new(coordinationv1.Lease)
+	return got, a.leases.Put().Namespace(a.namespace).Resource("leases").Name(lease.Name).Body(lease).Do(ctx).Into(got)
 }
 
 func (a *api) delete(ctx context.Context, name string, o metav1.DeleteOptions) error {

@@ -100,6 +100,9 @@ type Options struct {
 	// Pod applies to pods of all templates that Pods does not name.
 	Pod  PodOptions
 	Pods map[string]PodOptions
+	// Election says that one process per owner is active, which a Candidate decides. The driver then
+	// checks the permissions for it.
+	Election bool
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -156,7 +159,7 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if d.version, err = api.serverVersion(askCtx); err != nil {
 		return nil, api.failed(askCtx, "ask for the server's version", err)
 	}
-	if err := api.checkPermissions(askCtx); err != nil {
+	if err := api.checkPermissions(askCtx, o.permissions()); err != nil {
 		return nil, err
 	}
 	if err := d.checkClasses(askCtx); err != nil {

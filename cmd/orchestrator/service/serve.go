@@ -31,6 +31,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/kubernetes"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
@@ -163,15 +164,18 @@ type service struct {
 	ephemeral             bool
 	adoptNone, adoptOlder bool // what to do about a lost state.db
 
-	undo     []func() error // in the order of opening
-	listener net.Listener
-	store    *store.Store
-	marker   *store.Marker
-	volumes  *volumes.Manager
-	driver   runtime.Driver
-	engine   *engine.Engine
-	governed *standalone.Governance
-	why      string
+	undo      []func() error        // in the order of opening
+	candidate *kubernetes.Candidate // nil without an election
+	standby   *standby              // nil without an election
+	epoch     int64                 // of the election
+	listener  net.Listener
+	store     *store.Store
+	marker    *store.Marker
+	volumes   *volumes.Manager
+	driver    runtime.Driver
+	engine    *engine.Engine
+	governed  *standalone.Governance
+	why       string
 }
 
 func (s *service) onClose(undo func() error) { s.undo = append(s.undo, undo) }
@@ -186,18 +190,19 @@ func (s *service) close() error {
 	return errors.Join(errs...)
 }
 
-// open takes the locks first, so that no other process changes the state. The socket is next,
-// before anything else creates files. Clients that connect wait until the service is ready.
+// open wins the election and takes the locks first, so that no other process changes the state. The
+// socket is next, before anything else creates files. Clients that connect wait until the service is ready.
 func (s *service) open(ctx context.Context) error {
 	dir := s.config.StateDir
 	if err := standalone.MakeStateDir(dir); err != nil {
 		return err
 	}
-	lock, err := store.LockDir(dir)
-	if err != nil {
+	if err := s.elect(ctx, dir); err != nil {
 		return err
 	}
-	s.onClose(lock.Unlock)
+	if err := s.lockDir(ctx, dir); err != nil {
+		return err
+	}
 	for name, why := range map[string]string{
 		standalone.ImagesLock:     "another command uses the images: wait for its end",
 		standalone.WorkspacesLock: "a command without a server uses the workspaces: wait for its end",
@@ -206,10 +211,10 @@ func (s *service) open(ctx context.Context) error {
 			return err
 		}
 	}
-	if s.listener, err = listen(ctx, s.config); err != nil {
+	if err := s.openListener(ctx); err != nil {
 		return err
 	}
-	s.onClose(func() error { return ignoreClosed(s.listener.Close()) })
+	var err error
 	if s.store, err = s.openState(ctx, dir); err != nil {
 		return err
 	}

@@ -28,7 +28,8 @@ func (d Drivers) openKubernetes(ctx context.Context) (runtime.Driver, string, er
 		Kubeconfig: c.Kubeconfig, Context: c.Context, Namespace: c.Namespace, GuestImage: c.GuestImage,
 		GVisorSeccompProfile: c.GVisorSeccompProfile, Classes: classes,
 		Stream: c.Stream, Network: c.Network, SeccompProfile: c.SeccompProfile, PodPids: c.PodPids, CPURequest: c.CPURequest,
-		PullPolicy: c.PullPolicy, Deadline: c.Deadline.Std(), Pod: podOptions(c.Pod), Pods: pods, Log: d.Log,
+		PullPolicy: c.PullPolicy, Deadline: c.Deadline.Std(), Pod: podOptions(c.Pod), Pods: pods,
+		Election: c.Election, Log: d.Log,
 	})
 	if err != nil {
 		return nil, "", err

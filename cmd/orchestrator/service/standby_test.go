@@ -1,0 +1,99 @@
+package service
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+)
+
+// TestStandbyAnswersProbesAndHandsItsSocketOver checks the answers of a standby, and that the socket
+// serves the active process without a break.
+func TestStandbyAnswersProbesAndHandsItsSocketOver(t *testing.T) {
+	sock := filepath.Join(t.TempDir(), "sock")
+	s := &service{config: config.Config{Listen: "unix:" + sock}, log: slog.New(slog.DiscardHandler)}
+	s.standby = newStandby(s)
+	s.standby.wait("process a is active")
+	s.standby.wait("process b is active")
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", sock)
+	}, DisableKeepAlives: true}}
+	get := func(path string) (int, string) {
+		t.Helper()
+		resp, err := client.Get("http://orchestrator" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(body)
+	}
+	if code, _ := get("/healthz"); code != http.StatusOK {
+		t.Errorf("GET /healthz of a standby = %d, want 200", code)
+	}
+	for _, path := range []string{"/readyz", "/v1/sandboxes"} {
+		if code, body := get(path); code != http.StatusServiceUnavailable || !strings.Contains(body, "process b is active") {
+			t.Errorf("GET %s of a standby = %d %s, want 503 with the reason", path, code, body)
+		}
+	}
+	if err := s.openListener(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	go http.Serve(s.listener, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})) //nolint:errcheck,gosec // ends with the test
+	if code, _ := get("/readyz"); code != http.StatusOK {
+		t.Errorf("GET /readyz after the standby = %d, want 200 of the new server", code)
+	}
+}
+
+func TestStandbyWithoutItsSocketListensWhenItIsActive(t *testing.T) {
+	sock := filepath.Join(t.TempDir(), "sock")
+	other, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &service{config: config.Config{Listen: "unix:" + sock}, log: slog.New(slog.DiscardHandler)}
+	s.standby = newStandby(s)
+	s.standby.wait("process a is active")
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.openListener(t.Context()); err != nil || s.listener == nil {
+		t.Errorf("openListener after the other process = %v, want nil", err)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOwnerExistsBeforeTheDatabase checks that all candidates of a new directory compete for the
+// same Lease.
+func TestOwnerExistsBeforeTheDatabase(t *testing.T) {
+	dir := t.TempDir()
+	first, err := store.EnsureOwner(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := store.EnsureOwner(t.Context(), dir)
+	if err != nil || first == "" || second != first {
+		t.Errorf("EnsureOwner = %q, then %q, %v; want the same owner", first, second, err)
+	}
+	st, err := store.OpenState(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if st.Owner() != first {
+		t.Errorf("owner of the database = %q, want %q", st.Owner(), first)
+	}
+}

@@ -1,0 +1,183 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
+)
+
+// Times of the election. Another process is active at most leaseTime plus two retries after a
+// holder's last renewal. A holder that cannot renew ends leaseTime minus renewTime before that.
+const (
+	leaseTime = 10 * time.Second
+	renewTime = 7 * time.Second
+	retryTime = time.Second
+	// releaseTime bounds the release of the Lease at the end.
+	releaseTime = 3 * time.Second
+)
+
+// errNotRenewed is why a holder loses the Lease without another one.
+var errNotRenewed = fmt.Errorf("it could not be renewed within %s", renewTime)
+
+// ElectionOptions say which Lease a Candidate competes for.
+type ElectionOptions struct {
+	// Kubeconfig, Context and Namespace are those of the driver's Options.
+	Kubeconfig, Context, Namespace string
+	// Owner is the owner of the sandboxes. It names the Lease.
+	Owner string
+	// Place identifies the exclusive lock that the active process holds in addition, such as that
+	// of a directory on this machine. It differs between machines. Empty: there is none.
+	Place string
+	// Lost is called at most once, when this process has lost the Lease before Close. It must end the
+	// process: another one may be active from now on. The error is of class Unavailable.
+	Lost func(error)
+	// Log may be nil.
+	Log *slog.Logger
+}
+
+// Candidate competes for the Lease of an owner. Its methods may be called concurrently. It has one
+// goroutine from Acquire to Close.
+type Candidate struct {
+	opts   ElectionOptions
+	lock   *leaseLock
+	cancel context.CancelFunc
+	run    sync.WaitGroup
+	once   sync.Once // for the call of Lost, and for Close
+}
+
+// NewCandidate connects to the cluster and checks the permissions that are needed. Its errors are
+// those of New.
+func NewCandidate(ctx context.Context, o ElectionOptions) (*Candidate, error) {
+	config, err := loadConfig(o.Kubeconfig, o.Context)
+	if err != nil {
+		return nil, err
+	}
+	return newCandidate(ctx, config, o)
+}
+
+func newCandidate(ctx context.Context, config *rest.Config, o ElectionOptions) (*Candidate, error) {
+	quietLibrary()
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	api, err := newAPI(config, o.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	askCtx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
+	defer cancel()
+	if err := api.checkPermissions(askCtx, leasePermissions()); err != nil {
+		return nil, err
+	}
+	host, _ := os.Hostname() //nolint:errcheck // only for people
+	c := &Candidate{opts: o, cancel: func() {}}
+	c.lock = &leaseLock{
+		api: api, name: "orchestrator-" + o.Owner, identity: host + "_" + uuid.NewString(), place: o.Place, superseded: c.lose,
+	}
+	return c, nil
+}
+
+// leasePermissions are what a candidate needs in its namespace.
+func leasePermissions() []authorizationv1.ResourceAttributes {
+	var out []authorizationv1.ResourceAttributes
+	for _, verb := range []string{"get", "create", "update"} {
+		out = append(out, authorizationv1.ResourceAttributes{
+			Verb: verb, Group: coordinationv1.GroupName, Resource: "leases",
+		})
+	}
+	return out
+}
+
+// Lease returns namespace and name of the Lease.
+func (c *Candidate) Lease() string { return c.lock.Describe() }
+
+// Acquire waits until this process holds the Lease, and calls waiting with the identity of each
+// other holder that it sees. The epoch is larger than that of every earlier holder. Acquire must be
+// called once. After an error the candidate must be closed.
+func (c *Candidate) Acquire(ctx context.Context, waiting func(holder string)) (epoch int64, err error) {
+	started := make(chan struct{})
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: c.lock, LeaseDuration: leaseTime, RenewDeadline: renewTime, RetryPeriod: retryTime,
+		Name: c.lock.name,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { close(started) },
+			OnStoppedLeading: func() { c.lose(errNotRenewed) },
+			OnNewLeader: func(holder string) {
+				if holder != "" && holder != c.lock.identity {
+					waiting(holder)
+				}
+			},
+		},
+	})
+	if err != nil {
+		return 0, fmt.Errorf("kubernetes: election: %w", err)
+	}
+	// The elector does not release the Lease: it would report a loss only after it has tried that. It
+	// outlives ctx: Close ends it after everything that the Lease guards.
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	c.cancel = cancel
+	c.run.Go(func() { elector.Run(run) })
+	select {
+	case <-started:
+		return c.lock.currentEpoch(), nil
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+// lose reports that the Lease was lost. Only the first reason counts.
+func (c *Candidate) lose(why error) {
+	c.once.Do(func() {
+		c.opts.Lost(fmt.Errorf("kubernetes: Lease %s was lost: %w: %w", c.Lease(), why, errdefs.ErrUnavailable))
+	})
+}
+
+// Superseded reports that another process has become active, as the driver has noticed.
+func (c *Candidate) Superseded(why error) { c.lose(why) }
+
+// Locked records in the Lease that this process holds the lock of Place, with the next renewal.
+func (c *Candidate) Locked() { c.lock.setLocked() }
+
+// Inherit releases the Lease if its holder has recorded that it holds the lock of Place. The caller
+// holds this lock, so that the holder must have ended. It saves the wait for the Lease's end.
+func (c *Candidate) Inherit(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
+	defer cancel()
+	switch holder, err := c.lock.inherit(ctx); {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return nil // there is no holder, or it has just changed
+	case err != nil:
+		return c.lock.api.failed(ctx, "release Lease "+c.Lease(), err)
+	case holder != "":
+		c.opts.Log.Info("released the Lease of a process that has ended", "lease", c.Lease(), "holder", holder)
+	}
+	return nil
+}
+
+// Close releases the Lease if this process holds it. Everything that the Lease guards must have
+// ended. If the release fails, the Lease expires.
+func (c *Candidate) Close() error {
+	c.once.Do(func() {}) // Lost is not called any more
+	c.cancel()
+	c.run.Wait()
+	if c.lock.currentEpoch() == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
+	defer cancel()
+	if err := c.lock.release(ctx); err != nil {
+		c.opts.Log.Warn("failed to release the Lease; it will expire", "lease", c.Lease(), "error", err)
+	}
+	return nil
+}
