@@ -91,7 +91,15 @@ type service struct {
 
 func newService(t *testing.T, dir, kubeconfig string) *service {
 	t.Helper()
-	s := &service{bin: given(t, "BIN"), config: filepath.Join(dir, "config.yaml"), socket: filepath.Join(dir, "s")}
+	return newServiceAt(t, dir, "a", "state", kubeconfig)
+}
+
+// newServiceAt returns a service with its own socket and a state directory in dir.
+func newServiceAt(t *testing.T, dir, name, state, kubeconfig string) *service {
+	t.Helper()
+	s := &service{
+		bin: given(t, "BIN"), config: filepath.Join(dir, name+".yaml"), socket: filepath.Join(dir, name+".sock"),
+	}
 	text := fmt.Sprintf(`listen: unix:%s
 state_dir: %s
 runtime: kubernetes
@@ -107,11 +115,11 @@ templates:
     image: orchestrator/sandbox:latest
     limits: {memory: 192MiB}
     pool: {min: 1, max: 4}
-`, s.socket, filepath.Join(dir, "state"), kubeconfig, given(t, "KUBERNETES_IMAGE"))
+`, s.socket, filepath.Join(dir, state), kubeconfig, given(t, "KUBERNETES_IMAGE"))
 	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Create(filepath.Join(dir, "log"))
+	log, err := os.Create(filepath.Join(dir, name+".log"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +127,7 @@ templates:
 	t.Cleanup(func() {
 		if t.Failed() {
 			text, _ := os.ReadFile(log.Name())
-			t.Logf("log of the service:\n%s", text)
+			t.Logf("log of service %s:\n%s", name, text)
 		}
 		log.Close()
 	})

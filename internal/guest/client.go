@@ -35,6 +35,9 @@ type Opener interface {
 	Open(ctx context.Context) (net.Conn, error)
 }
 
+// Fenced is an Opener whose host has an epoch, see wire.Request.
+type Fenced interface{ Epoch() int64 }
+
 // Time limits. Other operations end only with the caller's context.
 const (
 	// OpenTime limits opening a stream.
@@ -57,6 +60,7 @@ type times struct {
 // Client is a client of one guest. Its methods are safe for concurrent use.
 type Client struct {
 	opener  Opener
+	epoch   int64 // in all requests
 	times   times
 	buffers sync.Pool // of *[]byte: a data frame with its header
 }
@@ -69,6 +73,9 @@ func New(o Opener) *Client {
 	c := &Client{opener: o, times: times{
 		open: OpenTime, quiet: QuietTime, patience: PatienceTime, short: ShortTime, ping: wire.HeaderTime, cancel: CancelTime,
 	}}
+	if f, ok := o.(Fenced); ok {
+		c.epoch = f.Epoch()
+	}
 	c.buffers.New = func() any { b := make([]byte, bufferSize); return &b }
 	return c
 }
@@ -149,7 +156,7 @@ func askList[T any](ctx context.Context, c *Client, op wire.Op, limit int, check
 
 // begin opens a stream and sends the request. The caller must close the stream.
 func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, error) {
-	req, err := encode(op, body)
+	req, err := encode(op, body, c.epoch)
 	if err != nil {
 		return nil, err
 	}
@@ -184,8 +191,8 @@ func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, erro
 	return s, nil
 }
 
-func encode(op wire.Op, body any) ([]byte, error) {
-	r := wire.Request{Version: wire.Version, Op: op}
+func encode(op wire.Op, body any, epoch int64) ([]byte, error) {
+	r := wire.Request{Version: wire.Version, Op: op, Epoch: epoch}
 	if body != nil {
 		raw, err := json.Marshal(body)
 		if err != nil {

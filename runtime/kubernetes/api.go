@@ -116,6 +116,7 @@ func (o Options) permissions() []authorizationv1.ResourceAttributes {
 		{Verb: "get", Resource: "pods", Subresource: "exec"},
 	}
 	if o.Election {
+		needed = append(needed, authorizationv1.ResourceAttributes{Verb: "patch", Resource: "pods"})
 		needed = append(needed, leasePermissions()...)
 	}
 	return needed

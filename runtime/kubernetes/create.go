@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
@@ -89,7 +88,7 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec) error {
 	if err != nil {
 		return s.d.api.failed(post, "create pod "+asked.Name, err)
 	}
-	s.uid = got.UID
+	s.uid, s.epoch = got.UID, s.d.opts.Epoch
 	s.d.pods.add(got)
 	failpoint.Hit("kubernetes.create.created")
 	if err := checkUnchanged(asked, got); err != nil {
@@ -201,7 +200,10 @@ func (s *Sandbox) adopt(ctx context.Context) error {
 	if p.Labels[labelID] != s.id || !running(p) {
 		return fmt.Errorf("kubernetes: sandbox %s does not run: phase %s: %w", s.id, p.Status.Phase, errdefs.ErrNotFound)
 	}
-	s.uid = p.UID
+	if p, err = s.d.takeOver(ctx, p); err != nil {
+		return err
+	}
+	s.uid, s.epoch = p.UID, epochOf(p)
 	s.d.pods.add(p)
 	s.attach()
 	return nil
@@ -233,15 +235,8 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 // remove deletes a pod and waits until the API server has forgotten it. With a grace period, that
 // is after the kubelet has reported the end of its containers.
 func (d *Driver) remove(ctx context.Context, name string, uid types.UID) error {
-	grace := int64(graceSeconds)
-	err := d.api.delete(
-		ctx,
-		name,
-		metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid}},
-	)
-	// A conflict means that the name belongs to another pod by now.
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return d.api.failed(ctx, "delete pod "+name, err)
+	if err := d.delete(ctx, name, uid); err != nil {
+		return err
 	}
 	failpoint.Hit("kubernetes.destroy.deleted")
 	if err := d.pods.wait(ctx, name, uid, func(p *corev1.Pod) bool { return p == nil }); err != nil {

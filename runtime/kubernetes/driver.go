@@ -103,6 +103,11 @@ type Options struct {
 	// Election says that one process per owner is active, which a Candidate decides. The driver then
 	// checks the permissions for it.
 	Election bool
+	// Epoch is the one of Candidate.Acquire. Pods and guests refuse the driver once a driver with a
+	// higher one has used them. Zero: there is no election.
+	Epoch int64
+	// Superseded, if not nil, is called when a pod or a guest has refused this driver's epoch.
+	Superseded func(error)
 	// Log may be nil.
 	Log *slog.Logger
 }

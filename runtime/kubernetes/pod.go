@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"path"
 	"strconv"
@@ -72,6 +73,7 @@ func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
 			NodeSelector: where.NodeSelector, PriorityClassName: where.PriorityClass,
 		},
 	}
+	maps.Copy(pod.Annotations, d.epochs())
 	pod.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem = &yes
 	d.setClass(pod, spec, where.RuntimeClass)
 	if where.UserNamespaces {

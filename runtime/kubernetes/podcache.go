@@ -126,6 +126,16 @@ func (c *podCache) add(pod *corev1.Pod) {
 	}
 }
 
+// get returns the last known state of a pod, or nil.
+func (c *podCache) get(name string) *corev1.Pod {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.entries[name]; e != nil {
+		return e.pod
+	}
+	return nil
+}
+
 // run watches until ctx ends. It lists again whenever a watch ends: the server ends each after some
 // minutes, and the version to continue from may be too old.
 func (c *podCache) run(ctx context.Context, version string) {

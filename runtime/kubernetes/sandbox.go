@@ -29,6 +29,7 @@ type Sandbox struct {
 	id     string
 	name   string
 	uid    types.UID // of the pod; empty until there is one
+	epoch  int64     // in all requests; of the pod if this process has none
 	stream *stream   // nil until the pod runs
 
 	done chan struct{}
@@ -79,7 +80,7 @@ func (d *Driver) holder(id string) *Sandbox {
 
 // attach starts to follow a running pod and to keep its stream open.
 func (s *Sandbox) attach() {
-	s.stream = newStream(s.ctx, s.d, s.name)
+	s.stream = newStream(s.ctx, s.d, s.name, s.epoch)
 	s.wg.Go(func() {
 		var w endWatch
 		if err := s.d.pods.wait(s.ctx, s.name, s.uid, w.seen); err == nil {
@@ -92,6 +93,9 @@ func (s *Sandbox) attach() {
 
 // ID returns the sandbox's id.
 func (s *Sandbox) ID() string { return s.id }
+
+// Epoch implements guest.Fenced.
+func (s *Sandbox) Epoch() int64 { return s.epoch }
 
 // Done is closed when the pod's container has ended or the pod is gone. It stays open if the
 // sandbox is released first.
@@ -172,6 +176,7 @@ func (s *Sandbox) end(ctx context.Context) {
 		return
 	}
 	if err := guest.New(s).End(ctx); err != nil {
+		s.d.checkGuest(err)
 		s.d.log.Debug("guest did not end when asked", "sandbox", s.id, "error", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/streaming/pkg/httpstream"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
@@ -22,9 +23,10 @@ import (
 // it breaks, another exec continues it. If that fails, the requests on it are lost, and the next one
 // gets a new stream.
 type stream struct {
-	d    *Driver
-	pod  string
-	life context.Context // ends with the sandbox
+	d     *Driver
+	pod   string
+	life  context.Context // ends with the sandbox
+	epoch int64
 
 	turn  chan struct{} // held while dialling; guards all below
 	mux   *guestconn.Mux
@@ -32,8 +34,8 @@ type stream struct {
 	quiet bool // this process cut it: there is nothing to report
 }
 
-func newStream(life context.Context, d *Driver, pod string) *stream {
-	return &stream{d: d, pod: pod, life: life, turn: make(chan struct{}, 1)}
+func newStream(life context.Context, d *Driver, pod string, epoch int64) *stream {
+	return &stream{d: d, pod: pod, life: life, epoch: epoch, turn: make(chan struct{}, 1)}
 }
 
 // The pauses between two attempts to dial.
@@ -147,7 +149,11 @@ func (b *stream) dial(ctx context.Context) (*guestconn.Mux, error) {
 		},
 	})
 	if err == nil {
-		return m, nil
+		if _, err = guest.New(fencedOpener{m, b.epoch}).Ping(ctx); err == nil {
+			return m, nil
+		}
+		b.d.checkGuest(err)
+		_ = m.Close()
 	}
 	if errors.Is(err, guestconn.ErrVersion) {
 		err = fmt.Errorf("%w: %v", errdefs.ErrFailedPrecondition, err)

@@ -351,7 +351,10 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	d := standalone.Drivers{Config: s.config, StateDir: dir, Guest: guest, Log: s.log}
+	d := standalone.Drivers{Config: s.config, StateDir: dir, Guest: guest, Epoch: s.epoch, Log: s.log}
+	if s.candidate != nil {
+		d.Superseded = s.candidate.Superseded
+	}
 	if s.driver, s.why, err = d.Choose(ctx, live); err != nil {
 		return err
 	}

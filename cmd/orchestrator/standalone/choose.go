@@ -48,7 +48,10 @@ type Drivers struct {
 	Config   config.Config
 	StateDir string
 	Guest    string
-	Log      *slog.Logger
+	// Epoch and Superseded are for runtime kubernetes with an election; see kubernetes.Options.
+	Epoch      int64
+	Superseded func(error)
+	Log        *slog.Logger
 }
 
 // EntryDirs holds the directory in which each runtime keeps an entry for every sandbox.

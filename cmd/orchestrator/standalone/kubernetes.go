@@ -29,7 +29,7 @@ func (d Drivers) openKubernetes(ctx context.Context) (runtime.Driver, string, er
 		GVisorSeccompProfile: c.GVisorSeccompProfile, Classes: classes,
 		Stream: c.Stream, Network: c.Network, SeccompProfile: c.SeccompProfile, PodPids: c.PodPids, CPURequest: c.CPURequest,
 		PullPolicy: c.PullPolicy, Deadline: c.Deadline.Std(), Pod: podOptions(c.Pod), Pods: pods,
-		Election: c.Election, Log: d.Log,
+		Election: c.Election, Epoch: d.Epoch, Superseded: d.Superseded, Log: d.Log,
 	})
 	if err != nil {
 		return nil, "", err

@@ -72,6 +72,15 @@ func (c *carrier) drop(conn net.Conn) {
 	<-c.slots
 }
 
+// cut closes what is carried.
+func (c *carrier) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn := range c.open {
+		conn.Close()
+	}
+}
+
 // wait returns once nothing is carried any more. Call it after close.
 func (c *carrier) wait() { c.group.Wait() }
 

@@ -102,6 +102,7 @@ type Server struct {
 	buffers relay.Pool     // of proxy and dials
 	proxy   proxy
 	dials   *carrier
+	fence   fence
 
 	claiming        sync.Mutex // held during a claim; acquired before mu
 	mu              sync.Mutex
@@ -233,7 +234,7 @@ func (s *Server) Serve(nc net.Conn) (kept bool) {
 		if n > MaxStreams && !isEssential(req.Op) {
 			err = tooManyStreams()
 		} else {
-			err = s.dispatch(c, req)
+			err = s.admit(nc, c, req)
 		}
 	} else if _, ours := errors.AsType[*wire.Failure](err); !ours {
 		return false // the host is gone
@@ -242,6 +243,19 @@ func (s *Server) Serve(nc net.Conn) (kept bool) {
 		s.answer(c, err)
 	}
 	return err == errCarried
+}
+
+// admit serves a request of the newest host.
+func (s *Server) admit(nc net.Conn, c *wire.Conn, req wire.Request) error {
+	leave, err := s.fence.enter(req, nc, func() {
+		s.dials.cut()
+		s.proxy.conns.cut()
+	})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return s.dispatch(c, req)
 }
 
 func tooManyStreams() error {

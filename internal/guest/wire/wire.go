@@ -115,11 +115,17 @@ const (
 	OpEnd    Op = "end"    // → {}: kills every command and ends PID 1
 )
 
+// FieldEpoch is the field of a Failure for a request whose epoch is too low.
+const FieldEpoch = "epoch"
+
 // Request is the first frame of a stream.
 type Request struct {
-	Version int             `json:"v"`
-	Op      Op              `json:"op"`
-	Body    json.RawMessage `json:"body,omitempty"`
+	Version int `json:"v"`
+	Op      Op  `json:"op"`
+	// Epoch identifies the host. The guest refuses requests with a lower one than the highest it has
+	// seen, and ends those under way. Zero: the host has none. Pings without one are always answered.
+	Epoch int64           `json:"epoch,omitempty"`
+	Body  json.RawMessage `json:"body,omitempty"`
 }
 
 // Code is a class of containerd/errdefs in snake case.

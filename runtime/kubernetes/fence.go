@@ -1,0 +1,127 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+)
+
+// epochs returns the annotations of a new pod that say who manages it.
+func (d *Driver) epochs() map[string]string {
+	if d.opts.Epoch == 0 {
+		return nil
+	}
+	return map[string]string{annotationEpoch: strconv.FormatInt(d.opts.Epoch, 10)}
+}
+
+// checkEpoch returns an error if a newer process manages the pod.
+func (d *Driver) checkEpoch(p *corev1.Pod) error {
+	if d.opts.Epoch == 0 || epochOf(p) <= d.opts.Epoch {
+		return nil
+	}
+	return d.superseded(fmt.Errorf("pod %s belongs to a newer process with epoch %d; this one has epoch %d",
+		p.Name, epochOf(p), d.opts.Epoch))
+}
+
+// superseded reports that a newer process is active. It returns an error that a retry does not
+// change.
+func (d *Driver) superseded(why error) error {
+	if d.opts.Superseded != nil {
+		d.opts.Superseded(why)
+	}
+	return fmt.Errorf("kubernetes: %w: %w", why, errdefs.ErrFailedPrecondition)
+}
+
+// checkGuest reports a refusal by a guest that has seen a newer process.
+func (d *Driver) checkGuest(err error) {
+	if refused, ok := errors.AsType[*guest.Error](err); ok && refused.Field == wire.FieldEpoch && d.opts.Epoch != 0 {
+		_ = d.superseded(err) // the caller has the error
+	}
+}
+
+// takeOver records this process' epoch in a pod, so that older processes cannot delete it, and
+// returns the pod. Without an epoch it changes nothing.
+func (d *Driver) takeOver(ctx context.Context, p *corev1.Pod) (*corev1.Pod, error) {
+	for name := p.Name; ; {
+		if err := d.checkEpoch(p); err != nil {
+			return nil, err
+		}
+		if d.opts.Epoch == 0 || epochOf(p) == d.opts.Epoch {
+			return p, nil
+		}
+		got, err := d.api.annotate(ctx, p, d.epochs())
+		if !apierrors.IsConflict(err) {
+			return got, d.api.failed(ctx, "record the epoch in pod "+name, err)
+		}
+		if p, err = d.api.get(ctx, name); err != nil {
+			return nil, d.api.failed(ctx, "look for pod "+name, err)
+		}
+	}
+}
+
+// delete asks for the deletion of a pod. With an epoch, it deletes only a state of the pod in which
+// no newer process manages it. It succeeds if the pod is gone.
+func (d *Driver) delete(ctx context.Context, name string, uid types.UID) error {
+	grace := int64(graceSeconds)
+	o := metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid}}
+	p := d.pods.get(name)
+	for {
+		if d.opts.Epoch != 0 && p != nil && p.UID == uid {
+			if err := d.checkEpoch(p); err != nil {
+				return err
+			}
+			o.Preconditions.ResourceVersion = &p.ResourceVersion
+		}
+		err := d.api.delete(ctx, name, o)
+		switch {
+		case err == nil, apierrors.IsNotFound(err):
+			return nil
+		case !apierrors.IsConflict(err):
+			return d.api.failed(ctx, "delete pod "+name, err)
+		case o.Preconditions.ResourceVersion == nil:
+			return nil // the name belongs to another pod by now
+		}
+		p, err = d.api.get(ctx, name)
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return d.api.failed(ctx, "look for pod "+name, err)
+		case p.UID != uid:
+			return nil
+		}
+	}
+}
+
+// annotate adds annotations to a pod. It fails with a conflict if the pod has changed.
+func (a *api) annotate(ctx context.Context, p *corev1.Pod, annotations map[string]string) (*corev1.Pod, error) {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": p.ResourceVersion, "annotations": annotations},
+	})
+	if err != nil {
+		return nil, err
+	}
+	got := new(corev1.Pod)
+	return got, a.core.Patch(types.MergePatchType).Namespace(a.namespace).Resource("pods").Name(p.Name).Body(patch).
+		Do(ctx).Into(got)
+}
+
+// fencedOpener opens streams on which requests carry an epoch.
+type fencedOpener struct {
+	guest.Opener
+	epoch int64
+}
+
+// Epoch implements guest.Fenced.
+func (f fencedOpener) Epoch() int64 { return f.epoch }
