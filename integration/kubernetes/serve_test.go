@@ -45,7 +45,12 @@ func do(t *testing.T, name string, args ...string) string {
 // output runs a program and returns its trimmed standard output; if it fails, with its standard
 // error.
 func output(name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	return outputWithin(patience, name, args...)
+}
+
+// outputWithin is output with a limit of time.
+func outputWithin(limit time.Duration, name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	var stderr strings.Builder

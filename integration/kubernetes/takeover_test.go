@@ -16,8 +16,12 @@ import (
 	"time"
 )
 
-// takeoverTime is how long a standby may take from the end of the active service to the first call.
-const takeoverTime = 15 * time.Second
+const (
+	// takeoverTime is how long a standby may take from the end of the active service to the first call.
+	takeoverTime = 15 * time.Second
+	// callTime bounds a call of a service that ends meanwhile: its client waits for another one.
+	callTime = 20 * time.Second
+)
 
 // readyz returns status and body of GET /readyz, or 0 if nothing answers.
 func (s *service) readyz() (int, string) {
@@ -172,12 +176,12 @@ func TestPausedServiceIsFenced(t *testing.T) {
 	answers := make(chan string, 2*callers)
 	for i := range callers {
 		go func() {
-			out, err := output(old.bin, "--config", old.config, "tool", "call", "system.bash",
+			out, err := outputWithin(callTime, old.bin, "--config", old.config, "tool", "call", "system.bash",
 				"command=echo old >note; echo wrote", "--session", "s1")
 			answers <- fmt.Sprintf("session %d: %v %s", i, err, out)
 		}()
 		go func() {
-			out, err := output(old.bin, "--config", old.config, "run", "--", "echo", "wrote")
+			out, err := outputWithin(callTime, old.bin, "--config", old.config, "run", "--", "echo", "wrote")
 			answers <- fmt.Sprintf("run %d: %v %s", i, err, out)
 		}()
 	}

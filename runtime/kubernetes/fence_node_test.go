@@ -3,6 +3,7 @@
 package kubernetes
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -54,7 +55,9 @@ func TestOlderDriverIsFencedFromAdoptedPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := s.Destroy(bounded(t)); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := s.Destroy(ctx); err != nil {
 			t.Error(err)
 		}
 	})
