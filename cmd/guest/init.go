@@ -54,7 +54,8 @@ type guest struct {
 
 	server func() (*server.Server, error)
 	made   atomic.Pointer[server.Server]
-	// background is not waited for: its goroutines end with the process, which ends after its commands.
+	// background is not waited for: its goroutines end with the process, which ends after its
+	// commands.
 	background sync.WaitGroup
 }
 
@@ -234,9 +235,9 @@ func listen() (*net.UnixListener, error) {
 	return l, nil
 }
 
-// serveBridges serves the streams of bridges until the returned function is called, which waits until
-// hosts have read the answers under way. A stream alone does not show that a host is present, because
-// it survives the host's connection.
+// serveBridges serves the streams of bridges until the returned function is called, which waits
+// until hosts have read the answers under way. A stream alone does not show that a host is present,
+// because it survives the host's connection.
 func (g *guest) serveBridges(l *net.UnixListener) (end func()) {
 	// Not ended by g.ctx: hosts get the endings of the commands that end with the guest.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(g.ctx))

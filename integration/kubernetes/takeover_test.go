@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// takeoverTime is how long a standby may take from the end of the active service to the first call.
+	// takeoverTime is how long a standby may take from the end of the active service to the first
+	// call.
 	takeoverTime = 15 * time.Second
 	// callTime bounds a call of a service that ends meanwhile: its client waits for another one.
 	callTime = 20 * time.Second
@@ -105,8 +106,8 @@ func (c cluster) awaitPods(t *testing.T, n int) map[string]string {
 	}
 }
 
-// TestStandbyTakesOverAfterKill kills the active service. A standby on the same state directory must
-// be active with the session within takeoverTime.
+// TestStandbyTakesOverAfterKill kills the active service. A standby on the same state directory
+// must be active with the session within takeoverTime.
 func TestStandbyTakesOverAfterKill(t *testing.T) {
 	c, dir, active := scene(t)
 	before := c.pods(t)
@@ -158,8 +159,8 @@ func (s *service) end(t *testing.T) {
 	s.do(t, "down")
 }
 
-// TestPausedServiceIsFenced pauses the active service while another machine gets its volume. The new
-// one is active within the time of a Lease; the old one can then use none of its pods.
+// TestPausedServiceIsFenced pauses the active service while another machine gets its volume. The
+// new one is active within the time of a Lease; the old one can then use none of its pods.
 func TestPausedServiceIsFenced(t *testing.T) {
 	c, dir, old := scene(t)
 	if err := old.cmd.Process.Signal(syscall.SIGSTOP); err != nil {

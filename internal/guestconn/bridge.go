@@ -20,10 +20,10 @@ import (
 // bridgeDial bounds how long a stream waits for its connection in the guest.
 const bridgeDial = 10 * time.Second
 
-// serveMux is the guest's end of a mux over rwc, which it closes. For each stream it calls dial, and
-// copies both ways until the host closes the stream. open counts the streams. The connections of dial
-// should have CloseWrite. It returns nil when the host hangs up, the cause of ctx when ctx ends, and
-// otherwise the transport error.
+// serveMux is the guest's end of a mux over rwc, which it closes. For each stream it calls dial,
+// and copies both ways until the host closes the stream. open counts the streams. The connections
+// of dial should have CloseWrite. It returns nil when the host hangs up, the cause of ctx when ctx
+// ends, and otherwise the transport error.
 func serveMux(ctx context.Context, rwc io.ReadWriteCloser, dial func(context.Context) (net.Conn, error),
 	open *atomic.Int64) error {
 	t := &transport{rwc: rwc}
@@ -145,9 +145,9 @@ const (
 // errIdle means that a bridge's host is gone and its engine has not noticed.
 var errIdle = fmt.Errorf("no data of the host for %s", idle)
 
-// Pipe connects the host's connection, on stdin and stdout, to the guest's conn, and closes conn. It
-// returns when either ends, and leaves a goroutine that may still read stdin: the process should exit
-// then. It returns nil at the end of stdin or conn.
+// Pipe connects the host's connection, on stdin and stdout, to the guest's conn, and closes conn.
+// It returns when either ends, and leaves a goroutine that may still read stdin: the process should
+// exit then. It returns nil at the end of stdin or conn.
 func Pipe(stdin io.Reader, stdout io.Writer, conn net.Conn) error {
 	ended := make(chan error, 3)
 	timer := time.AfterFunc(idle, func() {
@@ -179,8 +179,8 @@ func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 // oldUsage is how a guest begins its answer to a command that it does not know.
 const oldUsage = "guest: usage:"
 
-// BridgeEnded returns the error of a bridge that ended and wrote said to stderr. It wraps [ErrVersion]
-// if the guest is too old for [DialMux].
+// BridgeEnded returns the error of a bridge that ended and wrote said to stderr. It wraps
+// [ErrVersion] if the guest is too old for [DialMux].
 func BridgeEnded(said string) error {
 	switch {
 	case said == "":

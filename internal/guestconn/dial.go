@@ -91,7 +91,8 @@ func (h *hostLine) connect(ctx context.Context) (*attachment, error) {
 	return h.line.attach(rwc, in, counted)
 }
 
-// greet returns how many bytes the guest has counted. If a write fails, the following read says why.
+// greet returns how many bytes the guest has counted. If a write fails, the following read says
+// why.
 func (h *hostLine) greet(w io.Writer, in io.Reader) (uint64, error) {
 	h.attempt++
 	g := greeting{id: h.id, fresh: !h.begun, attempt: h.attempt, received: h.line.pause(nil)}

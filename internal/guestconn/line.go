@@ -42,10 +42,10 @@ var errSilent = fmt.Errorf("no data for %s", stall)
 var lineFrames = sync.Pool{New: func() any { return new([lineHeader + lineData]byte) }}
 
 // line is one end of a byte stream that outlives its connections. Each end counts the bytes that it
-// has received, and keeps those that it has sent until the other end has counted them. Over the next
-// connection each end continues where the other's count ends, so no byte is lost or repeated.
+// has received, and keeps those that it has sent until the other end has counted them. Over the
+// next connection each end continues where the other's count ends, so no byte is lost or repeated.
 //
-// Read is for one goroutine, the other methods for any. While there is no connection, Read waits,
+// Read is for one goroutine, the other methods for any. Without a connection, Read waits,
 // and Write waits once lineWindow bytes are kept. A line ends with Close, with the other end's
 // Close (io.EOF), or with fail.
 type line struct {
@@ -194,8 +194,8 @@ func (l *line) fail(err error) {
 	}
 }
 
-// Close ends the line at both ends, after the bytes that were written. It waits up to closeTime until
-// the other end has hung up, and drops what was not delivered by then.
+// Close ends the line at both ends, after the bytes that were written. It waits up to closeTime
+// until the other end has hung up, and drops what was not delivered by then.
 func (l *line) Close() error {
 	l.mu.Lock()
 	a := l.at

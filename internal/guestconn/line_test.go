@@ -96,9 +96,9 @@ func lines(t *testing.T, cut cuts) (host, guest *line) {
 	return h.line, guest
 }
 
-// exchangeLines sends text in both directions, in pieces of different sizes, and checks what arrives.
-// It returns what the guest reads after the host has closed the line: errAbandoned if the connection
-// was cut at that moment.
+// exchangeLines sends text in both directions, in pieces of different sizes, and checks what
+// arrives. It returns what the guest reads after the host has closed the line: errAbandoned if the
+// connection was cut at that moment.
 func exchangeLines(t *testing.T, host, guest *line, toGuest, toHost []byte) error {
 	t.Helper()
 	send := func(l *line, text []byte) {

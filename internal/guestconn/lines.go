@@ -35,8 +35,8 @@ var (
 	errAbandoned = fmt.Errorf("the host did not connect again within %s", abandoned)
 )
 
-// ServeBridges is the guest's end of lines whose bridges ([Pipe]) connect to ln. It calls serve in a
-// new goroutine for each stream that the host opens, as [Park] does. It calls seen when a host
+// ServeBridges is the guest's end of lines whose bridges ([Pipe]) connect to ln. It calls serve in
+// a new goroutine for each stream that the host opens, as [Park] does. It calls seen when a host
 // connects, and every second while one is connected. seen must be fast.
 //
 // Only processes of this process's user are served. A line without a connection is kept for 35
@@ -72,7 +72,7 @@ type guestLine struct {
 	line    *line
 	streams atomic.Int64
 	attempt uint32      // of the latest connection
-	alone   *time.Timer // runs while there is no connection
+	alone   *time.Timer // runs while the line has no connection
 	last    bool        // the host has begun another line: no connection follows the current one
 }
 
@@ -135,7 +135,8 @@ func (s *lineServer) readGreeting(conn *net.UnixConn, in io.Reader) (g greeting,
 	return g, readConfirm(in)
 }
 
-// attach makes conn the connection of the greeting's line, which it begins if the greeting is fresh.
+// attach makes conn the connection of the greeting's line, which it begins if the greeting is
+// fresh.
 func (s *lineServer) attach(g greeting, conn *net.UnixConn, in *bufio.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

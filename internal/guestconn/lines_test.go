@@ -159,7 +159,7 @@ func TestStreamsSurviveCuts(t *testing.T) {
 	}
 }
 
-// A request that begins while there is no connection waits for the next one.
+// A request that begins without a connection waits for the next one.
 func TestRequestWaitsForConnection(t *testing.T) {
 	t.Parallel()
 	g := newBridgedGuest(t, echo)

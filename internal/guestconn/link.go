@@ -9,20 +9,20 @@
 //     host.
 //   - Stdio: if the host can only exec into the container, a process inside ([Pipe]) connects its
 //     stdin and stdout to the guest ([ServeBridges]), and the host opens streams on a yamux session
-//     over it ([DialMux]). The session runs on a line, which survives its processes and connections:
+//     over it ([DialMux]). The session runs on a line, which survives its connections:
 //     both ends acknowledge what they received, and continue there.
 //
 // Streams of both transports are net.Conn with deadlines and CloseWrite. Either side can end its
 // own direction alone. The guest sees the end of a local stream at once, and that of a muxed stream
 // after the data before it. Close ends both directions; data written before is still delivered.
 //
-// The package does not check who may open a stream. A lost transport is an error ([ErrLost]) on each
-// of its streams, never io.EOF.
+// The package does not check who may open a stream. A lost transport is an error ([ErrLost]) on
+// each of its streams, never io.EOF.
 //
 // Goroutines: a Listener has one that accepts and at most [MaxParked] that wait for a greeting;
 // Park has its parkers, one clock and at most [MaxServed] that serve; a Mux and each line of
-// ServeBridges have those of yamux, up to three for the connection, and on the guest's side four per
-// stream. Close, or the return of Park and ServeBridges, waits for them.
+// ServeBridges have those of yamux, up to three for the connection, and on the guest's side four
+// per stream. Close, or the return of Park and ServeBridges, waits for them.
 //
 // Errors: [ErrClosed], [ErrLost], [ErrGone], [ErrVersion], or the context's cause, each wrapped.
 package guestconn
@@ -46,8 +46,8 @@ var (
 	// ErrLost means that the transport under the stream broke: the guest or its container is gone
 	// or out of reach.
 	ErrLost = errors.New("link to the sandbox is lost")
-	// ErrGone means that the guest does not know a mux any more: its process has ended, or it has given
-	// the mux up. Streams report it as the cause of ErrLost.
+	// ErrGone means that the guest does not know a mux any more: its process has ended, or it has
+	// given the mux up. Streams report it as the cause of ErrLost.
 	ErrGone = errors.New("the guest does not know the link any more")
 	// ErrVersion means that the guest uses another version of the link than this host.
 	ErrVersion = errors.New("the guest has another link version")

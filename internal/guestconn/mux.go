@@ -44,8 +44,8 @@ func muxConfig() *yamux.Config {
 
 // Mux is the host's end of a bridge: many streams over one connection, which is replaced when it
 // breaks (see [DialMux]). It is safe for concurrent use. It is lost when the connection cannot be
-// replaced, or the guest breaks the protocol. A lost mux stays lost; the caller must dial the bridge
-// again.
+// replaced, or the guest breaks the protocol. A lost mux stays lost; the caller must dial the
+// bridge again.
 type Mux struct {
 	t     *transport
 	sess  *yamux.Session
@@ -56,8 +56,8 @@ type Mux struct {
 	wg  sync.WaitGroup
 }
 
-// newMux starts the host's side over rwc and takes ownership of it. Closing rwc must unblock Read and
-// Write on it, as for a net.Conn.
+// newMux starts the host's side over rwc and takes ownership of it. Closing rwc must unblock Read
+// and Write on it, as for a net.Conn.
 func newMux(rwc io.ReadWriteCloser) (*Mux, error) {
 	t := &transport{rwc: rwc}
 	sess, err := yamux.Client(t, muxConfig())
@@ -155,8 +155,8 @@ func (m *Mux) explain(err error) error {
 }
 
 // muxed is one stream of a Mux. Write deadlines work while the guest does not read. While the
-// connection is broken and much is unsent, a Write or Close can wait longer: until the connection is
-// replaced or the mux is lost.
+// connection is broken and much is unsent, a Write or Close can wait longer: until the connection
+// is replaced or the mux is lost.
 type muxed struct {
 	m      *Mux
 	s      *yamux.Stream

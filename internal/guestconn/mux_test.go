@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// bridged is a Mux and its end in the guest, connected by pipes, like those of a process's stdio, with serve
-// behind a unix socket.
+// bridged is a Mux and its end in the guest, connected by pipes, like those of a process's stdio,
+// with serve behind a unix socket.
 type bridged struct {
 	mux    *Mux
 	ended  chan error // the result of serveMux

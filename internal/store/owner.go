@@ -65,8 +65,8 @@ func readOwner(dir string) (r ownerRecord, found bool, err error) {
 }
 
 // EnsureOwner returns the owner id of a state directory, and creates one for a new directory. The
-// caller does not hold the directory's lock: EnsureOwner takes it for a moment if there is no owner
-// file yet.
+// caller does not hold the directory's lock: EnsureOwner takes it for a moment if the owner is
+// missing file yet.
 func EnsureOwner(ctx context.Context, dir string) (string, error) {
 	r, found, err := readOwner(dir)
 	if found || err != nil {

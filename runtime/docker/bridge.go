@@ -18,8 +18,9 @@ import (
 )
 
 // bridge connects to a sandbox of which only the engine's API can be reached: one exec of "guest
-// bridge" whose stdio carries all streams. The first stream dials it. An exec that breaks is replaced
-// by another one, and the streams continue. If that fails, they are lost and the next one dials.
+// bridge" whose stdio carries all streams. The first stream dials it. An exec that breaks is
+// replaced by another one, and the streams continue. If that fails, they are lost and the next one
+// dials.
 type bridge struct {
 	d         *Driver
 	container string

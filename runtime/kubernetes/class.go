@@ -87,7 +87,8 @@ func (d *Driver) checkClass(spec runtime.Spec) error {
 	}
 	if need := ocispec.GVisorCaps(spec.Limits).Pids; d.opts.PodPids < need {
 		return refused(
-			"gVisor needs up to %d threads for limits.pids %d, but nodes allow %d processes per pod: lower limits.pids, or raise podPidsLimit of the kubelets and kubernetes.pod_pids",
+			"gVisor needs up to %d threads for limits.pids %d, but nodes allow %d processes per pod: "+
+				"lower limits.pids, or raise podPidsLimit of the kubelets and kubernetes.pod_pids",
 			need,
 			spec.Limits.Pids,
 			d.opts.PodPids,
@@ -124,8 +125,8 @@ func caps(spec runtime.Spec) runtime.Limits {
 	return spec.Limits
 }
 
-// gvisorSettable are the limits that a process may set in gVisor. The others bound what a Linux kernel
-// counts per user of the host, which gVisor does not share.
+// gvisorSettable are the limits that a process may set in gVisor. The others bound what a Linux
+// kernel counts per user of the host, which gVisor does not share.
 func gvisorSettable() []string {
 	return []string{"RLIMIT_CORE", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE", "RLIMIT_NPROC"}
 }

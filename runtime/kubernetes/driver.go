@@ -104,7 +104,7 @@ type Options struct {
 	// checks the permissions for it.
 	Election bool
 	// Epoch is the one of Candidate.Acquire. Pods and guests refuse the driver once a driver with a
-	// higher one has used them. Zero: there is no election.
+	// higher one has used them. Zero: without an election.
 	Epoch int64
 	// Superseded, if not nil, is called when a pod or a guest has refused this driver's epoch.
 	Superseded func(error)

@@ -156,7 +156,7 @@ func (c *Candidate) Inherit(ctx context.Context) error {
 	defer cancel()
 	switch holder, err := c.lock.inherit(ctx); {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // there is no holder, or it has just changed
+		return nil // the Lease is free, or its holder has just changed
 	case err != nil:
 		return c.lock.api.failed(ctx, "release Lease "+c.Lease(), err)
 	case holder != "":

@@ -19,9 +19,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
-// stream connects to a guest with one exec of "guest bridge", whose stdio carries all requests. When
-// it breaks, another exec continues it. If that fails, the requests on it are lost, and the next one
-// gets a new stream.
+// stream connects to a guest with one exec of "guest bridge", whose stdio carries all requests.
+// When it breaks, another exec continues it. If that fails, the requests on it are lost, and the
+// next one gets a new stream.
 type stream struct {
 	d     *Driver
 	pod   string

@@ -9,7 +9,8 @@ import (
 // noUserNamespace returns the error of a cluster that cannot run a pod in a user namespace.
 func noUserNamespace(why string) error {
 	return refused(
-		"this cluster cannot run pods in a user namespace: %s: use Kubernetes 1.33 with containerd 2, or set kubernetes.pod.user_namespaces to false",
+		"this cluster cannot run pods in a user namespace: %s: "+
+			"use Kubernetes 1.33 with containerd 2, or set kubernetes.pod.user_namespaces to false",
 		why,
 	)
 }

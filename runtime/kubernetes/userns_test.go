@@ -42,7 +42,8 @@ func TestUserNamespaceIsAskedForAndChecked(t *testing.T) {
 
 func TestEventAboutUserNamespacesIsAnError(t *testing.T) {
 	t.Parallel()
-	e := &corev1.Event{Reason: "FailedCreatePodSandBox", Message: "can't set `spec.hostUsers: false`, runtime does not support user namespaces"}
+	e := &corev1.Event{Reason: "FailedCreatePodSandBox",
+		Message: "can't set `spec.hostUsers: false`, runtime does not support user namespaces"}
 	if err := trouble(e, "image:1"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "kubernetes.pod.user_namespaces") {
 		t.Errorf("trouble = %v, want FailedPrecondition that names the setting", err)
 	}

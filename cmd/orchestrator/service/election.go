@@ -78,8 +78,8 @@ func (s *service) inherit(ctx context.Context, dir string) error {
 	return errors.Join(s.candidate.Inherit(ctx), lock.Unlock())
 }
 
-// lockDir locks the state directory. With an election, it waits for an earlier process that has lost
-// the Lease and must end, and for short commands.
+// lockDir locks the state directory. With an election, it waits for an earlier process that has
+// lost the Lease and must end, and for short commands.
 func (s *service) lockDir(ctx context.Context, dir string) error {
 	for {
 		lock, err := store.LockDir(dir)

@@ -191,7 +191,8 @@ func (s *service) close() error {
 }
 
 // open wins the election and takes the locks first, so that no other process changes the state. The
-// socket is next, before anything else creates files. Clients that connect wait until the service is ready.
+// socket is next, before anything else creates files. Clients that connect wait until the service
+// is ready.
 func (s *service) open(ctx context.Context) error {
 	dir := s.config.StateDir
 	if err := standalone.MakeStateDir(dir); err != nil {
@@ -347,18 +348,9 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	live, err := s.store.Live(ctx)
-	if err != nil {
+	if err := s.openDriver(ctx, dir, guest); err != nil {
 		return err
 	}
-	d := standalone.Drivers{Config: s.config, StateDir: dir, Guest: guest, Epoch: s.epoch, Log: s.log}
-	if s.candidate != nil {
-		d.Superseded = s.candidate.Superseded
-	}
-	if s.driver, s.why, err = d.Choose(ctx, live); err != nil {
-		return err
-	}
-	s.onClose(s.driver.Close)
 	sweepGuests(dirs.Guest, hash, s.log)
 	opts, err := standalone.EngineOptions(s.app, s.config, hash)
 	if err != nil {

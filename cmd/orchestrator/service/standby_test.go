@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// TestStandbyAnswersProbesAndHandsItsSocketOver checks the answers of a standby, and that the socket
-// serves the active process without a break.
+// TestStandbyAnswersProbesAndHandsItsSocketOver checks the answers of a standby, and that the
+// socket serves the active process without a break.
 func TestStandbyAnswersProbesAndHandsItsSocketOver(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "sock")
 	s := &service{config: config.Config{Listen: "unix:" + sock}, log: slog.New(slog.DiscardHandler)}

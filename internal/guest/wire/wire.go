@@ -42,8 +42,8 @@ const (
 	PrivateDir = "/run/guest"
 )
 
-// BridgeCommand returns the command of a bridge: it connects its stdin and stdout to the guest. Guests
-// of builds without resumable streams answer it with their usage.
+// BridgeCommand returns the command of a bridge: it connects its stdin and stdout to the guest.
+// Guests of builds without resumable streams answer it with their usage.
 func BridgeCommand() []string { return []string{GuestPath, "bridge", "--line"} }
 
 // Limits of the protocol.
