@@ -80,7 +80,7 @@ func newCandidate(ctx context.Context, config *rest.Config, o ElectionOptions) (
 	if err := api.checkPermissions(askCtx, leasePermissions()); err != nil {
 		return nil, err
 	}
-	host, _ := os.Hostname() //nolint:errcheck // only for people
+	host, _ := os.Hostname() // only for people
 	c := &Candidate{opts: o, cancel: func() {}}
 	c.lock = &leaseLock{
 		api: api, name: "orchestrator-" + o.Owner, identity: host + "_" + uuid.NewString(), place: o.Place, superseded: c.lose,
@@ -90,8 +90,9 @@ func newCandidate(ctx context.Context, config *rest.Config, o ElectionOptions) (
 
 // leasePermissions are what a candidate needs in its namespace.
 func leasePermissions() []authorizationv1.ResourceAttributes {
-	var out []authorizationv1.ResourceAttributes
-	for _, verb := range []string{"get", "create", "update"} {
+	verbs := []string{"get", "create", "update"}
+	out := make([]authorizationv1.ResourceAttributes, 0, len(verbs))
+	for _, verb := range verbs {
 		out = append(out, authorizationv1.ResourceAttributes{
 			Verb: verb, Group: coordinationv1.GroupName, Resource: "leases",
 		})

@@ -73,10 +73,10 @@ func (s *leaseServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		review.Status.Allowed = review.Spec.ResourceAttributes.Verb != s.denied
 		return answer(http.StatusCreated, review), nil
 	}
-	failure := func(code int32, reason metav1.StatusReason) (*http.Response, error) {
+	failure := func(code int32, reason metav1.StatusReason) *http.Response {
 		return answer(int(code), metav1.Status{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: code, Reason: reason,
-		}), nil
+		})
 	}
 	var sent coordinationv1.Lease
 	if len(body) > 0 {
@@ -87,13 +87,13 @@ func (s *leaseServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	sent.TypeMeta = metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}
 	switch {
 	case r.Method == http.MethodPost && s.lease != nil:
-		return failure(http.StatusConflict, metav1.StatusReasonAlreadyExists)
+		return failure(http.StatusConflict, metav1.StatusReasonAlreadyExists), nil
 	case r.Method == http.MethodPost:
 		s.store(&sent)
 	case s.lease == nil:
-		return failure(http.StatusNotFound, metav1.StatusReasonNotFound)
+		return failure(http.StatusNotFound, metav1.StatusReasonNotFound), nil
 	case r.Method == http.MethodPut && sent.ResourceVersion != s.lease.ResourceVersion:
-		return failure(http.StatusConflict, metav1.StatusReasonConflict)
+		return failure(http.StatusConflict, metav1.StatusReasonConflict), nil
 	case r.Method == http.MethodPut:
 		s.store(&sent)
 	}

@@ -77,7 +77,7 @@ func (b *standby) wait(reason string) {
 // ServeHTTP implements http.Handler.
 func (b *standby) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/healthz" {
-		fmt.Fprintln(w, "ok") //nolint:errcheck // the client is gone
+		fmt.Fprintln(w, "ok")
 		return
 	}
 	b.mu.Lock()
@@ -85,7 +85,7 @@ func (b *standby) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.mu.Unlock()
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(http.StatusServiceUnavailable)
-	_ = json.NewEncoder(w).Encode(v1.Problem{ //nolint:errcheck // the client is gone
+	_ = json.NewEncoder(w).Encode(v1.Problem{
 		Type: "about:blank", Status: http.StatusServiceUnavailable, Title: http.StatusText(http.StatusServiceUnavailable),
 		Code: "unavailable", Detail: "this process is a standby: " + reason, RetryAfterMS: inheritInterval.Milliseconds(),
 	})

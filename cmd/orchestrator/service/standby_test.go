@@ -50,7 +50,7 @@ func TestStandbyAnswersProbesAndHandsItsSocketOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.close()
-	go http.Serve(s.listener, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})) //nolint:errcheck,gosec // ends with the test
+	go http.Serve(s.listener, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})) // ends with the test
 	if code, _ := get("/readyz"); code != http.StatusOK {
 		t.Errorf("GET /readyz after the standby = %d, want 200 of the new server", code)
 	}
