@@ -26,7 +26,7 @@ const bridgeDial = 10 * time.Second
 // ends, and otherwise the transport error.
 func serveMux(ctx context.Context, rwc io.ReadWriteCloser, dial func(context.Context) (net.Conn, error),
 	open *atomic.Int64) error {
-	t := &transport{rwc: rwc}
+	t := newTransport(rwc)
 	config := muxConfig()
 	// A reset would drop what the host has not read yet; the host closes its streams in its own
 	// time.

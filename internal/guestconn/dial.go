@@ -28,6 +28,8 @@ type Dialer struct {
 	Dial func(ctx context.Context) (io.ReadWriteCloser, error)
 	// Final reports whether a failure of Dial ends a broken mux at once. Nil means never.
 	Final func(error) bool
+	// Epoch is that of the host. A guest refuses to begin a mux for a lower epoch than it has seen.
+	Epoch int64
 	// Resumed, if not nil, is called with the reason after a broken connection was replaced.
 	Resumed func(cause error)
 }
@@ -36,7 +38,7 @@ type Dialer struct {
 // whenever that breaks: its streams continue without a lost or repeated byte. The mux is lost if no
 // connection is made within [ResumeTime], if the guest does not know it any more ([ErrGone]), or
 // when life ends. ctx bounds the first connection only. [ErrVersion]: the guest is of another
-// version.
+// version. [ErrFenced]: the host was replaced.
 func DialMux(ctx, life context.Context, d Dialer) (*Mux, error) {
 	h := newHostLine(d)
 	a, err := h.connect(ctx)
@@ -95,7 +97,7 @@ func (h *hostLine) connect(ctx context.Context) (*attachment, error) {
 // why.
 func (h *hostLine) greet(w io.Writer, in io.Reader) (uint64, error) {
 	h.attempt++
-	g := greeting{id: h.id, fresh: !h.begun, attempt: h.attempt, received: h.line.pause(nil)}
+	g := greeting{id: h.id, fresh: !h.begun, attempt: h.attempt, received: h.line.pause(nil), epoch: h.Epoch}
 	_, _ = w.Write(g.encode())
 	counted, err := readAnswer(in)
 	if err != nil || !g.fresh {
@@ -154,7 +156,7 @@ func (h *hostLine) resume(life context.Context, pause *time.Duration) (*attachme
 		switch {
 		case err == nil:
 			return a, nil
-		case errors.Is(err, ErrGone), errors.Is(err, ErrVersion), h.Final != nil && h.Final(err):
+		case errors.Is(err, ErrGone), errors.Is(err, ErrVersion), errors.Is(err, ErrFenced), h.Final != nil && h.Final(err):
 			return nil, err
 		}
 	}

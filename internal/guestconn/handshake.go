@@ -17,7 +17,7 @@ const (
 	lineVersion  = 1
 	prefixSize   = len(lineMagic) + 2
 	idSize       = 16
-	greetingSize = prefixSize + idSize + 1 + 4 + 8
+	greetingSize = prefixSize + idSize + 1 + 4 + 8 + 8
 	answerSize   = prefixSize + 1 + 8
 	confirmByte  = 'C'
 )
@@ -27,6 +27,7 @@ const (
 	answerReady   = 0
 	answerUnknown = 1 // the guest does not know the line
 	answerVersion = 2 // the guest has another version
+	answerFenced  = 3 // a host with a higher epoch has begun a line
 )
 
 // lineID identifies a line. It is a secret of the host and the guest.
@@ -38,6 +39,7 @@ type greeting struct {
 	fresh    bool   // this is the line's first connection
 	attempt  uint32 // increases with each connection of the line
 	received uint64 // bytes that the host has counted
+	epoch    int64  // of the host, see Dialer
 }
 
 func prefix() []byte { return binary.BigEndian.AppendUint16([]byte(lineMagic), lineVersion) }
@@ -49,7 +51,8 @@ func (g greeting) encode() []byte {
 		fresh = 1
 	}
 	b = binary.BigEndian.AppendUint32(append(b, fresh), g.attempt)
-	return binary.BigEndian.AppendUint64(b, g.received)
+	b = binary.BigEndian.AppendUint64(b, g.received)
+	return binary.BigEndian.AppendUint64(b, uint64(g.epoch))
 }
 
 // decodeGreeting decodes greetingSize bytes.
@@ -63,6 +66,7 @@ func decodeGreeting(b []byte) (g greeting, err error) {
 	g.fresh = b[0] == 1
 	g.attempt = binary.BigEndian.Uint32(b[1:])
 	g.received = binary.BigEndian.Uint64(b[5:])
+	g.epoch = int64(binary.BigEndian.Uint64(b[13:]))
 	return g, nil
 }
 
@@ -87,6 +91,8 @@ func readAnswer(r io.Reader) (received uint64, err error) {
 		return binary.BigEndian.Uint64(b[prefixSize+1:]), nil
 	case answerUnknown:
 		return 0, ErrGone
+	case answerFenced:
+		return 0, ErrFenced
 	default:
 		return 0, fmt.Errorf("invalid answer code %d", code)
 	}

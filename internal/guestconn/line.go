@@ -36,8 +36,12 @@ const (
 	finalFrame = 1 << 31
 )
 
-// errSilent is why a connection is given up.
-var errSilent = fmt.Errorf("no data for %s", stall)
+var (
+	// errSilent is why a connection is given up.
+	errSilent = fmt.Errorf("no data for %s", stall)
+	// errStuck ends a line whose other end is connected but does not take what it is sent.
+	errStuck = fmt.Errorf("nothing was acknowledged for %s", stall)
+)
 
 var lineFrames = sync.Pool{New: func() any { return new([lineHeader + lineData]byte) }}
 
@@ -80,8 +84,9 @@ type attachment struct {
 	cause error // why it is gone
 	heard time.Time
 	wrote time.Time
-	beat  bool // a frame is due, even an empty one
-	final bool // the frame that ends the line was sent
+	moved time.Time // when acked changed last while bytes were unacknowledged
+	beat  bool      // a frame is due, even an empty one
+	final bool      // the frame that ends the line was sent
 }
 
 func newLine() *line {
@@ -94,7 +99,7 @@ func newLine() *line {
 // line must have told it its own count by pause, and takes ownership of rwc.
 func (l *line) attach(rwc io.ReadWriteCloser, in *bufio.Reader, counted uint64) (*attachment, error) {
 	now := time.Now()
-	a := &attachment{rwc: rwc, in: in, gone: make(chan struct{}), since: now, heard: now, wrote: now}
+	a := &attachment{rwc: rwc, in: in, gone: make(chan struct{}), since: now, heard: now, wrote: now, moved: now}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
@@ -218,6 +223,10 @@ func (l *line) tick(a *attachment) {
 	l.mu.Lock()
 	now := time.Now()
 	dead := now.Sub(a.heard) >= stall
+	if l.at == a && !dead && l.sent > l.acked && now.Sub(a.moved) >= stall {
+		l.end(errStuck)
+		dead = true
+	}
 	if l.at == a && !dead {
 		l.out.shrink()
 		a.beat = now.Sub(a.wrote) >= keepAlive-time.Second
@@ -287,6 +296,9 @@ func (l *line) nextFrame(a *attachment) (frame *[lineHeader + lineData]byte, siz
 		binary.BigEndian.PutUint32(frame[:], finalFrame)
 		binary.BigEndian.PutUint64(frame[4:], l.received)
 		return frame, lineHeader
+	}
+	if l.sent == l.acked {
+		a.moved = time.Now()
 	}
 	n := l.out.copyFrom(frame[lineHeader:], int(l.sent-l.acked))
 	l.sent += uint64(n)
@@ -368,9 +380,14 @@ func (l *line) receiveHeader(a *attachment) error {
 		return nil
 	}
 	a.heard = time.Now()
+	before := l.acked
 	if err := l.count(binary.BigEndian.Uint64(head[4:]), l.sent); err != nil {
 		l.end(err)
 		return err
+	}
+	if l.acked != before {
+		a.moved = a.heard
+		l.changed.Broadcast() // writers may have room
 	}
 	switch {
 	case size == finalFrame:
@@ -382,6 +399,5 @@ func (l *line) receiveHeader(a *attachment) error {
 		return err
 	}
 	a.left = int(size)
-	l.changed.Broadcast() // writers may have room
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -302,6 +303,42 @@ func TestUnacknowledgedBytesAreBounded(t *testing.T) {
 			t.Errorf("%d bytes were taken, want %d", n, lineWindow)
 		}
 		_ = b.Close()
+	})
+}
+
+// An end that stays connected and acknowledges nothing does not keep writers waiting.
+func TestLineEndsIfNothingIsAcknowledged(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, b := net.Pipe()
+		l := newLine()
+		_, err := l.attach(a, bufio.NewReader(a), 0)
+		must(t, err)
+		go func() { _, _ = io.Copy(io.Discard, b) }()
+		var beating sync.WaitGroup
+		beating.Go(func() {
+			for err := error(nil); err == nil; time.Sleep(keepAlive) {
+				_, err = io.WriteString(b, lineFrame(0, 0, ""))
+			}
+		})
+		read := make(chan error, 1)
+		go func() {
+			_, err := l.Read(make([]byte, 1))
+			read <- err
+		}()
+		time.Sleep(time.Hour) // without unacknowledged bytes it goes on
+		_, err = l.Write([]byte("12345"))
+		must(t, err)
+		began := time.Now()
+		if err := <-read; !errors.Is(err, errStuck) {
+			t.Errorf("read: %v, want %v", err, errStuck)
+		}
+		if took := time.Since(began); took < stall || took > stall+2*keepAlive {
+			t.Errorf("the line ended after %s, want about %s", took, stall)
+		}
+		must(t, l.Close())
+		_ = b.Close()
+		beating.Wait()
 	})
 }
 

@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// abandoned is how long a guest keeps a line without a connection: a little longer than the host
-	// tries to connect.
-	abandoned = ResumeTime + 5*time.Second
+	// abandoned is how long a guest keeps a line without a connection: longer than the host tries to
+	// connect, which may notice a silent break only after stall and keepAlive.
+	abandoned = ResumeTime + stall + keepAlive + 5*time.Second
 	// maxLines is how many lines a guest keeps. There is more than one only while an earlier host is
 	// still connected.
 	maxLines = 4
@@ -39,7 +39,7 @@ var (
 // a new goroutine for each stream that the host opens, as [Park] does. It calls seen when a host
 // connects, and every second while one is connected. seen must be fast.
 //
-// Only processes of this process's user are served. A line without a connection is kept for 35
+// Only processes of this process's user are served. A line without a connection is kept for 68
 // seconds, or until a host begins another one.
 //
 // When ctx ends, ServeBridges gives the host a second to read the answers under way, closes every
@@ -63,6 +63,7 @@ type lineServer struct {
 
 	mu     sync.Mutex
 	lines  []*guestLine // oldest first
+	epoch  int64        // the highest one seen
 	closed bool
 }
 
@@ -104,6 +105,8 @@ func (s *lineServer) greet(ctx context.Context, conn *net.UnixConn) {
 		_, _ = conn.Write(encodeAnswer(answerVersion, 0))
 	case errors.Is(err, ErrGone):
 		_, _ = conn.Write(encodeAnswer(answerUnknown, 0))
+	case errors.Is(err, ErrFenced):
+		_, _ = conn.Write(encodeAnswer(answerFenced, 0))
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -140,6 +143,10 @@ func (s *lineServer) readGreeting(conn *net.UnixConn, in io.Reader) (g greeting,
 func (s *lineServer) attach(g greeting, conn *net.UnixConn, in *bufio.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if g.epoch < s.epoch { // a host that was paused must not end the lines of its successor
+		return ErrFenced
+	}
+	s.epoch = g.epoch
 	l := s.find(g)
 	if l == nil {
 		return ErrGone
@@ -204,6 +211,9 @@ func (s *lineServer) begin(id lineID) *guestLine {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.lines = slices.DeleteFunc(s.lines, func(other *guestLine) bool { return other == l })
+		if n := len(s.lines); n > 0 { // the host of the line that ended has left
+			s.lines[n-1].last = false
+		}
 	})
 	return l
 }

@@ -279,6 +279,21 @@ func TestNewLineLeavesConnectedOneAlone(t *testing.T) {
 	must(t, roundTrip(soon(t), second, 10))
 }
 
+// A host that was replaced cannot begin a line, and the line of its successor is still resumed.
+func TestReplacedHostIsRefused(t *testing.T) {
+	t.Parallel()
+	g := newBridgedGuest(t, echo)
+	c, err := g.mux(Dialer{Epoch: 2}).Open(soon(t))
+	must(t, err)
+	defer c.Close()
+	must(t, exchange(c, 10))
+	if _, err := DialMux(soon(t), t.Context(), Dialer{Dial: g.dial, Epoch: 1}); !errors.Is(err, ErrFenced) {
+		t.Errorf("DialMux of the older host = %v, want %v", err, ErrFenced)
+	}
+	g.cut()
+	must(t, exchange(c, 10))
+}
+
 // The number of lines is bounded: the oldest goes.
 func TestLinesAreBounded(t *testing.T) {
 	t.Parallel()

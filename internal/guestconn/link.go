@@ -49,6 +49,8 @@ var (
 	// ErrGone means that the guest does not know a mux any more: its process has ended, or it has
 	// given the mux up. Streams report it as the cause of ErrLost.
 	ErrGone = errors.New("the guest does not know the link any more")
+	// ErrFenced means that the guest has seen a host with a higher epoch.
+	ErrFenced = errors.New("the sandbox belongs to a newer host")
 	// ErrVersion means that the guest uses another version of the link than this host.
 	ErrVersion = errors.New("the guest has another link version")
 )

@@ -59,7 +59,7 @@ type Mux struct {
 // newMux starts the host's side over rwc and takes ownership of it. Closing rwc must unblock Read
 // and Write on it, as for a net.Conn.
 func newMux(rwc io.ReadWriteCloser) (*Mux, error) {
-	t := &transport{rwc: rwc}
+	t := newTransport(rwc)
 	sess, err := yamux.Client(t, muxConfig())
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start mux: %w", err), rwc.Close())
@@ -155,8 +155,8 @@ func (m *Mux) explain(err error) error {
 }
 
 // muxed is one stream of a Mux. Write deadlines work while the guest does not read. While the
-// connection is broken and much is unsent, a Write or Close can wait longer: until the connection
-// is replaced or the mux is lost.
+// connection is broken and much is unsent, a Write can wait longer: until the connection is
+// replaced or the mux is lost.
 type muxed struct {
 	m      *Mux
 	s      *yamux.Stream
@@ -206,15 +206,27 @@ func (c *muxed) explain(err error) error {
 }
 
 // Close ends both directions and unblocks readers and writers. Data written before is still
-// delivered if the guest reads it within a minute.
+// delivered if the guest reads it within a minute. Close waits at most a second for a connection
+// that is away.
 func (c *muxed) Close() error {
 	if c.closed.Swap(true) {
 		return net.ErrClosed
 	}
-	defer func() { <-c.slots }()
-	err := c.s.Close()
-	// yamux still reads after its Close; a deadline in the past stops it.
-	return errors.Join(err, c.s.SetDeadline(time.Unix(1, 0)))
+	// Also after its Close, yamux reads until a deadline.
+	err := c.s.SetDeadline(time.Unix(1, 0))
+	closed := make(chan error, 1)
+	go func() { // ends with the session at the latest
+		defer func() { <-c.slots }()
+		closed <- c.s.Close()
+	}()
+	late := time.NewTimer(closeTime)
+	defer late.Stop()
+	select {
+	case closeErr := <-closed:
+		return errors.Join(err, closeErr)
+	case <-late.C: // the connection is away, and too much is unsent
+		return err
+	}
 }
 
 func (c *muxed) LocalAddr() net.Addr  { return muxAddr{} }

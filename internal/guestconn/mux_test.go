@@ -1,9 +1,11 @@
 package guestconn
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -306,24 +308,109 @@ func frame(kind byte, length uint32) []byte {
 	return f
 }
 
-func FuzzPingGuard(f *testing.F) {
+// whole joins the data of consecutive data frames of a stream, as split by frames.
+func whole(t *testing.T, b []byte) string {
+	t.Helper()
+	var joined strings.Builder
+	var last, data []byte
+	flush := func() {
+		if last != nil {
+			fmt.Fprintf(&joined, "%x:%x;", last[:8], data)
+		}
+		last, data = nil, nil
+	}
+	for len(b) >= frameHeader {
+		head, size := b[:frameHeader], 0
+		b = b[frameHeader:]
+		if head[1] != frameData {
+			flush()
+			fmt.Fprintf(&joined, "%x;", head)
+			continue
+		}
+		if size = int(binary.BigEndian.Uint32(head[8:])); size > len(b) {
+			t.Fatalf("a frame announces %d bytes and %d follow", size, len(b))
+		}
+		if last == nil || !bytes.Equal(last[4:8], head[4:8]) {
+			flush()
+			last = bytes.Clone(head)
+		}
+		last[2], last[3] = last[2]|head[2], last[3]|head[3]
+		data = append(data, b[:size]...)
+		b = b[size:]
+	}
+	flush()
+	return joined.String()
+}
+
+// chunks returns at most n bytes at once.
+type chunks struct {
+	r io.Reader
+	n int
+}
+
+func (c chunks) Read(b []byte) (int, error) { return c.r.Read(b[:min(len(b), c.n)]) }
+
+// FuzzFrames checks that frames passes on the same streams however the bytes arrive, and announces
+// only data that follows.
+func FuzzFrames(f *testing.F) {
 	f.Add(append(append(frame(frameData, 3), "abc"...), frame(framePing, 1)...), uint8(5))
 	f.Add(frame(frameData, 1<<31), uint8(1))
+	f.Add(append(frame(frameData, 40), bytes.Repeat([]byte("x"), 40)...), uint8(3))
 	f.Fuzz(func(t *testing.T, b []byte, step uint8) {
-		now := time.Unix(1000, 0)
-		var whole, parts pingGuard
-		want := whole.scan(b, now)
-		var got error
-		for rest := b; len(rest) > 0 && got == nil; {
-			n := min(len(rest), int(step)+1)
-			got = parts.scan(rest[:n], now)
-			rest = rest[n:]
+		read := func(n int) (string, error) {
+			got, err := io.ReadAll(&frames{r: chunks{bytes.NewReader(b), n}})
+			return whole(t, got), err
 		}
-		if got != want {
-			t.Fatalf("in one piece %v, in parts of %d %v", want, int(step)+1, got)
+		want, wantErr := read(len(b) + 1)
+		got, err := read(int(step) + 1)
+		if wantErr == errPings || err == errPings { // depends on the time
+			return
 		}
-		if want == nil && (whole.have != parts.have || whole.body != parts.body || whole.used != parts.used) {
-			t.Fatalf("in one piece %+v, in parts %+v", whole, parts)
+		if got != want || err != wantErr {
+			t.Fatalf("in one piece %s, %v; in parts of %d %s, %v", want, wantErr, int(step)+1, got, err)
 		}
 	})
+}
+
+// TestCancelledReadReturnsInsideOfFrame has a guest that announces data and does not send it.
+func TestCancelledReadReturnsInsideOfFrame(t *testing.T) {
+	t.Parallel()
+	host, peer := net.Pipe()
+	m, err := newMux(host)
+	must(t, err)
+	defer m.Close()
+	defer peer.Close()
+	go func() { _, _ = io.Copy(io.Discard, peer) }()
+	conn, err := m.Open(soon(t))
+	must(t, err)
+	data := frame(frameData, 10)
+	data[7] = 1 // the stream's id
+	_, err = peer.Write(append(data, 'a'))
+	must(t, err)
+	b := make([]byte, 10)
+	if n, err := conn.Read(b); n != 1 || err != nil {
+		t.Fatalf("Read = %d, %v, want the byte that has arrived", n, err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := conn.Read(b)
+		read <- err
+	}()
+	must(t, conn.SetDeadline(time.Unix(1, 0)))
+	select {
+	case err := <-read:
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("Read after its deadline = %v, want ErrDeadlineExceeded", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Read does not return after its deadline")
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- conn.Close() }()
+	select {
+	case err := <-closed:
+		must(t, err)
+	case <-time.After(patience):
+		t.Fatal("Close does not return")
+	}
 }

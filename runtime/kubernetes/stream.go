@@ -38,10 +38,12 @@ func newStream(life context.Context, d *Driver, pod string, epoch int64) *stream
 	return &stream{d: d, pod: pod, life: life, epoch: epoch, turn: make(chan struct{}, 1)}
 }
 
-// The pauses between two attempts to dial.
+// The pauses between two attempts to dial. A stream that lasted shorter than steady does not reset
+// them.
 const (
 	firstDial = 50 * time.Millisecond
 	lastDial  = 2 * time.Second
+	steady    = 10 * time.Second
 )
 
 // open opens a stream to the guest. It retries until ctx ends.
@@ -69,13 +71,16 @@ func (b *stream) open(ctx context.Context) (net.Conn, error) {
 // its orphan timeout.
 func (b *stream) keep(ctx context.Context) {
 	for pause := firstDial; ; pause = min(2*pause, lastDial) {
+		began := time.Now()
 		m, err := b.dialled(ctx)
 		if err == nil {
-			pause = firstDial
 			select {
 			case <-m.Done():
 			case <-ctx.Done():
 				return
+			}
+			if time.Since(began) >= steady { // a guest must not make the host dial in a loop
+				pause = firstDial
 			}
 		}
 		select {
@@ -144,6 +149,7 @@ func (b *stream) dial(ctx context.Context) (*guestconn.Mux, error) {
 			}
 			return newPipes(ctx, executor), nil
 		},
+		Epoch: b.epoch,
 		Resumed: func(cause error) {
 			b.d.log.Warn("stream to a sandbox broke and was resumed", "pod", b.pod, "error", cause)
 		},
@@ -155,7 +161,10 @@ func (b *stream) dial(ctx context.Context) (*guestconn.Mux, error) {
 		b.d.checkGuest(err)
 		_ = m.Close()
 	}
-	if errors.Is(err, guestconn.ErrVersion) {
+	switch {
+	case errors.Is(err, guestconn.ErrFenced):
+		err = b.d.superseded(err)
+	case errors.Is(err, guestconn.ErrVersion):
 		err = fmt.Errorf("%w: %v", errdefs.ErrFailedPrecondition, err)
 	}
 	return nil, fmt.Errorf("kubernetes: exec in pod %s: %w", b.pod, err)
@@ -223,8 +232,8 @@ func newPipes(ctx context.Context, executor remotecommand.Executor) *pipes {
 	p.wg.Go(func() {
 		var said complaint
 		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: &said})
-		if len(said) > 0 || err == nil { // the library returns nil for some connections that were cut
-			err = guestconn.BridgeEnded(string(said))
+		if text := said.text(); text != "" || err == nil { // nil for some connections that were cut
+			err = guestconn.BridgeEnded(text)
 		}
 		err = classify(err)
 		_ = stdout.CloseWithError(err)
@@ -254,10 +263,22 @@ func (p *pipes) Close() error {
 	return err
 }
 
-// complaint keeps the beginning of what is written to it.
-type complaint []byte
+// complaint keeps the beginning of what is written to it. The library may still write when a
+// cancelled exec has returned.
+type complaint struct {
+	mu   sync.Mutex
+	said []byte
+}
 
 func (c *complaint) Write(b []byte) (int, error) {
-	*c = append(*c, b[:min(len(b), maxComplaint-len(*c))]...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.said = append(c.said, b[:min(len(b), maxComplaint-len(c.said))]...)
 	return len(b), nil
+}
+
+func (c *complaint) text() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return string(c.said)
 }
