@@ -33,7 +33,7 @@ type ownerRecord struct {
 	Version int    `json:"version"`
 	Owner   string `json:"owner"`
 	// Sequence is never above that of state.db: a database with a lower one is not the last used
-	// one. 0: no database was complete yet.
+	// one. 0: no database was complete yet, and one that is put back decides the owner.
 	Sequence int64 `json:"sequence"`
 }
 
@@ -65,15 +65,18 @@ func readOwner(dir string) (r ownerRecord, found bool, err error) {
 }
 
 // EnsureOwner returns the owner id of a state directory, and creates one for a new directory. The
-// caller does not hold the directory's lock: EnsureOwner takes it for a moment if the owner is
-// missing file yet.
+// caller does not hold the directory's lock: EnsureOwner takes it for a moment until a database was
+// complete.
 func EnsureOwner(ctx context.Context, dir string) (string, error) {
 	r, found, err := readOwner(dir)
-	if found || err != nil {
+	if err != nil || r.Sequence > 0 {
 		return r.Owner, err
 	}
 	lock, err := LockDir(dir)
-	if err != nil {
+	switch {
+	case found && errdefs.IsUnavailable(err): // a process that starts has checked the owner
+		return r.Owner, nil
+	case err != nil:
 		return "", err
 	}
 	owner, err := makeOwner(ctx, dir)

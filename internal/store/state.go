@@ -95,6 +95,9 @@ func Examine(ctx context.Context, dir string) (*Examined, error) {
 	}
 	x.db, err = readContents(ctx, dir)
 	damage, damaged := errors.AsType[*damageError](err)
+	if x.file.Sequence == 0 && x.db.found && x.file.Owner != x.db.owner {
+		x.file, x.known = ownerRecord{}, false // it was written while the database was missing
+	}
 	switch {
 	case damaged:
 		x.Condition, x.detail = Damaged, damage.Error()

@@ -34,8 +34,8 @@ func (s *service) elect(ctx context.Context, dir string) error {
 	if s.config.Runtime != standalone.RuntimeKubernetes || !k.Election {
 		return nil
 	}
-	owner, err := store.EnsureOwner(ctx, dir)
-	if err != nil {
+	var err error
+	if s.owner, err = store.EnsureOwner(ctx, dir); err != nil {
 		return err
 	}
 	place, err := placeOf(dir)
@@ -43,7 +43,7 @@ func (s *service) elect(ctx context.Context, dir string) error {
 		return err
 	}
 	s.candidate, err = kubernetes.NewCandidate(ctx, kubernetes.ElectionOptions{
-		Kubeconfig: k.Kubeconfig, Context: k.Context, Namespace: k.Namespace, Owner: owner, Place: place,
+		Kubeconfig: k.Kubeconfig, Context: k.Context, Namespace: k.Namespace, Owner: s.owner, Place: place,
 		Lost: s.exitLost, Log: s.log,
 	})
 	if err != nil {
@@ -64,6 +64,17 @@ func (s *service) elect(ctx context.Context, dir string) error {
 		s.log.Info("this process is active", "lease", s.candidate.Lease(), "epoch", s.epoch)
 	}
 	return err
+}
+
+// checkOwner refuses a state directory whose owner has changed since the election, which was for
+// the Lease of the earlier one.
+func (s *service) checkOwner(x *store.Examined) error {
+	if s.owner == "" || x.Owner() == s.owner {
+		return nil
+	}
+	return cli.Refuse(errdefs.ErrUnavailable,
+		"state directory %s: state.db was put back during the start, and changed the owner from %s to %s: start again",
+		s.config.StateDir, s.owner, x.Owner())
 }
 
 // inherit releases the Lease if its holder had the lock of the state directory, which is free.

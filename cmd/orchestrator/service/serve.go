@@ -167,6 +167,7 @@ type service struct {
 	undo      []func() error        // in the order of opening
 	candidate *kubernetes.Candidate // nil without an election
 	standby   *standby              // nil without an election
+	owner     string                // whose Lease this process holds; "" without an election
 	epoch     int64                 // of the election
 	listener  net.Listener
 	store     *store.Store
@@ -246,6 +247,9 @@ func lostError(x *store.Examined, dir string, found remains.Found) error {
 // nothing else is left, or --adopt-none has the rest destroyed.
 func (s *service) openState(ctx context.Context, dir string) (*store.Store, error) {
 	x, err := store.Examine(ctx, dir)
+	if err == nil {
+		err = s.checkOwner(x)
+	}
 	if err != nil {
 		return nil, err
 	}
