@@ -35,6 +35,8 @@ type Kubernetes struct {
 	// Election makes the service take part in the election of the one active service for its state
 	// directory. The others wait as standbys.
 	Election bool `json:"election"`
+	// LeaseSeconds is how long the Lease of the election lasts after the last renewal.
+	LeaseSeconds int `json:"lease_seconds"`
 	// Pod says where pods run, and Pods the same for single templates.
 	Pod  KubernetesPod            `json:"pod"`
 	Pods map[string]KubernetesPod `json:"pods"`
@@ -61,7 +63,7 @@ type KubernetesToleration struct {
 func defaultKubernetes() Kubernetes {
 	return Kubernetes{
 		Namespace: "orchestrator", Stream: "websocket", Network: "strip", PullPolicy: "IfNotPresent", Deadline: Duration(7 * 24 * time.Hour),
-		Election: true,
+		Election: true, LeaseSeconds: 10,
 		Pod: KubernetesPod{
 			NodeSelector:     map[string]string{},
 			Tolerations:      []KubernetesToleration{},
@@ -85,6 +87,8 @@ func (c Config) validateKubernetes() error {
 		return bad("kubernetes.pod_pids and kubernetes.cpu_request", "negative", "must not be")
 	case k.Deadline < Duration(time.Minute):
 		return bad("kubernetes.deadline", k.Deadline, "must be at least 1m")
+	case k.LeaseSeconds < 10 || k.LeaseSeconds > 600:
+		return bad("kubernetes.lease_seconds", k.LeaseSeconds, "must be 10 to 600")
 	case c.Runtime != "kubernetes":
 		return nil
 	case k.GuestImage == "":

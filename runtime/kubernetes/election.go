@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -17,18 +18,21 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 )
 
-// Times of the election. Another process is active at most leaseTime plus two retries after a
-// holder's last renewal. A holder that cannot renew ends leaseTime minus renewTime before that.
+// Times of the election. Another process becomes active after the Lease's time since the holder's
+// last renewal, and within two retries of up to 2.2 s each. A holder that cannot renew reports its
+// loss before: at most requestTime, retryTime and renewTime after it has sent that renewal.
 const (
+	// leaseTime is the default of ElectionOptions.LeaseTime, and the shortest one.
 	leaseTime = 10 * time.Second
-	renewTime = 7 * time.Second
 	retryTime = time.Second
+	// requestTime bounds a request of the election: the time of a renewal is that of its answer.
+	requestTime = 2 * time.Second
 	// releaseTime bounds the release of the Lease at the end.
 	releaseTime = 3 * time.Second
 )
 
-// errNotRenewed is why a holder loses the Lease without another one.
-var errNotRenewed = fmt.Errorf("it could not be renewed within %s", renewTime)
+// renewTime returns how long a holder tries to renew a Lease.
+func renewTime(lease time.Duration) time.Duration { return (lease * 2 / 3).Truncate(time.Second) }
 
 // ElectionOptions say which Lease a Candidate competes for.
 type ElectionOptions struct {
@@ -39,6 +43,9 @@ type ElectionOptions struct {
 	// Place identifies the exclusive lock that the active process holds in addition, such as that
 	// of a directory on this machine. It differs between machines. Empty: there is none.
 	Place string
+	// LeaseTime is how long a Lease lasts without a renewal: whole seconds, at least 10. Zero means
+	// 10 s. A holder that cannot renew for two thirds of it loses the Lease.
+	LeaseTime time.Duration
 	// Lost is called at most once, when this process has lost the Lease before Close. It must end the
 	// process: another one may be active from now on. The error is of class Unavailable.
 	Lost func(error)
@@ -68,6 +75,10 @@ func NewCandidate(ctx context.Context, o ElectionOptions) (*Candidate, error) {
 
 func newCandidate(ctx context.Context, config *rest.Config, o ElectionOptions) (*Candidate, error) {
 	quietLibrary()
+	o.LeaseTime = cmp.Or(o.LeaseTime, leaseTime)
+	if o.LeaseTime < leaseTime {
+		return nil, fmt.Errorf("kubernetes: a Lease of %s: it must be at least %s: %w", o.LeaseTime, leaseTime, errdefs.ErrInvalidArgument)
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -107,13 +118,13 @@ func (c *Candidate) Lease() string { return c.lock.Describe() }
 // other holder that it sees. The epoch is larger than that of every earlier holder. Acquire must be
 // called once. After an error the candidate must be closed.
 func (c *Candidate) Acquire(ctx context.Context, waiting func(holder string)) (epoch int64, err error) {
-	started := make(chan struct{})
+	started, renew := make(chan struct{}), renewTime(c.opts.LeaseTime)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: c.lock, LeaseDuration: leaseTime, RenewDeadline: renewTime, RetryPeriod: retryTime,
+		Lock: c.lock, LeaseDuration: c.opts.LeaseTime, RenewDeadline: renew, RetryPeriod: retryTime,
 		Name: c.lock.name,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(started) },
-			OnStoppedLeading: func() { c.lose(errNotRenewed) },
+			OnStoppedLeading: func() { c.lose(fmt.Errorf("it could not be renewed within %s", renew)) },
 			OnNewLeader: func(holder string) {
 				if holder != "" && holder != c.lock.identity {
 					waiting(holder)

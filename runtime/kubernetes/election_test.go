@@ -27,6 +27,10 @@ type leaseServer struct {
 	version int
 	down    bool
 	denied  string // a verb
+	// late is how long after an update, which is the last one, its answer comes.
+	late    time.Duration
+	updated time.Time
+	gets    int
 }
 
 func (s *leaseServer) set(change func(*coordinationv1.Lease)) {
@@ -43,6 +47,7 @@ func (s *leaseServer) set(change func(*coordinationv1.Lease)) {
 }
 
 func (s *leaseServer) store(l *coordinationv1.Lease) {
+	s.updated = time.Now()
 	s.version++
 	l.ResourceVersion = strconv.Itoa(s.version)
 	s.lease = l
@@ -56,11 +61,30 @@ func (s *leaseServer) holder() string {
 
 // RoundTrip implements http.RoundTripper.
 func (s *leaseServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, late, err := s.serve(r)
+	select {
+	case <-time.After(late):
+		return resp, err
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+// serve answers a request, and returns how late the answer comes.
+func (s *leaseServer) serve(r *http.Request) (resp *http.Response, late time.Duration, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.down {
-		return nil, io.ErrUnexpectedEOF
+		return nil, 0, io.ErrUnexpectedEOF
 	}
+	if s.late > 0 && r.Method == http.MethodPut {
+		s.down, late = true, s.late
+	}
+	resp, err = s.change(r)
+	return resp, late, err
+}
+
+func (s *leaseServer) change(r *http.Request) (*http.Response, error) {
 	var body []byte
 	if r.Body != nil {
 		body, _ = io.ReadAll(r.Body)
@@ -90,6 +114,8 @@ func (s *leaseServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		return failure(http.StatusConflict, metav1.StatusReasonAlreadyExists), nil
 	case r.Method == http.MethodPost:
 		s.store(&sent)
+	case r.Method == http.MethodGet && s.lease != nil:
+		s.gets++
 	case s.lease == nil:
 		return failure(http.StatusNotFound, metav1.StatusReasonNotFound), nil
 	case r.Method == http.MethodPut && sent.ResourceVersion != s.lease.ResourceVersion:
@@ -154,20 +180,21 @@ func TestClockSkewDoesNotMakeTwoActive(t *testing.T) {
 		t.Run(skew.String(), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
+				const theirs = maxEpoch / 2 // later than the time
 				s := &leaseServer{}
 				renew := func() {
 					s.set(func(l *coordinationv1.Lease) {
 						holder, seconds, now := "other", int32(leaseTime/time.Second), metav1.NewMicroTime(time.Now().Add(skew))
 						l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds, l.Spec.RenewTime = &holder, &seconds, &now
-						l.Annotations = map[string]string{annotationEpoch: "7"}
+						l.Annotations = map[string]string{annotationEpoch: strconv.Itoa(theirs)}
 					})
 				}
-				const lives = 2 * time.Minute
+				const lives, period = 2 * time.Minute, 6 * time.Second
 				var last time.Time
 				renewed := make(chan struct{})
 				go func() { // received from below
 					defer close(renewed)
-					for end := time.Now().Add(lives); time.Now().Before(end); time.Sleep(renewTime) {
+					for end := time.Now().Add(lives); time.Now().Before(end); time.Sleep(period) {
 						renew()
 						last = time.Now()
 					}
@@ -179,8 +206,9 @@ func TestClockSkewDoesNotMakeTwoActive(t *testing.T) {
 				if after := time.Since(last); after < leaseTime || after > leaseTime+3*retryTime {
 					t.Errorf("acquired %v after the holder's last renewal, want %v to %v", after, leaseTime, leaseTime+3*retryTime)
 				}
-				if holder := <-seen; holder != "other" || epoch != 8 || took < lives-renewTime {
-					t.Errorf("Acquire = epoch %d after %v, holder %q; want 8 after %v, holder other", epoch, took, holder, lives)
+				if holder := <-seen; holder != "other" || epoch != theirs+1 || took < lives-period {
+					t.Errorf("Acquire = epoch %d after %v, holder %q; want %d after %v, holder other",
+						epoch, took, holder, theirs+1, lives)
 				}
 			})
 		})
@@ -201,8 +229,8 @@ func TestLeaseIsHandedOverAtClose(t *testing.T) {
 			first.Close()
 		}()
 		after, took := second.acquire(t, none)
-		if after != before+1 || took < time.Minute || took > time.Minute+3*retryTime {
-			t.Errorf("second Acquire = epoch %d after %v, want %d at the first one's end", after, took, before+1)
+		if want := time.Now().Unix(); after != want || after <= before || took < time.Minute || took > time.Minute+3*retryTime {
+			t.Errorf("second Acquire = epoch %d after %d, after %v; want %d at the first one's end", after, before, took, want)
 		}
 		if len(first.lost) > 0 {
 			t.Errorf("a candidate that was closed reports %v", <-first.lost)

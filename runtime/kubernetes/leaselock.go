@@ -21,6 +21,10 @@ const (
 	annotationLocked = "orchestrator.locked"
 )
 
+// maxEpoch is above every epoch: they begin at the time in seconds, and grow by one per holder.
+// Larger numbers were not written by a holder, and would overflow at the end.
+const maxEpoch = 1 << 40
+
 // leaseLock is the Lease of an election. The library's own lock needs its full set of clients.
 type leaseLock struct {
 	api                   *api
@@ -35,6 +39,8 @@ type leaseLock struct {
 
 // Get implements resourcelock.Interface.
 func (l *leaseLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errSlow)
+	defer cancel()
 	lease, err := l.api.getLease(ctx, l.name)
 	if err != nil {
 		return nil, nil, err
@@ -67,7 +73,8 @@ func (l *leaseLock) Create(ctx context.Context, record resourcelock.LeaderElecti
 	return l.write(ctx, lease, epoch, l.api.createLease)
 }
 
-// Update implements resourcelock.Interface. A process that becomes the holder gets a new epoch.
+// Update implements resourcelock.Interface. A process that becomes the holder gets a new epoch. It
+// is at least the time, so that it is larger than those before a Lease was restored from a copy.
 func (l *leaseLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	l.mu.Lock()
 	if l.lease == nil {
@@ -78,7 +85,7 @@ func (l *leaseLock) Update(ctx context.Context, record resourcelock.LeaderElecti
 	l.mu.Unlock()
 	switch mine := holderOf(lease) == l.identity; {
 	case !mine:
-		epoch = max(epochOf(lease), epoch) + 1
+		epoch = max(epochOf(lease), epoch, time.Now().Unix()-1) + 1
 	case epoch == 0: // the answer to the request that made this process the holder was lost
 		epoch = epochOf(lease)
 	}
@@ -101,6 +108,8 @@ func (l *leaseLock) write(
 		lease.Annotations[annotationLocked] = l.place
 	}
 	l.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errSlow)
+	defer cancel()
 	got, err := send(ctx, lease)
 	if err != nil {
 		return err
@@ -172,7 +181,7 @@ func holderOf(lease *coordinationv1.Lease) string {
 // epochOf returns the epoch in an object's annotations, or 0.
 func epochOf(object metav1.Object) int64 {
 	n, err := strconv.ParseInt(object.GetAnnotations()[annotationEpoch], 10, 64)
-	if err != nil {
+	if err != nil || n < 0 || n > maxEpoch {
 		return 0 // written by hand, or by a process without an election
 	}
 	return n

@@ -44,7 +44,7 @@ func (s *service) elect(ctx context.Context, dir string) error {
 	}
 	s.candidate, err = kubernetes.NewCandidate(ctx, kubernetes.ElectionOptions{
 		Kubeconfig: k.Kubeconfig, Context: k.Context, Namespace: k.Namespace, Owner: s.owner, Place: place,
-		Lost: s.exitLost, Log: s.log,
+		LeaseTime: time.Duration(k.LeaseSeconds) * time.Second, Lost: s.exitLost, Log: s.log,
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,68 @@
+package kubernetes
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+)
+
+// TestEpochIsAtLeastTheTime checks that one new holder makes up for a Lease whose epoch went back,
+// and that a number that no holder has written does not count.
+func TestEpochIsAtLeastTheTime(t *testing.T) {
+	t.Parallel()
+	for _, before := range []int64{-1, 0, 7, maxEpoch / 2, math.MaxInt64 - 1, math.MaxInt64} {
+		t.Run(fmt.Sprint(before), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := &leaseServer{}
+				s.set(func(l *coordinationv1.Lease) {
+					l.Annotations = map[string]string{annotationEpoch: strconv.FormatInt(before, 10)}
+				})
+				want := time.Now().Unix()
+				if before == maxEpoch/2 {
+					want = before + 1
+				}
+				if got, _ := newTestCandidate(t, s, "").acquire(t, none); got != want {
+					t.Errorf("epoch = %d, want %d", got, want)
+				}
+			})
+		})
+	}
+}
+
+// TestLateAnswerDoesNotProlongTheLease lets the server renew the Lease and answer late, and then
+// not at all. The holder must report the loss before another process could be active.
+func TestLateAnswerDoesNotProlongTheLease(t *testing.T) {
+	t.Parallel()
+	for _, lease := range []time.Duration{0, time.Minute} {
+		for _, late := range []time.Duration{requestTime - time.Millisecond, 5 * time.Second} {
+			t.Run(fmt.Sprint(lease, late), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					s := &leaseServer{}
+					c := newTestCandidate(t, s, "")
+					want := leaseTime
+					if lease > 0 {
+						c.opts.LeaseTime, want = lease, lease
+					}
+					c.acquire(t, none)
+					time.Sleep(time.Minute)
+					s.mu.Lock()
+					s.late = late
+					s.mu.Unlock()
+					<-c.lost
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					if took := time.Since(s.updated); took >= want || took < renewTime(want) {
+						t.Errorf("lost %v after the last renewal, want %v to %v", took, renewTime(want), want)
+					}
+				})
+			})
+		}
+	}
+}
