@@ -106,7 +106,8 @@ type Options struct {
 	// Epoch is the one of Candidate.Acquire. Pods and guests refuse the driver once a driver with a
 	// higher one has used them. Zero: without an election.
 	Epoch int64
-	// Superseded, if not nil, is called when a pod or a guest has refused this driver's epoch.
+	// Superseded, if not nil, is called when a pod or a guest has refused this driver's epoch. It must
+	// check that: guests are not trusted.
 	Superseded func(error)
 	// Log may be nil.
 	Log *slog.Logger

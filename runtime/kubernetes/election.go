@@ -61,6 +61,9 @@ type Candidate struct {
 	cancel context.CancelFunc
 	run    sync.WaitGroup
 	once   sync.Once // for the call of Lost, and for Close
+
+	checks  sync.Mutex // held during a check of the Lease by Superseded
+	checked time.Time  // when the last one has confirmed this process; guarded by checks
 }
 
 // NewCandidate connects to the cluster and checks the permissions that are needed. Its errors are
@@ -148,15 +151,32 @@ func (c *Candidate) Acquire(ctx context.Context, waiting func(holder string)) (e
 	}
 }
 
-// lose reports that the Lease was lost. Only the first reason counts.
+// lose reports that the Lease was lost. Only the first reason counts. Its class does not.
 func (c *Candidate) lose(why error) {
 	c.once.Do(func() {
-		c.opts.Lost(fmt.Errorf("kubernetes: Lease %s was lost: %w: %w", c.Lease(), why, errdefs.ErrUnavailable))
+		c.opts.Lost(fmt.Errorf("kubernetes: Lease %s was lost: %v: %w", c.Lease(), why, errdefs.ErrUnavailable))
 	})
 }
 
-// Superseded reports that another process has become active, as the driver has noticed.
-func (c *Candidate) Superseded(why error) { c.lose(why) }
+// Superseded reads the Lease after a pod or a guest has refused this process for a newer one. It
+// calls Lost if the Lease does not name this process and its epoch, or cannot be read within 2 s.
+// Otherwise the refusal says nothing about other sandboxes: guests are not trusted. Superseded
+// reads at most once per second.
+func (c *Candidate) Superseded(why error) {
+	c.checks.Lock()
+	defer c.checks.Unlock()
+	if time.Since(c.checked) < retryTime {
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), requestTime, errSlow)
+	defer cancel()
+	if err := c.lock.check(ctx); err != nil {
+		c.lose(fmt.Errorf("%w: %w", err, why))
+		return
+	}
+	c.checked = time.Now()
+	c.opts.Log.Warn("a sandbox refuses this process, which holds the Lease", "lease", c.Lease(), "error", why)
+}
 
 // Locked records in the Lease that this process holds the lock of Place, with the next renewal.
 func (c *Candidate) Locked() { c.lock.setLocked() }

@@ -34,8 +34,8 @@ func (d *Driver) checkEpoch(p *corev1.Pod) error {
 		p.Name, epochOf(p), d.opts.Epoch))
 }
 
-// superseded reports that a newer process is active. It returns an error that a retry does not
-// change.
+// superseded reports that a pod or a guest has refused this process for a newer one. It returns an
+// error about this sandbox that a retry does not change.
 func (d *Driver) superseded(why error) error {
 	if d.opts.Superseded != nil {
 		d.opts.Superseded(why)

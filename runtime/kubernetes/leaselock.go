@@ -120,6 +120,21 @@ func (l *leaseLock) write(
 	return nil
 }
 
+// check returns an error unless this process holds the Lease with its epoch.
+func (l *leaseLock) check(ctx context.Context) error {
+	lease, err := l.api.getLease(ctx, l.name)
+	if err != nil {
+		return fmt.Errorf("it could not be read: %w", err)
+	}
+	if holder := holderOf(lease); holder != l.identity {
+		return fmt.Errorf("process %q holds it", holder)
+	}
+	if got, want := epochOf(lease), l.currentEpoch(); got != want {
+		return fmt.Errorf("its epoch is %d, and that of this process %d", got, want)
+	}
+	return nil
+}
+
 // inherit releases the Lease if it says that its holder has the lock of this place, and returns the
 // former holder.
 func (l *leaseLock) inherit(ctx context.Context) (string, error) {

@@ -282,7 +282,7 @@ func (s *service) openState(ctx context.Context, dir string) (*store.Store, erro
 
 // acceptLost decides whether a new database may be created.
 func (s *service) acceptLost(ctx context.Context, x *store.Examined, dir string) error {
-	d := standalone.Drivers{Config: s.config, StateDir: dir, Log: s.log}
+	d := s.drivers(dir)
 	if len(d.UsedRuntimes(standalone.RuntimeAuto)) > 0 {
 		var err error
 		if d.Guest, _, err = guestbin.Write(engine.DirsOf(dir).Guest); err != nil {
