@@ -146,8 +146,10 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // exitLost ends the process because it has lost the Lease. It does so at once: whatever the process
-// did from now on might disturb the next one. Sandboxes and files are as after a crash.
+// did from now on might disturb the next one. Sandboxes and files are as after a crash. The process
+// ends within a second even if nobody reads its standard error.
 func (s *service) exitLost(err error) {
+	time.AfterFunc(time.Second, func() { os.Exit(cli.ExitUnavailable) })
 	s.log.Error("ending: this process is not the active one any more", "error", err)
 	os.Exit(s.app.Finish(err))
 }

@@ -14,11 +14,15 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// standbyTime bounds a request to a standby, and the end of those under way.
-const standbyTime = 5 * time.Second
+const (
+	// standbyTime bounds a request to a standby.
+	standbyTime = 5 * time.Second
+	// standbyEndTime bounds the end of requests under way when the standby becomes active.
+	standbyEndTime = time.Second
+)
 
 // standby answers requests while this process waits to become the active one: /healthz with 200 and
-// all others with 503 and the reason. It serves only after the first call of wait.
+// all others with 503 and the reason. It serves from the first call of wait.
 type standby struct {
 	s      *service
 	ctx    context.Context // ends with stop
@@ -43,16 +47,18 @@ func newStandby(s *service) *standby {
 	return b
 }
 
-// wait records why this process waits. It logs each reason once and starts to serve.
+// wait records why this process waits, and logs each reason once. Only the first call listens:
+// later, the address may be that of an active process which has not opened it yet.
 func (b *standby) wait(reason string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ctx.Err() != nil || reason == b.reason {
 		return
 	}
+	first := b.reason == ""
 	b.reason = reason
 	b.s.log.Info("waiting as a standby", "reason", reason)
-	if b.server != nil {
+	if !first {
 		return
 	}
 	l, err := listen(b.ctx, b.s.config)
@@ -118,7 +124,7 @@ func (b *standby) endInheriting() {
 }
 
 // stop ends the requests under way and returns the listener, which stays open, or nil if there is
-// none.
+// none. Connections on which a client is silent are cut.
 func (b *standby) stop() (net.Listener, error) {
 	b.mu.Lock()
 	b.cancel()
@@ -129,14 +135,16 @@ func (b *standby) stop() (net.Listener, error) {
 	if server == nil {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), standbyTime)
+	ctx, cancel := context.WithTimeout(context.Background(), standbyEndTime)
 	defer cancel()
-	err := server.Shutdown(ctx)
-	b.serves.Wait()
-	if l != nil {
-		err = errors.Join(err, keptListener{l}.setDeadline(time.Time{}))
+	if server.Shutdown(ctx) != nil {
+		_ = server.Close()
 	}
-	return l, err
+	b.serves.Wait()
+	if l == nil {
+		return nil, nil
+	}
+	return l, keptListener{l}.setDeadline(time.Time{})
 }
 
 // close ends the standby with its listener, unless stop has returned that.

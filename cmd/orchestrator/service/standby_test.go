@@ -2,14 +2,19 @@ package service
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -73,6 +78,79 @@ func TestStandbyWithoutItsSocketListensWhenItIsActive(t *testing.T) {
 	}
 	if err := s.close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSilentClientDoesNotDelayTheActiveProcess leaves a connection open on which nothing is sent.
+func TestSilentClientDoesNotDelayTheActiveProcess(t *testing.T) {
+	sock := filepath.Join(t.TempDir(), "sock")
+	s := &service{config: config.Config{Listen: "unix:" + sock}, log: slog.New(slog.DiscardHandler)}
+	s.standby = newStandby(s)
+	s.standby.wait("process a is active")
+	silent, err := net.Dial("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	// The answer to a later client shows that the silent one was accepted.
+	asked, err := net.Dial("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asked.Close()
+	if _, err := io.WriteString(asked, "GET /healthz HTTP/1.0\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(asked); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := s.openListener(t.Context()); err != nil {
+		t.Errorf("openListener with a silent client = %v, want nil", err)
+	}
+	if took := time.Since(began); took >= standbyTime {
+		t.Errorf("openListener with a silent client took %v, want less than %v", took, standbyTime)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStandbyListensAtOnceOrNotAtAll checks that a standby leaves an address alone that has become
+// free: the active process may be about to open it.
+func TestStandbyListensAtOnceOrNotAtAll(t *testing.T) {
+	sock := filepath.Join(t.TempDir(), "sock")
+	other, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &service{config: config.Config{Listen: "unix:" + sock}, log: slog.New(slog.DiscardHandler)}
+	s.standby = newStandby(s)
+	defer s.standby.close()
+	s.standby.wait("process a is active")
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.standby.wait("process b is active")
+	if conn, err := net.Dial("unix", sock); err == nil {
+		conn.Close()
+		t.Error("the standby has taken the address of process b")
+	}
+}
+
+// TestLossOfTheLeaseEndsAProcessWhoseOutputNobodyReads runs exitLost in a process of its own.
+func TestLossOfTheLeaseEndsAProcessWhoseOutputNobodyReads(t *testing.T) {
+	const variable = "ORCHESTRATOR_TEST_EXIT_LOST"
+	if os.Getenv(variable) != "" {
+		_, blocked := io.Pipe() // nothing reads from it
+		s := &service{app: &cli.App{Stderr: blocked}, log: slog.New(slog.NewTextHandler(blocked, nil))}
+		s.exitLost(errors.New("lost"))
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=20s")
+	cmd.Env = append(os.Environ(), variable+"=1")
+	out, err := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != cli.ExitUnavailable {
+		t.Errorf("exit code %d, %v, want %d\n%s", code, err, cli.ExitUnavailable, out)
 	}
 }
 
