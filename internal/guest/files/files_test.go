@@ -366,6 +366,25 @@ func TestUserIsConfinedToThreads(t *testing.T) {
 	}
 }
 
+func TestNoOperationStartsAfterContext(t *testing.T) {
+	dir := workspace(t)
+	s := New(Options{Dir: dir})
+	defer s.Close()
+	if r := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "a"}, []byte("x")); r.failure != nil { // a thread is idle
+		t.Fatal(r.failure)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	host, guest := pair(t)
+	must(t, s.Handle(ctx, wire.OpMove, []byte(`{"path":"a","to":"b"}`), wire.NewConn(guest)))
+	if r := answerOf(t, wire.NewConn(host)); r.code() != wire.Unavailable {
+		t.Errorf("move after the end of its context: %+v, want %s", r.failure, wire.Unavailable)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "a")); err != nil {
+		t.Errorf("the file was moved: %v", err)
+	}
+}
+
 func FuzzRequest(f *testing.F) {
 	f.Add("read", `{"path":"a"}`)
 	f.Add("move", `{"path":"a","to":"../x"}`)

@@ -50,8 +50,12 @@ func (t *threads) become(uid, gid int) error {
 	return nil
 }
 
-// do runs f as the user and waits for it. An error means that f did not run.
+// do runs f as the user and waits for it. An error means that f did not run: ctx had ended, or t is
+// closed.
 func (t *threads) do(ctx context.Context, f func()) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	j := job{run: f, done: make(chan error, 1)}
 	select {
 	case t.jobs <- j:
