@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,11 +40,11 @@ func filterEnv(env map[string]string) map[string]string {
 }
 
 // checkRules applies the command's rules right before it runs.
-func (s *Server) checkRules(cmd *wire.Command, p *prefork.Program) *wire.Failure {
+func (s *Server) checkRules(ctx context.Context, cmd *wire.Command, p *prefork.Program) *wire.Failure {
 	if cmd.Check == nil {
 		return nil
 	}
-	if f := s.checkArgv(cmd, p.Dir); f != nil {
+	if f := s.checkArgv(ctx, cmd, p.Dir); f != nil {
 		return f
 	}
 	p.Paths = slices.DeleteFunc(p.Paths, func(name string) bool { return !s.inImage(name) })
@@ -103,12 +104,12 @@ func mountOf(fd int) int {
 
 // checkArgv checks the rules as the commands' user, so that files out of this user's reach do not
 // influence the decision.
-func (s *Server) checkArgv(cmd *wire.Command, cwd string) *wire.Failure {
+func (s *Server) checkArgv(ctx context.Context, cmd *wire.Command, cwd string) *wire.Failure {
 	var refusal *argv.Refusal
 	check := func() { refusal = cmd.Check.CheckHere(cmd.Argv, cwd) }
 	if s.Files == nil {
 		check()
-	} else if err := s.Files.As(s.ctx, check); err != nil {
+	} else if err := s.Files.As(ctx, check); err != nil {
 		return wire.Failf(wire.Unavailable, "", "decide on the command: %v", err)
 	}
 	if refusal == nil {

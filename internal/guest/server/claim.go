@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"maps"
 	"os"
 	"strconv"
@@ -22,7 +23,7 @@ func (s *Server) ping() wire.Pong {
 
 // claim binds the sandbox to a lease. Claims run one at a time: links are made before the lease
 // takes effect, and not under s.mu.
-func (s *Server) claim(c wire.Claim) (struct{}, error) {
+func (s *Server) claim(ctx context.Context, c wire.Claim) (struct{}, error) {
 	if c.Lease == "" || len(c.Lease) > maxID {
 		return struct{}{}, wire.Failf(wire.InvalidArgument, "lease", "must have 1 to %d bytes", maxID)
 	}
@@ -41,9 +42,12 @@ func (s *Server) claim(c wire.Claim) (struct{}, error) {
 		if s.Files == nil {
 			return struct{}{}, wire.Failf(wire.FailedPrecondition, "alias", "this guest does not serve files")
 		}
-		if err := s.Files.Alias(s.ctx, c.Alias); err != nil {
+		if err := s.Files.Alias(ctx, c.Alias); err != nil {
 			return struct{}{}, err
 		}
+	}
+	if ctx.Err() != nil {
+		return struct{}{}, errShutDown()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 )
 
 // serveDial connects a stream to a server on the sandbox's loopback.
-func (s *Server) serveDial(c *wire.Conn, body json.RawMessage) error {
+func (s *Server) serveDial(ctx context.Context, c *wire.Conn, body json.RawMessage) error {
 	var d wire.Dial
 	if err := wire.Decode(body, &d); err != nil {
 		return err
@@ -29,13 +29,13 @@ func (s *Server) serveDial(c *wire.Conn, body json.RawMessage) error {
 		return wire.Failf(wire.ResourceExhausted, "", "the limit of %d open connections into the sandbox is reached",
 			cap(s.dials.slots))
 	}
-	conn, err := s.dialLoopback(d.Port)
+	conn, err := s.dialLoopback(ctx, d.Port)
 	if err != nil {
 		<-s.dials.slots
 		return err
 	}
 	if !s.dials.add(conn) {
-		return wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+		return errShutDown()
 	}
 	err = s.dials.carry(c, conn)
 	if err != errCarried {
@@ -45,8 +45,8 @@ func (s *Server) serveDial(c *wire.Conn, body json.RawMessage) error {
 }
 
 // dialLoopback tries IPv4, then IPv6: a server may listen on only one of them.
-func (s *Server) dialLoopback(port int) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(s.ctx, wire.HeaderTime)
+func (s *Server) dialLoopback(parent context.Context, port int) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(parent, wire.HeaderTime)
 	defer cancel()
 	d := net.Dialer{KeepAlive: -1}
 	var full bool
@@ -56,8 +56,8 @@ func (s *Server) dialLoopback(port int) (net.Conn, error) {
 			return conn, nil
 		}
 		switch {
-		case s.ctx.Err() != nil:
-			return nil, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+		case parent.Err() != nil:
+			return nil, errShutDown()
 		case ctx.Err() != nil:
 			return nil, wire.Failf(wire.Unavailable, "port", "the server on port %d did not accept a connection within %s", port,
 				wire.HeaderTime)

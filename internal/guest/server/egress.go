@@ -51,7 +51,7 @@ func (s *Server) setEgress(e wire.Egress) (struct{}, error) {
 		return struct{}{}, f
 	}
 	if s.ctx.Err() != nil {
-		return struct{}{}, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+		return struct{}{}, errShutDown()
 	}
 	return struct{}{}, s.proxy.apply(e)
 }
@@ -154,13 +154,13 @@ func (g *proxyListener) accept() {
 			continue
 		}
 		if g.conns.add(conn) {
-			g.group.Go(func() { g.awaitStream(conn) })
+			g.group.Go(func() { g.awaitStream(context.Background(), conn) })
 		}
 	}
 }
 
-// awaitStream holds a connection until a stream takes it.
-func (g *proxyListener) awaitStream(conn net.Conn) {
+// awaitStream holds a connection until a stream takes it. It drops the connection when ctx ends.
+func (g *proxyListener) awaitStream(ctx context.Context, conn net.Conn) {
 	late := time.NewTimer(acceptTimeout)
 	defer late.Stop()
 	select {
@@ -168,6 +168,7 @@ func (g *proxyListener) awaitStream(conn net.Conn) {
 		return
 	case <-late.C:
 	case <-g.done:
+	case <-ctx.Done():
 	}
 	g.conns.drop(conn)
 }
@@ -188,7 +189,7 @@ func (p *proxy) stop() {
 
 // serveAccept waits for a connection of the proxy and carries it on the stream. A stream that the
 // host has closed gets none.
-func (s *Server) serveAccept(c *wire.Conn) error {
+func (s *Server) serveAccept(ctx context.Context, c *wire.Conn) error {
 	g := s.proxy.activeListener()
 	if g == nil {
 		return errProxyOff()
@@ -201,7 +202,7 @@ func (s *Server) serveAccept(c *wire.Conn) error {
 	case err := <-heard:
 		heard <- err
 	case <-g.done:
-	case <-s.ctx.Done():
+	case <-ctx.Done():
 	}
 	c.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // closed: that is heard as well
 	err := <-heard
@@ -217,11 +218,11 @@ func (s *Server) serveAccept(c *wire.Conn) error {
 	case conn == nil:
 		return errProxyOff()
 	case !there || err != nil:
-		g.awaitStream(conn)
+		g.awaitStream(ctx, conn)
 		return nil //nolint:nilerr // the next stream gets the connection
 	}
 	if err = g.conns.carry(c, conn); err != errCarried {
-		g.awaitStream(conn)
+		g.awaitStream(ctx, conn)
 	}
 	return err
 }

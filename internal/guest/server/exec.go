@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"sync"
 	"time"
@@ -18,7 +19,7 @@ const (
 )
 
 // serveExec runs a command for as long as its stream lives.
-func (s *Server) serveExec(c *wire.Conn, body json.RawMessage) error {
+func (s *Server) serveExec(ctx context.Context, c *wire.Conn, body json.RawMessage) error {
 	var cmd wire.Command
 	if err := wire.Decode(body, &cmd); err != nil {
 		return err
@@ -41,7 +42,7 @@ func (s *Server) serveExec(c *wire.Conn, body json.RawMessage) error {
 	input.Go(func() { r.feed(c) })
 	defer input.Wait()
 	defer c.Close() // ends feed
-	if err := r.launch(p); err != nil {
+	if err := r.launch(ctx, p); err != nil {
 		s.answer(c, err)
 		return nil
 	}

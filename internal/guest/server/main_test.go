@@ -100,6 +100,12 @@ type call struct {
 
 func dial(tb testing.TB, s *Server, op wire.Op, body any) *call {
 	tb.Helper()
+	return dialAs(tb, s, 0, op, body)
+}
+
+// dialAs is dial of a host with an epoch.
+func dialAs(tb testing.TB, s *Server, epoch int64, op wire.Op, body any) *call {
+	tb.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		tb.Fatal(err)
@@ -130,7 +136,8 @@ func dial(tb testing.TB, s *Server, op wire.Op, body any) *call {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := k.c.WriteJSON(wire.KindRequest, wire.Request{Version: wire.Version, Op: op, Body: raw}); err != nil {
+	if err := k.c.WriteJSON(wire.KindRequest, wire.Request{Version: wire.Version, Op: op, Epoch: epoch,
+		Body: raw}); err != nil {
 		tb.Fatal(err)
 	}
 	return k

@@ -18,7 +18,7 @@ const maxWait = time.Minute
 var errHostGone = errors.New("the host closed the stream")
 
 // serveOutput sends what a shell has written; see wire.Output.
-func (s *Server) serveOutput(c *wire.Conn, body json.RawMessage) error {
+func (s *Server) serveOutput(ctx context.Context, c *wire.Conn, body json.RawMessage) error {
 	var o wire.Output
 	if err := wire.Decode(body, &o); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (s *Server) serveOutput(c *wire.Conn, body json.RawMessage) error {
 		return err
 	}
 	st.Ack(o.Offset)
-	ctx, cancel := context.WithCancelCause(s.ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var watch sync.WaitGroup
 	watch.Go(func() { // a read only returns once the the host closed the stream
@@ -175,8 +175,9 @@ func (t *outputSender) sendChunk(limit int64) (int, error) {
 	return n, nil
 }
 
-// serveInput writes to a shell's stdin. Streams take turns.
-func (s *Server) serveInput(c *wire.Conn, body json.RawMessage) error {
+// serveInput writes to a shell's stdin. Streams take turns. Input that was received is delivered
+// even if the host has disconnected, but not after a newer host has replaced it.
+func (s *Server) serveInput(ctx context.Context, c *wire.Conn, body json.RawMessage) error {
 	var ref wire.ShellRef
 	if err := wire.Decode(body, &ref); err != nil {
 		return err
@@ -195,10 +196,14 @@ func (s *Server) serveInput(c *wire.Conn, body json.RawMessage) error {
 	case sh.input <- struct{}{}:
 		defer func() { <-sh.input }()
 	case <-sh.done:
+	case <-ctx.Done():
 	case <-time.After(wire.HeaderTime):
 		return wire.Failf(wire.Unavailable, "id", "another stream writes to shell %q", ref.ID)
 	}
 	for {
+		if ctx.Err() != nil {
+			return errShutDown()
+		}
 		if sh.ended() {
 			return wire.Failf(wire.FailedPrecondition, "id", "shell %q has ended", ref.ID)
 		}
@@ -210,9 +215,8 @@ func (s *Server) serveInput(c *wire.Conn, body json.RawMessage) error {
 		}
 		switch kind {
 		case wire.KindStdin:
-			// Received input is delivered even if the host has disconnected.
 			if sh.run.cmd.Stdin {
-				writeInput(sh.run.spare.in.ours, payload, func() bool { return false })
+				writeInput(sh.run.spare.in.ours, payload, func() bool { return ctx.Err() != nil })
 			}
 		case wire.KindEOF:
 			sh.run.spare.in.ours.Close()

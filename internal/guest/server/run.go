@@ -71,7 +71,7 @@ func (s *Server) register(r *commandRun) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+		return errShutDown()
 	}
 	if len(s.running) >= MaxCommands {
 		return wire.Failf(wire.ResourceExhausted, "", "the limit of %d running commands is reached", MaxCommands)
@@ -100,8 +100,9 @@ func (s *Server) unregister(r *commandRun) {
 }
 
 // launch makes the spare process the command. If it returns a *wire.Failure, the command did not
-// run and nothing of it is left.
-func (r *commandRun) launch(p *prefork.Program) error {
+// run and nothing of it is left. If ctx ends during the call, the command is stopped.
+func (r *commandRun) launch(ctx context.Context, p *prefork.Program) error {
+	defer context.AfterFunc(ctx, func() { r.stop(runtime.SandboxLost) })()
 	sp := r.spare
 	p.Groups = sp.groups
 	r.mu.Lock()
@@ -112,7 +113,7 @@ func (r *commandRun) launch(p *prefork.Program) error {
 	}
 	r.before = r.s.spares.maker.counters()
 	r.fullBefore = r.s.fullPlaces()
-	refusal := r.s.checkRules(&r.cmd, p)
+	refusal := r.s.checkRules(ctx, &r.cmd, p)
 	if refusal == nil && r.cmd.TTY != nil {
 		refusal = r.attachTerminal(p)
 	}
@@ -123,6 +124,9 @@ func (r *commandRun) launch(p *prefork.Program) error {
 	}
 	if refusal == nil {
 		refusal = r.s.applyUlimits(sp.process.Pid)
+	}
+	if refusal == nil && ctx.Err() != nil {
+		refusal = errShutDown()
 	}
 	var err error
 	if refusal == nil {

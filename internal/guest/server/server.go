@@ -147,8 +147,8 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		Options: o, started: time.Now(), reaper: prefork.NewReaper(), spools: spool.New(wire.SpoolTotal),
-		large: newLargeBuffers(),
-		null:  null, ended: make(chan struct{}), running: make(map[string]*commandRun), shells: make(map[string]*shell),
+		large: newLargeBuffers(), fence: fence{log: o.Log},
+		null: null, ended: make(chan struct{}), running: make(map[string]*commandRun), shells: make(map[string]*shell),
 		sessions: make(map[string]*session), sessionCommands: make(map[string]*sessionCommand),
 	}
 	s.places = sync.OnceValue(s.findWritablePlaces)
@@ -247,7 +247,11 @@ func (s *Server) Serve(nc net.Conn) (kept bool) {
 
 // admit serves a request of the newest host.
 func (s *Server) admit(nc net.Conn, c *wire.Conn, req wire.Request) error {
-	leave, err := s.fence.enter(req, nc, func() {
+	ctx := s.ctx
+	if req.Op == wire.OpKill || req.Op == wire.OpSessionEnd {
+		ctx = context.WithoutCancel(ctx) // they report the deaths that Close causes
+	}
+	ctx, leave, err := s.fence.enter(ctx, req, nc, func() {
 		s.dials.cut()
 		s.proxy.conns.cut()
 	})
@@ -255,7 +259,7 @@ func (s *Server) admit(nc net.Conn, c *wire.Conn, req wire.Request) error {
 		return err
 	}
 	defer leave()
-	return s.dispatch(c, req)
+	return s.dispatch(ctx, c, req)
 }
 
 func tooManyStreams() error {
@@ -284,48 +288,48 @@ func isEssential(op wire.Op) bool {
 	}
 }
 
-func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
+func (s *Server) dispatch(ctx context.Context, c *wire.Conn, req wire.Request) error {
 	switch req.Op {
 	case wire.OpPing:
 		return c.Reply(s.ping())
 	case wire.OpClaim:
-		return handle(c, req.Body, s.claim)
+		return handle(c, req.Body, with(ctx, s.claim))
 	case wire.OpBase:
 		return handle(c, req.Body, s.setBase)
 	case wire.OpExec:
-		return s.serveExec(c, req.Body)
+		return s.serveExec(ctx, c, req.Body)
 	case wire.OpStart:
-		return handle(c, req.Body, s.startShell)
+		return handle(c, req.Body, with(ctx, s.startShell))
 	case wire.OpShells:
 		return c.Reply(s.listShells())
 	case wire.OpShell:
 		return handle(c, req.Body, s.showShell)
 	case wire.OpOutput:
-		return s.serveOutput(c, req.Body)
+		return s.serveOutput(ctx, c, req.Body)
 	case wire.OpInput:
-		return s.serveInput(c, req.Body)
+		return s.serveInput(ctx, c, req.Body)
 	case wire.OpSignal:
 		return handle(c, req.Body, s.signalCommand)
 	case wire.OpResize:
 		return handle(c, req.Body, s.resizeShell)
 	case wire.OpKill:
-		return handle(c, req.Body, s.killShell)
+		return handle(c, req.Body, with(ctx, s.killShell))
 	case wire.OpForget:
 		return handle(c, req.Body, s.forgetShell)
 	case wire.OpSessionStart:
-		return handle(c, req.Body, s.startSession)
+		return handle(c, req.Body, with(ctx, s.startSession))
 	case wire.OpSessions:
 		return c.Reply(s.listSessions())
 	case wire.OpSessionExec:
-		return s.execSession(c, req.Body)
+		return s.execSession(ctx, c, req.Body)
 	case wire.OpSessionEnd:
-		return handle(c, req.Body, s.endSession)
+		return handle(c, req.Body, with(ctx, s.endSession))
 	case wire.OpEgress:
 		return handle(c, req.Body, s.setEgress)
 	case wire.OpAccept:
-		return s.serveAccept(c)
+		return s.serveAccept(ctx, c)
 	case wire.OpDial:
-		return s.serveDial(c, req.Body)
+		return s.serveDial(ctx, c, req.Body)
 	case wire.OpEnd:
 		err := c.Reply(nil)
 		s.end()
@@ -335,7 +339,7 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 		if s.Files == nil {
 			return wire.Failf(wire.FailedPrecondition, "", "this guest does not serve files")
 		}
-		return s.Files.Handle(s.ctx, req.Op, req.Body, c)
+		return s.Files.Handle(ctx, req.Op, req.Body, c)
 	}
 	return wire.Failf(wire.InvalidArgument, "op", "unknown operation %.32q", string(req.Op))
 }
@@ -351,4 +355,9 @@ func handle[In, Out any](c *wire.Conn, body json.RawMessage, do func(In) (Out, e
 		return err
 	}
 	return c.Reply(out)
+}
+
+// with binds a request's context to do.
+func with[In, Out any](ctx context.Context, do func(context.Context, In) (Out, error)) func(In) (Out, error) {
+	return func(in In) (Out, error) { return do(ctx, in) }
 }

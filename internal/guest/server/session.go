@@ -51,7 +51,7 @@ type session struct {
 }
 
 // startSession starts a session, or returns the existing one with this id.
-func (s *Server) startSession(st wire.SessionStart) (wire.Session, error) {
+func (s *Server) startSession(ctx context.Context, st wire.SessionStart) (wire.Session, error) {
 	if f := checkSession(&st); f != nil {
 		return wire.Session{}, f
 	}
@@ -60,12 +60,12 @@ func (s *Server) startSession(st wire.SessionStart) (wire.Session, error) {
 		return wire.Session{}, err
 	}
 	if fresh {
-		se.launch()
+		se.launch(ctx)
 	}
 	select {
 	case <-se.started:
-	case <-s.ctx.Done():
-		return wire.Session{}, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+	case <-ctx.Done():
+		return wire.Session{}, errShutDown()
 	}
 	if se.failure != nil {
 		return wire.Session{}, se.failure
@@ -98,7 +98,7 @@ func (s *Server) newSession(st wire.SessionStart) *session {
 
 // renew restarts a session that has ended, or returns the one that another caller restarted. If the
 // start fails, the old session stays registered.
-func (s *Server) renew(old *session) (*session, error) {
+func (s *Server) renew(ctx context.Context, old *session) (*session, error) {
 	s.mu.Lock()
 	se := s.sessions[old.spec.ID]
 	fresh := se == old
@@ -110,9 +110,14 @@ func (s *Server) renew(old *session) (*session, error) {
 		return nil, wire.Failf(wire.NotFound, "session", "session %.128q not found", old.spec.ID)
 	}
 	if fresh {
-		se.launch()
+		se.launch(ctx)
+	} else {
+		select {
+		case <-se.started:
+		case <-ctx.Done():
+			return nil, errShutDown()
+		}
 	}
-	<-se.started // bounded by startTimeout and killTime
 	if se.failure == nil {
 		return se, nil
 	}
@@ -138,17 +143,18 @@ func (s *Server) dropEnded() bool {
 	return oldest != nil
 }
 
-// launch starts the shell and runs its preamble. On failure it drops the session.
-func (se *session) launch() {
+// launch starts the shell and runs its preamble. On failure, or if ctx ends before, it drops the
+// session.
+func (se *session) launch(ctx context.Context) {
 	defer close(se.started)
-	if se.failure = se.startShell(); se.failure != nil {
+	if se.failure = se.startShell(ctx); se.failure != nil {
 		se.s.mu.Lock()
 		delete(se.s.sessions, se.spec.ID)
 		se.s.mu.Unlock()
 	}
 }
 
-func (se *session) startShell() (err error) {
+func (se *session) startShell(ctx context.Context) (err error) {
 	cmd := wire.Command{Argv: shellArgv[se.spec.Shell], Cwd: se.spec.Cwd, Env: se.spec.Env, User: se.spec.User,
 		Stdin: true}
 	if f := check(&cmd); f != nil {
@@ -184,7 +190,7 @@ func (se *session) startShell() (err error) {
 	r.mu.Lock()
 	r.spare.group = se.group
 	r.mu.Unlock()
-	if err := r.launch(p); err != nil {
+	if err := r.launch(ctx, p); err != nil {
 		return err
 	}
 	se.run, se.startedAt = r, time.Now()
@@ -197,6 +203,7 @@ func (se *session) startShell() (err error) {
 		se.cleanUp()
 		se.streams.Wait()
 	})
+	defer context.AfterFunc(ctx, func() { r.stop(runtime.SandboxLost) })()
 	return se.runPreamble()
 }
 
@@ -322,8 +329,9 @@ func (s *Server) idleSessions() int {
 	return n
 }
 
-// endSession kills a session and forgets it.
-func (s *Server) endSession(ref wire.ShellRef) (wire.Session, error) {
+// endSession kills a session and forgets it. If ctx ends before the session does, the session stays
+// registered.
+func (s *Server) endSession(ctx context.Context, ref wire.ShellRef) (wire.Session, error) {
 	se, err := s.findSession(ref.ID)
 	if err != nil {
 		return wire.Session{}, err
@@ -331,6 +339,8 @@ func (s *Server) endSession(ref wire.ShellRef) (wire.Session, error) {
 	se.run.stop(runtime.Cancelled)
 	select {
 	case <-se.done:
+	case <-ctx.Done():
+		return wire.Session{}, errShutDown()
 	case <-time.After(2 * killTime):
 		return wire.Session{}, wire.Failf(wire.Internal, "", "end session %q: the shell did not end in time", ref.ID)
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ type sessionCommand struct {
 }
 
 // execSession runs a command in a session for as long as its stream lives.
-func (s *Server) execSession(c *wire.Conn, body json.RawMessage) error {
+func (s *Server) execSession(ctx context.Context, c *wire.Conn, body json.RawMessage) error {
 	var x wire.SessionExec
 	if err := wire.Decode(body, &x); err != nil {
 		return err
@@ -61,7 +62,7 @@ func (s *Server) execSession(c *wire.Conn, body json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	se, renewed, err := se.acquireTurn(c, &x)
+	se, renewed, err := se.acquireTurn(ctx, c, &x)
 	if err != nil {
 		return err
 	}
@@ -69,6 +70,7 @@ func (s *Server) execSession(c *wire.Conn, body json.RawMessage) error {
 	defer input.Wait()
 	defer c.Close() // ends feed
 	defer se.releaseTurn()
+	defer se.killLate(ctx)()
 	t := newSessionCommand(se, x)
 	res, err := func() (wire.SessionResult, error) {
 		if f := se.checkBackground(); f != nil {
@@ -87,6 +89,20 @@ func (s *Server) execSession(c *wire.Conn, body json.RawMessage) error {
 		return nil
 	}
 	return c.Reply(res)
+}
+
+// killLate kills the session if its command has not ended cutTime after the end of ctx. The command
+// has ended when the returned function is called.
+func (se *session) killLate(ctx context.Context) (ended func()) {
+	over := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-over:
+		case <-time.After(cutTime):
+			se.run.stop(runtime.SandboxLost)
+		}
+	})
+	return func() { stop(); close(over) }
 }
 
 func newSessionCommand(se *session, x wire.SessionExec) *sessionCommand {
@@ -325,13 +341,14 @@ func (s *Server) watchAlone() func() bool {
 
 // acquireTurn waits for the command's turn, and restarts the session first if it has ended and the
 // request allows it.
-func (se *session) acquireTurn(c *wire.Conn, x *wire.SessionExec) (_ *session, renewed bool, err error) {
+func (se *session) acquireTurn(ctx context.Context, c *wire.Conn, x *wire.SessionExec) (
+	_ *session, renewed bool, err error) {
 	for range maxRenewals {
-		if err = se.awaitTurn(c, x.Wait); err == nil || !x.Renew || !se.ended() {
+		if err = se.awaitTurn(ctx, c, x.Wait); err == nil || !x.Renew || !se.ended() {
 			break
 		}
 		var rErr error
-		if se, rErr = se.s.renew(se); rErr != nil {
+		if se, rErr = se.s.renew(ctx, se); rErr != nil {
 			return nil, false, rErr
 		}
 		renewed = true
@@ -340,7 +357,7 @@ func (se *session) acquireTurn(c *wire.Conn, x *wire.SessionExec) (_ *session, r
 }
 
 // awaitTurn waits for the session's turn while the host is connected.
-func (se *session) awaitTurn(c *wire.Conn, wait time.Duration) error {
+func (se *session) awaitTurn(ctx context.Context, c *wire.Conn, wait time.Duration) error {
 	se.mu.Lock()
 	refused := se.busy && wait == 0 || se.waiting >= wire.MaxSessionQueue
 	if !refused {
@@ -374,6 +391,10 @@ func (se *session) awaitTurn(c *wire.Conn, wait time.Duration) error {
 				<-se.turn
 				return se.endedError()
 			}
+			if ctx.Err() != nil {
+				<-se.turn
+				return errShutDown()
+			}
 			se.setBusy(true)
 			return nil
 		case <-over.C:
@@ -382,8 +403,8 @@ func (se *session) awaitTurn(c *wire.Conn, wait time.Duration) error {
 			if c.PeerGone() {
 				return errHostGone
 			}
-		case <-se.s.ctx.Done():
-			return wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+		case <-ctx.Done():
+			return errShutDown()
 		}
 	}
 }

@@ -41,7 +41,7 @@ type shell struct {
 }
 
 // startShell starts a shell, or returns the existing one with this id, which may still be starting.
-func (s *Server) startShell(cmd wire.Command) (wire.Shell, error) {
+func (s *Server) startShell(ctx context.Context, cmd wire.Command) (wire.Shell, error) {
 	if f := check(&cmd); f != nil {
 		return wire.Shell{}, f
 	}
@@ -53,12 +53,12 @@ func (s *Server) startShell(cmd wire.Command) (wire.Shell, error) {
 		return wire.Shell{}, err
 	}
 	if fresh {
-		s.launchShell(sh)
+		s.launchShell(ctx, sh)
 	}
 	select {
 	case <-sh.started:
-	case <-s.ctx.Done():
-		return wire.Shell{}, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+	case <-ctx.Done():
+		return wire.Shell{}, errShutDown()
 	}
 	if sh.failure != nil {
 		return wire.Shell{}, sh.failure
@@ -85,7 +85,7 @@ func (s *Server) reserveShell(cmd wire.Command) (*shell, bool, error) {
 }
 
 // launchShell starts the shell's command. On failure it drops the shell.
-func (s *Server) launchShell(sh *shell) {
+func (s *Server) launchShell(ctx context.Context, sh *shell) {
 	defer close(sh.started)
 	sh.failure = func() error {
 		p, f := s.program(&sh.cmd)
@@ -96,7 +96,7 @@ func (s *Server) launchShell(sh *shell) {
 		if err != nil {
 			return err
 		}
-		if err := r.launch(p); err != nil {
+		if err := r.launch(ctx, p); err != nil {
 			return err
 		}
 		sh.run, sh.startedAt = r, time.Now()
@@ -221,8 +221,8 @@ func (s *Server) signalCommand(sig wire.Signal) (struct{}, error) {
 }
 
 // killShell ends a shell and returns once all its processes are dead. A shell that has already
-// ended is not an error.
-func (s *Server) killShell(k wire.Kill) (wire.Shell, error) {
+// ended is not an error. If ctx ends before the grace does, the shell is not killed.
+func (s *Server) killShell(ctx context.Context, k wire.Kill) (wire.Shell, error) {
 	if k.Grace < 0 || k.Grace > maxGrace {
 		return wire.Shell{}, wire.Failf(wire.InvalidArgument, "grace_ns", "must be from 0 to %d", maxGrace)
 	}
@@ -230,7 +230,7 @@ func (s *Server) killShell(k wire.Kill) (wire.Shell, error) {
 	if err != nil {
 		return wire.Shell{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), k.Grace+2*killTime,
+	ctx, cancel := context.WithTimeoutCause(ctx, k.Grace+2*killTime,
 		errors.New("the command did not end in time"))
 	defer cancel()
 	if k.Grace > 0 && !sh.ended() {
@@ -241,6 +241,8 @@ func (s *Server) killShell(k wire.Kill) (wire.Shell, error) {
 			select {
 			case <-sh.done:
 			case <-soon.C:
+			case <-ctx.Done():
+				return wire.Shell{}, errShutDown()
 			}
 		}
 	}

@@ -200,7 +200,7 @@ func (p *sparePool) acquire() (*spare, error) {
 		p.mu.Lock()
 		if p.closed {
 			p.mu.Unlock()
-			return nil, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+			return nil, errShutDown()
 		}
 		var sp *spare
 		if n := len(p.free); n > 0 {
