@@ -48,8 +48,8 @@ type fencedRequest struct {
 // A request that has not ended by then is inside a system call, such as one on storage that does
 // not respond, or it kills processes that do not die. Admitting the newer host is safe: the system
 // call can still take effect, but handlers check the context before they start a command, write
-// input or a file, dial, or claim. The answer goes nowhere. Without this limit, such a request would
-// make the sandbox unusable.
+// input or a file, dial, or claim. The answer goes nowhere. Without this limit, such a request
+// would make the sandbox unusable.
 func (f *fence) enter(ctx context.Context, req wire.Request, conn net.Conn, cut func()) (
 	_ context.Context, leave func(), err error) {
 	if req.Op == wire.OpPing && req.Epoch == 0 {
