@@ -320,14 +320,15 @@ func whole(t *testing.T, b []byte) string {
 		last, data = nil, nil
 	}
 	for len(b) >= frameHeader {
-		head, size := b[:frameHeader], 0
+		head := b[:frameHeader]
 		b = b[frameHeader:]
 		if head[1] != frameData {
 			flush()
 			fmt.Fprintf(&joined, "%x;", head)
 			continue
 		}
-		if size = int(binary.BigEndian.Uint32(head[8:])); size > len(b) {
+		size := int(binary.BigEndian.Uint32(head[8:]))
+		if size > len(b) {
 			t.Fatalf("a frame announces %d bytes and %d follow", size, len(b))
 		}
 		if last == nil || !bytes.Equal(last[4:8], head[4:8]) {

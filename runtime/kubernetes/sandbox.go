@@ -108,13 +108,16 @@ func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
 	conn, err := s.stream.open(ctx)
-	switch {
-	case err == nil:
-		return conn, nil
-	case s.ctx.Err() != nil:
+	if s.ctx.Err() != nil { // the stream may end a little later than the sandbox
+		if err == nil {
+			_ = conn.Close()
+		}
 		return nil, fmt.Errorf("kubernetes: sandbox %s: %w: %w", s.id, errdefs.ErrUnavailable, context.Cause(s.ctx))
 	}
-	return nil, fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
+	}
+	return conn, nil
 }
 
 // Bind returns NotImplemented.
