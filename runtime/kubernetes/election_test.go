@@ -203,8 +203,10 @@ func TestClockSkewDoesNotMakeTwoActive(t *testing.T) {
 				seen := make(chan string, 1)
 				epoch, took := newTestCandidate(t, s, "").acquire(t, func(holder string) { seen <- holder })
 				<-renewed
-				if after := time.Since(last); after < leaseTime || after > leaseTime+5*retryTime {
-					t.Errorf("acquired %v after the holder's last renewal, want %v to %v", after, leaseTime, leaseTime+5*retryTime)
+				// It may see that renewal one retry late, and the end of the Lease another one.
+				const atMost = leaseTime + 2*retryTime*22/10 // the library waits for 1 to 2.2 retries
+				if after := time.Since(last); after < leaseTime || after > atMost {
+					t.Errorf("acquired %v after the holder's last renewal, want %v to %v", after, leaseTime, atMost)
 				}
 				if holder := <-seen; holder != "other" || epoch != theirs+1 || took < lives-period {
 					t.Errorf("Acquire = epoch %d after %v, holder %q; want %d after %v, holder other",
