@@ -56,6 +56,10 @@ manifests: ## Write deploy/kubernetes/orchestrator.yaml from the Helm chart; bui
 test-kubernetes: ## Run only the tests on a Kubernetes node of their own; needs root, builds Kubernetes once
 	@$(SCRIPTS)/test.sh kubernetes
 
+.PHONY: test-host
+test-host: ## Run the product and its tests on Debian 13 with cgroup v2 in a virtual machine (SCOPE=full: all of them)
+	@$(SCRIPTS)/host-test.sh $(SCOPE)
+
 .PHONY: bench
 bench: ## Measure on this machine and print the table of figures
 	@$(SCRIPTS)/test.sh bench

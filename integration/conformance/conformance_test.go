@@ -118,7 +118,8 @@ func testOCI(t *testing.T, name string, class runtime.Class) {
 			t.Helper()
 			at = state
 			d, err := oci.New(t.Context(),
-				oci.Options{StateDir: state, GuestPath: guest, GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC")})
+				oci.Options{StateDir: state, GuestPath: guest, Runtime: os.Getenv("ORCHESTRATOR_TEST_RUNTIME"),
+					GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC")})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs the packages that "make demo" and "make test" need and that are missing:
 #
-#     deps.sh [--check|--embedded|--kubernetes]
+#     deps.sh [--check|--embedded|--kubernetes|--host]
 #
 # --check installs nothing and fails if something is missing. --embedded skips what only tests with a Docker
-# Engine and the race detector need. --kubernetes adds what kubernetes.sh needs.
+# Engine and the race detector need. --kubernetes adds what kubernetes.sh needs, and --host what host.sh needs.
 #
 # Works on Debian and Ubuntu, as root. If nothing is missing, it does nothing and uses no network. It does not install
 # Go; it fails if Go is missing or too old.
@@ -47,6 +47,7 @@ NEEDS=(
     "openssl openssl"
     "sysctl procps"
 )
+[[ ${1:-} != --host ]] || NEEDS+=("qemu-system-x86_64 qemu-system-x86")
 
 missing() {
     local need what

@@ -1,0 +1,80 @@
+#!/bin/bash
+# Runs in the virtual machine of host.sh as /job/run: /job has what host-test.sh put there.
+set -u
+cd /job || exit 1
+read -r scope <scope
+export TMPDIR=/tmp
+export ORCHESTRATOR_TEST_BIN=/job/orchestrator ORCHESTRATOR_TEST_BIN_FAULTS=/job/orchestrator-faults
+export ORCHESTRATOR_TEST_GUEST=/job/guest ORCHESTRATOR_TEST_ROOTFS=/job/rootfs
+export ORCHESTRATOR_TEST_IMAGE_ARCHIVE=/job/sandbox.tar
+export ORCHESTRATOR_TEST_DOCKER=unix:///var/run/docker.sock
+export ORCHESTRATOR_TEST_CONTAINERD=/run/containerd/containerd.sock
+failed=0
+
+# phase NAME COMMAND... runs one part of the job.
+phase() {
+    local name=$1 began=$SECONDS
+    shift
+    printf '=== %s\n' "$name"
+    if "$@"; then
+        printf 'phase %s: ok, %d s\n' "$name" $((SECONDS - began))
+    else
+        printf 'phase %s: failed, %d s\n' "$name" $((SECONDS - began))
+        failed=1
+    fi
+}
+
+# checks PACKAGE PATTERN runs tests of a package.
+checks() { (cd "/job/src/$1" && "/job/${1//\//-}.test" -test.v -test.timeout 40m -test.parallel 2 -test.run "$2"); }
+
+# passes NAME COMMAND... makes a test of a command.
+passes() {
+    local name=$1
+    shift
+    if "$@"; then printf -- '--- PASS: %s\n' "$name"; else printf -- '--- FAIL: %s\n' "$name"; return 1; fi
+}
+
+versions() {
+    uname -r
+    stat --file-system --format 'cgroup file system %T' /sys/fs/cgroup
+    systemctl --version | head -n 1
+    docker version --format 'docker {{.Server.Version}}'
+    docker info --format 'docker cgroup driver {{.CgroupDriver}}, version {{.CgroupVersion}}'
+    containerd --version
+    runc --version | head -n 1
+    crun --version | head -n 1
+}
+
+# left fails if something of ours is on the machine.
+left() {
+    local found
+    found=$(
+        find /sys/fs/cgroup -type d -name '*orchestrator*'
+        grep orchestrator /proc/mounts
+        docker ps --all --quiet
+        find /run /tmp -maxdepth 1 -name 'orchestrator*'
+    )
+    [[ -z $found ]] || { printf 'left on the machine:\n%s\n' "$found"; return 1; }
+}
+
+systemctl start containerd docker
+phase versions versions
+docker load --quiet --input sandbox.tar
+phase demo passes demo/runc ./demo -bin /job/orchestrator -image /job/sandbox.tar
+if [[ $scope == smoke ]]; then
+    some='^(table|network-none|ending-oom|ending-pids|adopt|nothing-left)$'
+    phase 'oci, runc' checks integration/conformance "^TestDrivers$/^oci$/$some"
+    ORCHESTRATOR_TEST_RUNTIME=crun phase 'oci, crun' checks integration/conformance "^TestDrivers$/^oci$/$some"
+    phase docker checks integration/conformance "^TestDrivers$/^docker-local$/$some"
+    phase containerd checks integration/conformance "^TestDrivers$/^containerd$/^suite$/$some"
+    phase kills checks integration/conformance '^TestDrivers$/^oci$/^kill$'
+else
+    phase 'oci, runc' checks integration/conformance '^TestDrivers$/^oci$'
+    ORCHESTRATOR_TEST_RUNTIME=crun phase 'oci, crun' checks integration/conformance '^TestDrivers$/^oci$'
+    phase docker checks integration/conformance '^TestDrivers$/^docker-(local|stdio)$'
+    phase containerd checks integration/conformance '^TestDrivers$/^containerd$'
+    phase 'oci faults' checks runtime/oci .
+    phase scenarios checks integration/scenarios '^Test(Endings|ShellsSurviveRestart|OutputSurvivesFiveKills|SandboxLost|LostState|KilledStart)'
+fi
+phase left passes nothing-left left
+exit "$failed"
