@@ -49,7 +49,8 @@ versions() {
 left() {
     local found
     found=$(
-        find /sys/fs/cgroup -type d -name '*orchestrator*'
+        # The parent of all sandboxes' cgroups stays.
+        find /sys/fs/cgroup -type d \( -name 'orchestrator-*' -o -path '*/orchestrator/*' \)
         grep orchestrator /proc/mounts
         docker ps --all --quiet
         find /run /tmp -maxdepth 1 -name 'orchestrator*'
