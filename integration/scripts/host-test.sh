@@ -40,7 +40,7 @@ integration/scripts/host.sh run "$job" 2>&1 | tee "$LOG" | awk '
     / *--- (FAIL|SKIP): / { print; fflush() }
     / *--- FAIL: / { failed++ }
     / *--- SKIP: / { skipped++ }
-    /^phase .*: failed/ { print; broken++ }
+    /^phase .*: failed|^the machine (failed|did not end in time)/ { print; broken++ }
     END {
         if (broken > 0 && failed == 0) failed = broken
         if (passed == 0) { print "no tests ran"; failed++ }
