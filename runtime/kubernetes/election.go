@@ -3,8 +3,10 @@ package kubernetes
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"time"
@@ -15,17 +17,16 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/leaderelection"
 )
 
 // Times of the election. Another process becomes active after the Lease's time since the holder's
-// last renewal, and within two retries of up to 2.2 s each. A holder that cannot renew reports its
-// loss before: at most requestTime, retryTime and renewTime after it has sent that renewal.
+// last renewal, and within two retries of up to 2 s each. A holder that cannot renew reports its loss
+// before: at most requestTime, retryTime and renewTime after it has sent that renewal.
 const (
 	// leaseTime is the default of ElectionOptions.LeaseTime, and the shortest one.
 	leaseTime = 10 * time.Second
 	retryTime = time.Second
-	// requestTime bounds a request of the election: the time of a renewal is that of its answer.
+	// requestTime bounds a request of the election.
 	requestTime = 2 * time.Second
 	// releaseTime bounds the release of the Lease at the end.
 	releaseTime = 3 * time.Second
@@ -97,7 +98,7 @@ func newCandidate(ctx context.Context, config *rest.Config, o ElectionOptions) (
 	host, _ := os.Hostname() // only for people
 	c := &Candidate{opts: o, cancel: func() {}}
 	c.lock = &leaseLock{
-		api: api, name: "orchestrator-" + o.Owner, identity: host + "_" + uuid.NewString(), place: o.Place, superseded: c.lose,
+		api: api, name: "orchestrator-" + o.Owner, identity: host + "_" + uuid.NewString(), place: o.Place,
 	}
 	return c, nil
 }
@@ -115,39 +116,67 @@ func leasePermissions() []authorizationv1.ResourceAttributes {
 }
 
 // Lease returns namespace and name of the Lease.
-func (c *Candidate) Lease() string { return c.lock.Describe() }
+func (c *Candidate) Lease() string { return c.lock.String() }
 
 // Acquire waits until this process holds the Lease, and calls waiting with the identity of each
 // other holder that it sees. The epoch is larger than that of every earlier holder. Acquire must be
 // called once. After an error the candidate must be closed.
 func (c *Candidate) Acquire(ctx context.Context, waiting func(holder string)) (epoch int64, err error) {
-	started, renew := make(chan struct{}), renewTime(c.opts.LeaseTime)
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: c.lock, LeaseDuration: c.opts.LeaseTime, RenewDeadline: renew, RetryPeriod: retryTime,
-		Name: c.lock.name,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(context.Context) { close(started) },
-			OnStoppedLeading: func() { c.lose(fmt.Errorf("it could not be renewed within %s", renew)) },
-			OnNewLeader: func(holder string) {
-				if holder != "" && holder != c.lock.identity {
-					waiting(holder)
-				}
-			},
-		},
-	})
-	if err != nil {
-		return 0, fmt.Errorf("kubernetes: election: %w", err)
+	c.lock.duration = c.opts.LeaseTime
+	for last := ""; ; {
+		holder, err := c.lock.acquire(ctx)
+		if holder == c.lock.identity && err == nil {
+			break
+		}
+		if err != nil {
+			c.opts.Log.Debug("failed to acquire the Lease; retrying", "lease", c.Lease(), "error", err)
+		}
+		if err == nil && holder != last {
+			waiting(holder)
+			last = holder
+		}
+		select {
+		case <-time.After(retryTime + rand.N(retryTime)): // candidates must not write at the same time
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
 	}
-	// The elector does not release the Lease: it would report a loss only after it has tried that. It
-	// outlives ctx: Close ends it after everything that the Lease guards.
+	// The renewals outlive ctx: Close ends them after everything that the Lease guards.
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.cancel = cancel
-	c.run.Go(func() { elector.Run(run) })
-	select {
-	case <-started:
-		return c.lock.currentEpoch(), nil
-	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+	c.run.Go(func() { c.renewUntilLost(run) })
+	return c.lock.currentEpoch(), nil
+}
+
+// renewUntilLost renews the Lease every second until ctx is done or the Lease is lost.
+func (c *Candidate) renewUntilLost(ctx context.Context) {
+	tick := time.NewTicker(retryTime)
+	defer tick.Stop()
+	var failing time.Time // start of the first renewal after the last one that succeeded
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if failing.IsZero() {
+			failing = time.Now()
+		}
+		try, cancel := context.WithDeadlineCause(ctx, failing.Add(renewTime(c.opts.LeaseTime)), errSlow)
+		err := c.lock.keep(try)
+		cancel()
+		switch {
+		case err == nil:
+			failing = time.Time{}
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errSuperseded):
+			c.lose(err)
+			return
+		case time.Since(failing) >= renewTime(c.opts.LeaseTime):
+			c.lose(fmt.Errorf("it could not be renewed within %s: %w", renewTime(c.opts.LeaseTime), err))
+			return
+		}
 	}
 }
 

@@ -1,8 +1,8 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -10,8 +10,9 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
 // annotationEpoch is on Leases and pods. On a Lease it is the holder's epoch, on a pod that of the
@@ -25,62 +26,56 @@ const (
 // Larger numbers were not written by a holder, and would overflow at the end.
 const maxEpoch = 1 << 40
 
-// leaseLock is the Lease of an election. The library's own lock needs its full set of clients.
+// leaseLock is the Lease of an election as this process sees and writes it.
 type leaseLock struct {
 	api                   *api
 	name, identity, place string
+	duration              time.Duration
 
-	mu         sync.Mutex
-	lease      *coordinationv1.Lease // as last seen; guarded by mu, as is all below
-	epoch      int64                 // of this process; 0: it has not held the Lease
-	locked     bool
-	superseded func(error) // called when another process holds the Lease after this one
+	// Used by one goroutine: the specification that was last read, and when this process saw it first.
+	observed   coordinationv1.LeaseSpec
+	observedAt time.Time
+
+	mu     sync.Mutex
+	lease  *coordinationv1.Lease // as last seen; guarded by mu, as is all below
+	epoch  int64                 // of this process; 0: it has not held the Lease
+	locked bool
 }
 
-// Get implements resourcelock.Interface.
-func (l *leaseLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errSlow)
-	defer cancel()
-	lease, err := l.api.getLease(ctx, l.name)
+// acquire makes this process the holder if the Lease is free or has expired, and returns the holder.
+// A Lease expires when its specification has not changed for its duration by the clock of this
+// process, because the holder's clock may differ.
+func (l *leaseLock) acquire(ctx context.Context) (holder string, err error) {
+	lease, err := l.read(ctx)
+	if apierrors.IsNotFound(err) {
+		return l.identity, l.create(ctx)
+	}
 	if err != nil {
-		return nil, nil, err
+		return "", err
 	}
-	record := resourcelock.LeaseSpecToLeaderElectionRecord(&lease.Spec)
-	raw, err := json.Marshal(record)
-	if err != nil {
-		return nil, nil, err
+	if !equality.Semantic.DeepEqual(l.observed, lease.Spec) {
+		l.observed, l.observedAt = lease.Spec, time.Now()
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lease = lease
-	if l.epoch != 0 && record.HolderIdentity != l.identity {
-		l.superseded(fmt.Errorf("process %q holds it", record.HolderIdentity))
+	holder = holderOf(lease)
+	if holder != "" && holder != l.identity && time.Since(l.observedAt) < durationOf(lease) {
+		return holder, nil
 	}
-	return record, raw, nil
+	return l.identity, l.renew(ctx)
 }
 
-// Create implements resourcelock.Interface. The first epoch is the time, so that it is larger than
-// those of a Lease that somebody has deleted.
-func (l *leaseLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	epoch := l.currentEpoch()
-	if epoch == 0 {
-		epoch = time.Now().Unix()
-	}
-	lease := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: l.name, Namespace: l.api.namespace},
-		Spec:       resourcelock.LeaderElectionRecordToLeaseSpec(&record),
-	}
-	return l.write(ctx, lease, epoch, l.api.createLease)
+// create creates the Lease. The first epoch is the time, so that it is larger than those of a Lease
+// that somebody has deleted.
+func (l *leaseLock) create(ctx context.Context) error {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: l.name, Namespace: l.api.namespace}}
+	l.hold(lease)
+	return l.write(ctx, lease, cmp.Or(l.currentEpoch(), time.Now().Unix()), l.api.createLease)
 }
 
-// Update implements resourcelock.Interface. A process that becomes the holder gets a new epoch. It
-// is at least the time, so that it is larger than those before a Lease was restored from a copy.
-func (l *leaseLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+// renew writes the Lease that was last seen with this process as the holder. It fails with a conflict
+// if the Lease has changed since. A process that becomes the holder gets a new epoch. It is at least
+// the time, so that it is larger than those before a Lease was restored from a copy.
+func (l *leaseLock) renew(ctx context.Context) error {
 	l.mu.Lock()
-	if l.lease == nil {
-		l.mu.Unlock()
-		return errors.New("the Lease was not read yet")
-	}
 	lease, epoch := l.lease.DeepCopy(), l.epoch
 	l.mu.Unlock()
 	switch mine := holderOf(lease) == l.identity; {
@@ -89,8 +84,56 @@ func (l *leaseLock) Update(ctx context.Context, record resourcelock.LeaderElecti
 	case epoch == 0: // the answer to the request that made this process the holder was lost
 		epoch = epochOf(lease)
 	}
-	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
+	l.hold(lease)
 	return l.write(ctx, lease, epoch, l.api.updateLease)
+}
+
+// hold makes this process the holder of a Lease from now on, in memory.
+func (l *leaseLock) hold(lease *coordinationv1.Lease) {
+	now, spec := metav1.NowMicro(), &lease.Spec
+	if holderOf(lease) != l.identity {
+		transitions := int32(0)
+		if spec.LeaseTransitions != nil {
+			transitions = *spec.LeaseTransitions + 1
+		}
+		spec.HolderIdentity, spec.AcquireTime, spec.LeaseTransitions = &l.identity, &now, &transitions
+	}
+	seconds := int32(l.duration / time.Second)
+	spec.RenewTime, spec.LeaseDurationSeconds = &now, &seconds
+}
+
+// errSuperseded is the cause when this process has held the Lease and does not hold it any more.
+var errSuperseded = errors.New("this process does not hold it any more")
+
+// keep renews the Lease that this process has acquired. A Lease that was deleted is created again.
+func (l *leaseLock) keep(ctx context.Context) error {
+	err := l.renew(ctx)
+	if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		return err
+	}
+	switch lease, err := l.read(ctx); {
+	case apierrors.IsNotFound(err):
+		return l.create(ctx)
+	case err != nil:
+		return err
+	case holderOf(lease) != l.identity:
+		return fmt.Errorf("process %q holds it: %w", holderOf(lease), errSuperseded)
+	}
+	return l.renew(ctx)
+}
+
+// read reads the Lease.
+func (l *leaseLock) read(ctx context.Context) (*coordinationv1.Lease, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errSlow)
+	defer cancel()
+	lease, err := l.api.getLease(ctx, l.name)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lease = lease
+	return lease, nil
 }
 
 // write sends a Lease with the annotations of this process.
@@ -177,14 +220,16 @@ func (l *leaseLock) currentEpoch() int64 {
 	return l.epoch
 }
 
-// RecordEvent implements resourcelock.Interface. It does nothing.
-func (l *leaseLock) RecordEvent(string) {}
+// String returns namespace and name of the Lease.
+func (l *leaseLock) String() string { return l.api.namespace + "/" + l.name }
 
-// Identity implements resourcelock.Interface.
-func (l *leaseLock) Identity() string { return l.identity }
-
-// Describe implements resourcelock.Interface.
-func (l *leaseLock) Describe() string { return l.api.namespace + "/" + l.name }
+// durationOf returns how long the holder of a Lease may go without renewing it.
+func durationOf(lease *coordinationv1.Lease) time.Duration {
+	if lease.Spec.LeaseDurationSeconds == nil {
+		return 0
+	}
+	return time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+}
 
 func holderOf(lease *coordinationv1.Lease) string {
 	if lease.Spec.HolderIdentity == nil {

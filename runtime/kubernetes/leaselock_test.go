@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -64,5 +65,54 @@ func TestLateAnswerDoesNotProlongTheLease(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestHolderCreatesDeletedLeaseAgain deletes the Lease of a holder. The holder keeps its epoch.
+func TestHolderCreatesDeletedLeaseAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &leaseServer{}
+		c := newTestCandidate(t, s, "")
+		want, _ := c.acquire(t, none)
+		time.Sleep(time.Minute)
+		s.mu.Lock()
+		s.lease = nil
+		s.mu.Unlock()
+		time.Sleep(time.Minute)
+		if len(c.lost) > 0 {
+			t.Fatalf("lost = %v, want the Lease created again", <-c.lost)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.lease == nil || holderOf(s.lease) != c.lock.identity || epochOf(s.lease) != want {
+			t.Errorf("Lease = %+v, want holder %s and epoch %d", s.lease, c.lock.identity, want)
+		}
+	})
+}
+
+// TestPausedHolderRenewsUnlessReplaced does not renew for longer than a Lease lasts, as a paused
+// process does.
+func TestPausedHolderRenewsUnlessReplaced(t *testing.T) {
+	t.Parallel()
+	for _, replaced := range []bool{false, true} {
+		t.Run(fmt.Sprintf("replaced %v", replaced), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := &leaseServer{}
+				c := newTestCandidate(t, s, "")
+				if _, err := c.lock.acquire(t.Context()); err != nil {
+					t.Fatalf("acquire: %v", err)
+				}
+				time.Sleep(time.Hour)
+				if replaced {
+					s.set(func(l *coordinationv1.Lease) { other := "other"; l.Spec.HolderIdentity = &other })
+				}
+				err := c.lock.keep(t.Context())
+				if got := errors.Is(err, errSuperseded); got != replaced || (err != nil) != replaced {
+					t.Errorf("keep after an hour = %v, want superseded %v", err, replaced)
+				}
+			})
+		})
 	}
 }
