@@ -124,16 +124,7 @@ func TestChartInstallsServiceThatSurvivesItsPod(t *testing.T) {
 	})
 	run("install", release, chart, "--create-namespace", "--values", file, "--wait", "--timeout", "2m")
 
-	secret := c.do(t, "--namespace", home, "get", "secret", release+"-token", "--output", "jsonpath={.data.token}")
-	token, err := base64.StdEncoding.DecodeString(secret)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tokenFile := filepath.Join(dir, "token")
-	if err := os.WriteFile(tokenFile, token, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	user := []string{"--address", address, "--token-file", tokenFile}
+	user := []string{"--address", address, "--token-file", c.tokenFile(t, home)}
 	service := func(args ...string) (string, error) { return output(given(t, "BIN"), append(user, args...)...) }
 	if got, err := service("run", "--", "id", "-u"); err != nil || got != "1000" {
 		t.Fatalf("run id -u = %q, %v; want 1000", got, err)
@@ -158,6 +149,21 @@ func TestChartInstallsServiceThatSurvivesItsPod(t *testing.T) {
 		!strings.Contains(left, "Terminating") {
 		t.Errorf("namespace of the sandboxes after uninstall: %s; want it gone", left)
 	}
+}
+
+// tokenFile writes the operators' token to a file and returns its path.
+func (c cluster) tokenFile(t *testing.T, home string) string {
+	t.Helper()
+	secret := c.do(t, "--namespace", home, "get", "secret", release+"-token", "--output", "jsonpath={.data.token}")
+	token, err := base64.StdEncoding.DecodeString(secret)
+	if err != nil {
+		t.Fatalf("token in the secret: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, token, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // loadSandboxImage imports the sandbox image into the node unless it is there.

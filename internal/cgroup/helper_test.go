@@ -35,6 +35,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// runners starts n processes that fork and end until lifetime has passed. Orphans are reparented to
+// this process. Ignoring SIGCHLD reaps them: zombies would fill the pids cap.
+func runners(n int) {
+	signal.Ignore(syscall.SIGCHLD)
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		os.Exit(5)
+	}
+	end := nowRaw() + lifetime
+	for range n {
+		run(end)
+	}
+}
+
 // play reports that it is ready, waits for a line on stdin, so that the caller can first put it
 // into a group, and plays the role.
 func play(role string, args []string) {
@@ -54,16 +67,7 @@ func play(role string, args []string) {
 	switch role {
 	case "sleep":
 	case "runners":
-		// Orphans are reparented to this process. Ignoring SIGCHLD reaps them: zombies would fill
-		// the pids cap.
-		signal.Ignore(syscall.SIGCHLD)
-		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-			os.Exit(5)
-		}
-		end := nowRaw() + lifetime
-		for range n {
-			run(end)
-		}
+		runners(n)
 	case "bomb":
 		bomb(nowRaw() + lifetime)
 	case "hog":

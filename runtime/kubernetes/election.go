@@ -20,8 +20,8 @@ import (
 )
 
 // Times of the election. Another process becomes active after the Lease's time since the holder's
-// last renewal, and within two retries of up to 2 s each. A holder that cannot renew reports its loss
-// before: at most requestTime, retryTime and renewTime after it has sent that renewal.
+// last renewal, and within two retries of up to 2 s each. A holder that cannot renew reports its
+// loss before: at most requestTime, retryTime and renewTime after it has sent that renewal.
 const (
 	// leaseTime is the default of ElectionOptions.LeaseTime, and the shortest one.
 	leaseTime = 10 * time.Second

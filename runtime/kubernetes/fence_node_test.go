@@ -68,15 +68,7 @@ func TestOlderDriverIsFencedFromAdoptedPod(t *testing.T) {
 	if err := <-running; err == nil {
 		t.Error("a command of the older driver goes on after the adoption")
 	}
-	for what, do := range map[string]func() error{
-		"claim": func() error { return before.Claim(bounded(t), wire.Claim{Lease: "old"}) },
-		"end":   func() error { return before.End(bounded(t)) },
-		"ping":  func() error { _, err := before.Ping(bounded(t)); return err },
-	} {
-		if err := do(); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "newer host") {
-			t.Errorf("%s by the older driver = %v, want FailedPrecondition", what, err)
-		}
-	}
+	wantGuestRefusesOlder(t, before)
 	if err := stale.Destroy(bounded(t)); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("Destroy by the older driver = %v, want FailedPrecondition", err)
 	}
@@ -101,6 +93,20 @@ func TestOlderDriverIsFencedFromAdoptedPod(t *testing.T) {
 	p, err := newer.api.get(bounded(t), podName(spec.ID))
 	if err != nil || epochOf(p) != 2 || p.Status.Phase != corev1.PodRunning {
 		t.Errorf("pod = epoch %d, phase %s, %v; want 2, running", epochOf(p), p.Status.Phase, err)
+	}
+}
+
+// wantGuestRefusesOlder checks that a guest refuses requests of a driver that was superseded.
+func wantGuestRefusesOlder(t *testing.T, older *guest.Client) {
+	t.Helper()
+	for what, do := range map[string]func() error{
+		"claim": func() error { return older.Claim(bounded(t), wire.Claim{Lease: "old"}) },
+		"end":   func() error { return older.End(bounded(t)) },
+		"ping":  func() error { _, err := older.Ping(bounded(t)); return err },
+	} {
+		if err := do(); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "newer host") {
+			t.Errorf("%s by the older driver = %v, want FailedPrecondition", what, err)
+		}
 	}
 }
 

@@ -42,9 +42,9 @@ type leaseLock struct {
 	locked bool
 }
 
-// acquire makes this process the holder if the Lease is free or has expired, and returns the holder.
-// A Lease expires when its specification has not changed for its duration by the clock of this
-// process, because the holder's clock may differ.
+// acquire makes this process the holder if the Lease is free or has expired, and returns the
+// holder. A Lease expires when its specification has not changed for its duration by the clock of
+// this process, because the holder's clock may differ.
 func (l *leaseLock) acquire(ctx context.Context) (holder string, err error) {
 	lease, err := l.read(ctx)
 	if apierrors.IsNotFound(err) {
@@ -71,9 +71,9 @@ func (l *leaseLock) create(ctx context.Context) error {
 	return l.write(ctx, lease, cmp.Or(l.currentEpoch(), time.Now().Unix()), l.api.createLease)
 }
 
-// renew writes the Lease that was last seen with this process as the holder. It fails with a conflict
-// if the Lease has changed since. A process that becomes the holder gets a new epoch. It is at least
-// the time, so that it is larger than those before a Lease was restored from a copy.
+// renew writes the Lease that was last seen with this process as the holder. It fails with a
+// conflict if the Lease has changed since. A process that becomes the holder gets a new epoch. It
+// is at least the time, so that it is larger than those before a Lease was restored from a copy.
 func (l *leaseLock) renew(ctx context.Context) error {
 	l.mu.Lock()
 	lease, epoch := l.lease.DeepCopy(), l.epoch
