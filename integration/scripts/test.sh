@@ -78,7 +78,7 @@ step_engine() {
 step_containerd() { "$SCRIPTS/containerd.sh" up; }
 
 step_lint() {
-    local unformatted tags script golangci
+    local unformatted tags script
     unformatted=$(gofmt -l .)
     [[ -z $unformatted ]] || { printf 'gofmt would change:\n%s\n' "$unformatted"; return 1; }
     go mod verify
@@ -92,10 +92,22 @@ step_lint() {
     say "readability"
     go run ./integration/scripts/readability
     say "golangci-lint $GOLANGCI_VERSION"
-    golangci=$(linter)
-    # Use a cache per checkout: entries of another checkout name files by their old paths, and fail
-    # the run when those files no longer exist.
-    GOLANGCI_LINT_CACHE=$ROOT/build/lint-cache "$golangci" run --timeout 15m --build-tags integration,faults ./...
+    golangci ./...
+}
+
+# golangci PACKAGE... runs golangci-lint. Its cache holds paths of files, and entries of another checkout fail a run.
+# So root gives every checkout the same path in a mount namespace, and all checkouts share one cache.
+golangci() {
+    local program place=$CACHE/lint/checkout command
+    program=$(linter)
+    command=("$program" run --allow-parallel-runners --timeout 15m --build-tags integration,faults "$@")
+    if ((EUID == 0)) && mkdir -p "$place" && unshare --mount mount --bind "$ROOT" "$place" 2>/dev/null; then
+        # shellcheck disable=SC2016 # expanded by the inner shell
+        GOLANGCI_LINT_CACHE=$CACHE/lint/cache unshare --mount bash -c \
+            'mount --bind "$1" "$2" && cd "$2" && shift 2 && exec "$@"' bash "$ROOT" "$place" "${command[@]}"
+        return
+    fi
+    GOLANGCI_LINT_CACHE=$ROOT/build/lint-cache "${command[@]}"
 }
 
 # linter prints the path of golangci-lint. If the cache has none, it builds one from the module proxy.
@@ -147,7 +159,7 @@ packages() {
 # step_check is the quick development loop: it checks format, vet and lint of what changed since main,
 # and runs the unit tests without the race detector. Go caches the results of unchanged tests.
 step_check() {
-    local base changed packages=() golangci
+    local base changed packages=()
     [[ -z $(gofmt -l .) ]] || { gofmt -d . | head -n 40; return 1; }
     base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
     changed=$( (git diff --name-only --diff-filter=d "$base" -- '*.go'; git ls-files --others --exclude-standard -- '*.go') |
@@ -156,8 +168,7 @@ step_check() {
     go run ./integration/scripts/readability
     if ((${#packages[@]} > 0)); then
         go vet -tags integration,faults "${packages[@]}"
-        golangci=$(linter)
-        GOLANGCI_LINT_CACHE=$ROOT/build/lint-cache "$golangci" run --timeout 15m --build-tags integration,faults "${packages[@]}"
+        golangci "${packages[@]}"
     fi
     go test -vet=off ./...
 }
@@ -369,7 +380,7 @@ environment() {
 
 # run STEP runs a step once, after the steps it needs. It records failures and always returns 0.
 run() {
-    local name=$1 need status started
+    local name=$1 need status started before
     [[ -z ${result[$name]:-} ]] || return 0
     for need in $(needs "$name"); do
         run "$need"
@@ -381,6 +392,7 @@ run() {
     done
     printf '\n=== %s\n' "$name"
     started=$SECONDS
+    before=$(processors)
     # Not in a condition: bash would ignore errors inside. Close the lock so that programs of the tests do not inherit it.
     set +e
     (
@@ -394,8 +406,12 @@ run() {
     ((status == 0)) || result[$name]=failed
     order+=("$name")
     [[ $name != image || $status != 0 ]] || environment
-    printf -- '--- %s: %s, %d s\n' "$name" "${result[$name]}" $((SECONDS - started))
+    printf -- '--- %s: %s, %d s, %s\n' "$name" "${result[$name]}" $((SECONDS - started)) \
+        "$(processors | awk -v BEFORE="$before" -f "$SCRIPTS/processors.awk")"
 }
+
+# processors prints the processors' time since the boot: the first line of /proc/stat.
+processors() { head -n 1 /proc/stat; }
 
 # totals prints the counts of all tests. A step that failed without a failed test counts as one failure.
 totals() {
