@@ -280,7 +280,7 @@ func TestWriteThatHasBegunCompletes(t *testing.T) {
 	if _, err := s.db.ExecContext(t.Context(), "CREATE TABLE numbers (n INTEGER)"); err != nil {
 		t.Fatal(err)
 	}
-	const rows = 1_000_000
+	const rows = 200_000
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err := exec(ctx, s.db, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM c WHERE n < ?) "+
@@ -305,7 +305,7 @@ func TestRevocationThatHasBegunCompletes(t *testing.T) {
 	}
 	const slow = `CREATE TABLE numbers (n INTEGER); CREATE TRIGGER slow AFTER UPDATE ON tokens BEGIN
 		INSERT INTO numbers SELECT n FROM (
-			WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM c WHERE n < 400000) SELECT n FROM c); END`
+			WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM c WHERE n < 100000) SELECT n FROM c); END`
 	if _, err := s.db.ExecContext(t.Context(), slow); err != nil {
 		t.Fatal(err)
 	}
