@@ -46,26 +46,26 @@ func TestIdentifyReturnsCallerOfToken(t *testing.T) {
 	r := v1.TokenRequest{Caller: "ann", Profile: "p", Trust: 2, Quotas: v1.Quotas{Sandboxes: 1}, Note: "n"}
 	tok := s.token(t, r)
 	if !strings.HasPrefix(tok.Secret, "orc_"+tok.ID+"_") || len(tok.Secret) != len("orc__")+len(tok.ID)+43 {
-		t.Fatalf("secret is %q", tok.Secret)
+		t.Fatalf("secret = %q, want orc_%s_ and 43 characters", tok.Secret, tok.ID)
 	}
 	want := caller.Principal{Caller: "ann", Token: tok.ID, Profile: "p", Trust: 2, Quotas: r.Quotas}
 	check := func(s *service) {
 		t.Helper()
 		if got, err := s.Callers.Identify(t.Context(), tok.Secret); err != nil || got != want {
-			t.Fatalf("%+v %v", got, err)
+			t.Fatalf("Identify = %+v, %v; want %+v and no error", got, err, want)
 		}
 	}
 	check(s)
 	list, err := s.Callers.Tokens(t.Context(), boss)
 	if err != nil || len(list) != 1 || list[0].Secret != "" || list[0].LastUseAt == nil {
-		t.Fatalf("%+v %v", list, err)
+		t.Fatalf("Tokens = %+v, %v; want one without its secret and with a last use", list, err)
 	}
 	used := *list[0].LastUseAt
 	s.stop()
 	s = w.start(t)
 	if list, err = s.Callers.Tokens(t.Context(), boss); err != nil || len(list) != 1 || list[0].LastUseAt == nil ||
 		!list[0].LastUseAt.Equal(used) {
-		t.Fatalf("the last use is not kept: %+v %v", list, err)
+		t.Fatalf("Tokens after a restart = %+v, %v; want one last used at %v", list, err, used)
 	}
 	check(s)
 }
@@ -83,7 +83,7 @@ func TestTokenSecretIsNotStored(t *testing.T) {
 	secret := []byte(tok.Secret[len(caller.TokenPrefix)+len(tok.ID)+1:])
 	files, err := filepath.Glob(filepath.Join(w.dir, "state.db*"))
 	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
+		t.Fatalf("state files = %v, %v; want at least one", files, err)
 	}
 	for _, f := range files {
 		b, err := os.ReadFile(f)
@@ -91,7 +91,7 @@ func TestTokenSecretIsNotStored(t *testing.T) {
 			t.Fatal(err)
 		}
 		if bytes.Contains(b, secret) {
-			t.Errorf("%s has the secret", f)
+			t.Errorf("%s contains the secret, want only its hash", f)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 	for range 2 {
 		if got, err := s.Callers.RevokeToken(t.Context(), boss, revoked.ID); err != nil || got.RevokedAt == nil ||
 			got.Secret != "" {
-			t.Fatalf("%+v %v", got, err)
+			t.Fatalf("RevokeToken = %+v, %v; want a revoked token without its secret", got, err)
 		}
 	}
 	now := time.Now()
@@ -132,14 +132,14 @@ func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 		if got, err := s.Callers.Identify(t.Context(), token); !errors.Is(err, caller.ErrToken) ||
 			err.Error() != caller.ErrToken.Error() ||
 			got != (caller.Principal{}) {
-			t.Errorf("%s: %+v %v", name, got, err)
+			t.Errorf("Identify of %s = %+v, %v; want no principal and %v", name, got, err, caller.ErrToken)
 		}
 	}
 	if _, err := s.Callers.Identify(t.Context(), good.Secret); err != nil {
 		t.Error(err)
 	}
 	if _, err := s.Callers.RevokeToken(t.Context(), boss, "none"); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("RevokeToken of an unknown id: %v, want NotFound", err)
 	}
 }
 
@@ -176,7 +176,7 @@ func TestBadTokenRequestsNameTheField(t *testing.T) {
 		_, err := s.Callers.CreateToken(t.Context(), boss, c.r)
 		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != c.field ||
 			!errdefs.IsInvalidArgument(err) {
-			t.Errorf("%+v: %v", c.r, err)
+			t.Errorf("CreateToken(%+v): %v, want InvalidArgument for field %q", c.r, err, c.field)
 		}
 	}
 	if _, err := s.Callers.CreateToken(t.Context(), boss, v1.TokenRequest{Caller: "a", Profile: "known"}); err != nil {
@@ -192,7 +192,7 @@ func TestTokensRequireOperator(t *testing.T) {
 	_, revoke := s.Callers.RevokeToken(t.Context(), ann, ann.Token)
 	for _, err := range []error{create, list, revoke} {
 		if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "only operators may") {
-			t.Errorf("got %v", err)
+			t.Errorf("access by a token: %v, want PermissionDenied", err)
 		}
 	}
 	ops := s.as(t, v1.TokenRequest{Caller: "ops", Operator: true})
@@ -201,19 +201,17 @@ func TestTokensRequireOperator(t *testing.T) {
 	}
 }
 
-func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
-	w := newWorld(t)
-	s := w.start(t)
-	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
-	everybody := []caller.Principal{boss, ann, bob}
-	for _, p := range everybody { // the same name denotes three workspaces
+// createOwn creates workspace w, whose file "who" has the caller's name, for each of the callers.
+func createOwn(t *testing.T, s *service, callers []caller.Principal) {
+	t.Helper()
+	for _, p := range callers { // the same name denotes separate workspaces
 		made, err := s.Workspaces.Create(t.Context(), p, v1.WorkspaceRequest{Name: "w"})
 		if err != nil || made.Name != "w" {
-			t.Fatalf("%+v %v", made, err)
+			t.Fatalf("Create by %q = %+v, %v; want workspace w", p.Caller, made, err)
 		}
 		if _, err := s.Workspaces.Create(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); !errdefs.IsAlreadyExists(err) ||
 			strings.Contains(err.Error(), workspaces.OwnedPrefix) {
-			t.Fatal(err)
+			t.Fatalf("second Create by %q: %v, want AlreadyExists without the name on disk", p.Caller, err)
 		}
 		body := strings.NewReader(p.Caller)
 		if _, err := s.Workspaces.WriteFile(t.Context(), p, "w", wire.FileRequest{Path: "who", Mode: 0o644,
@@ -221,54 +219,69 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	only := func(s *service) {
-		t.Helper()
-		for _, p := range everybody {
-			list, err := s.Workspaces.List(t.Context(), p)
-			if err != nil || len(list) != 1 || list[0].Name != "w" {
-				t.Fatalf("%s: %+v %v", p.Caller, list, err)
-			}
-			r, _, err := s.Workspaces.ReadFile(t.Context(), p, "w", wire.FileRequest{Path: "who"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got bytes.Buffer
-			_, err = got.ReadFrom(r)
-			r.Close()
-			if err != nil || got.String() != p.Caller {
-				t.Errorf("%s reads %q %v", p.Caller, got.String(), err)
-			}
+}
+
+// checkOwn reports an error if a caller has workspaces other than the one of createOwn.
+func checkOwn(t *testing.T, s *service, callers []caller.Principal) {
+	t.Helper()
+	for _, p := range callers {
+		list, err := s.Workspaces.List(t.Context(), p)
+		if err != nil || len(list) != 1 || list[0].Name != "w" {
+			t.Fatalf("List by %q = %+v, %v; want only w", p.Caller, list, err)
+		}
+		r, _, err := s.Workspaces.ReadFile(t.Context(), p, "w", wire.FileRequest{Path: "who"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got bytes.Buffer
+		_, err = got.ReadFrom(r)
+		r.Close()
+		if err != nil || got.String() != p.Caller {
+			t.Errorf("file of %q = %q, %v; want %q", p.Caller, got.String(), err, p.Caller)
 		}
 	}
-	only(s)
+}
+
+func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
+	everybody := []caller.Principal{boss, ann, bob}
+	createOwn(t, s, everybody)
+	checkOwn(t, s, everybody)
 	s.stop()
 	s = w.start(t)
-	only(s)
-
-	// Knowing the name on disk gives no access.
-	disk := workspaces.DiskName("ann", "w")
-	for _, p := range everybody {
-		if _, err := s.Workspaces.Get(t.Context(), p, disk); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", p.Caller, err)
-		}
-		if err := s.Workspaces.Delete(t.Context(), p, disk); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", p.Caller, err)
-		}
-	}
-	if _, err := s.Workspaces.Create(t.Context(), boss, v1.WorkspaceRequest{Name: disk}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a name of another's on disk: %v", err)
-	}
-	if _, err := s.Lease(t.Context(), boss, v1.SandboxRequest{Workspace: disk}); !errdefs.IsNotFound(err) {
-		t.Error(err)
-	}
+	checkOwn(t, s, everybody)
 	if err := s.Workspaces.Delete(t.Context(), ann, "w"); err != nil {
 		t.Fatal(err)
 	}
 	if list, err := s.Workspaces.List(t.Context(), ann); err != nil || len(list) != 0 {
-		t.Errorf("%v %v", list, err)
+		t.Errorf("List after Delete = %v, %v; want none", list, err)
 	}
 	if _, err := s.Workspaces.Get(t.Context(), bob, "w"); err != nil {
-		t.Error(err)
+		t.Errorf("Get by another caller: %v, want no error", err)
+	}
+}
+
+func TestNameOnDiskGivesNoAccess(t *testing.T) {
+	s := newWorld(t).start(t)
+	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
+	everybody := []caller.Principal{boss, ann, bob}
+	createOwn(t, s, everybody)
+	disk := workspaces.DiskName("ann", "w")
+	for _, p := range everybody {
+		if _, err := s.Workspaces.Get(t.Context(), p, disk); !errdefs.IsNotFound(err) {
+			t.Errorf("Get(%q) by %q: %v, want NotFound", disk, p.Caller, err)
+		}
+		if err := s.Workspaces.Delete(t.Context(), p, disk); !errdefs.IsNotFound(err) {
+			t.Errorf("Delete(%q) by %q: %v, want NotFound", disk, p.Caller, err)
+		}
+	}
+	if _, err := s.Workspaces.Create(t.Context(), boss, v1.WorkspaceRequest{Name: disk}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("Create(%q): %v, want InvalidArgument", disk, err)
+	}
+	if _, err := s.Lease(t.Context(), boss, v1.SandboxRequest{Workspace: disk}); !errdefs.IsNotFound(err) {
+		t.Errorf("Lease with workspace %q: %v, want NotFound", disk, err)
 	}
 }
 
@@ -281,23 +294,24 @@ func TestSecondWriterErrorNamesWayOut(t *testing.T) {
 		}
 		first, err := s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w"})
 		if err != nil || first.Workspace != "w" {
-			t.Fatalf("%+v %v", first, err)
+			t.Fatalf("Lease by %q = %+v, %v; want one with workspace w", p.Caller, first, err)
 		}
 		_, err = s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w"})
 		e, ok := errors.AsType[*usererror.InvalidError](err)
 		if !ok || e.Field != "workspace" || !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), first.ID) ||
 			!strings.Contains(err.Error(), "read_only") {
-			t.Errorf("got %v", err)
+			t.Errorf("second Lease by %q: %v, want Unavailable that names %s and read_only", p.Caller, err, first.ID)
 		}
 		if _, err := s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w", ReadOnly: true}); err != nil {
 			t.Error(err)
 		}
 		if err := s.Workspaces.Delete(t.Context(), p, "w"); !errdefs.IsFailedPrecondition(err) ||
 			strings.Contains(err.Error(), workspaces.OwnedPrefix) {
-			t.Error(err)
+			t.Errorf("Delete by %q of a leased workspace: %v, want FailedPrecondition without the name on disk",
+				p.Caller, err)
 		}
 		if list, err := s.Workspaces.List(t.Context(), p); err != nil || len(list) != 1 || len(list[0].Sandboxes) != 2 {
-			t.Errorf("%+v %v", list, err)
+			t.Errorf("List by %q = %+v, %v; want one workspace with two sandboxes", p.Caller, list, err)
 		}
 	}
 }
@@ -327,19 +341,19 @@ func TestQuotasHoldUnderConcurrency(t *testing.T) {
 	}
 	group.Wait()
 	if len(got) != 3 {
-		t.Fatalf("%d of 3", len(got))
+		t.Fatalf("%d leases succeeded, want 3", len(got))
 	}
 	s.lease(t) // other callers have their own quota
 	s.stop()
 	s = w.start(t)
 	if _, err := s.Lease(t.Context(), ann, v1.SandboxRequest{}); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("after a restart: %v", err)
+		t.Errorf("Lease after a restart: %v, want ResourceExhausted", err)
 	}
 	if err := s.Remove(t.Context(), ann, got[0]); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Lease(t.Context(), ann, v1.SandboxRequest{}); err != nil {
-		t.Errorf("what was given back cannot be had: %v", err)
+		t.Errorf("Lease after Remove: %v, want no error", err)
 	}
 }
 
@@ -365,7 +379,7 @@ func TestMemoryQuotaIsEnforced(t *testing.T) {
 	_, err := s.Lease(t.Context(), ann, v1.SandboxRequest{})
 	if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "memory_bytes" || q.Limit != 2*one-1 ||
 		q.Used != one {
-		t.Fatal(err)
+		t.Fatalf("Lease: %v, want memory_bytes quota error with limit %d and %d used", err, 2*one-1, one)
 	}
 }
 
@@ -386,7 +400,7 @@ func TestDefaultQuotasApplyToTokens(t *testing.T) {
 			count := s.Callers.CountCall(c.principal)
 			for _, err := range []error{lease, count} {
 				if want := i == 0 || c.more; (err == nil) != want {
-					t.Errorf("%s, number %d: %v", c.principal.Caller, i, err)
+					t.Errorf("number %d of %s: %v, want success %v", i, c.principal.Caller, err, want)
 				}
 			}
 		}
@@ -410,12 +424,12 @@ func TestCallQuotaResetsAtMidnight(t *testing.T) {
 	}
 	group.Wait()
 	if len(refused) != 30 {
-		t.Fatalf("%d of 130 were refused", len(refused))
+		t.Fatalf("%d of 130 calls refused, want 30", len(refused))
 	}
 	q, ok := errors.AsType[*caller.QuotaError](<-refused)
 	if !ok || q.Quota != "calls" || q.Limit != 100 || q.Used != 100 || q.RetryAfter != time.Hour ||
 		!errdefs.IsResourceExhausted(q) {
-		t.Fatalf("%+v", q)
+		t.Fatalf("refusal = %+v, want quota calls, limit 100, 100 used, retry after %v", q, time.Hour)
 	}
 	s.stop()
 	s = w.start(t)
@@ -424,16 +438,16 @@ func TestCallQuotaResetsAtMidnight(t *testing.T) {
 	}
 	s.Callers.Now = func() time.Time { return evening }
 	if err := s.Callers.CountCall(ann); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("after a restart: %v", err)
+		t.Errorf("CountCall after a restart: %v, want ResourceExhausted", err)
 	}
 	s.Callers.Now = func() time.Time { return evening.Add(time.Hour) }
 	if err := s.Callers.CountCall(ann); err != nil {
-		t.Errorf("the next day: %v", err)
+		t.Errorf("CountCall on the next day: %v, want no error", err)
 	}
 	s.Callers.Now = func() time.Time { return evening }
 	for i := range 100 { // a clock that is set back does not reset the count
 		if err := s.Callers.CountCall(ann); (err == nil) != (i < 99) {
-			t.Fatalf("call %d: %v", i, err)
+			t.Fatalf("CountCall number %d: %v, want an error only for the last", i, err)
 		}
 	}
 }
@@ -443,9 +457,9 @@ func TestWaitingCallsPerCallerAreBounded(t *testing.T) {
 	s.Callers.Defaults = caller.Quotas{Waiting: 1}
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
 	if got := s.Callers.SandboxQuotas(ann).Waiting; got != 1 {
-		t.Errorf("waiting is %d", got)
+		t.Errorf("Waiting = %d, want the default of 1", got)
 	}
 	if got := s.Callers.SandboxQuotas(boss).Waiting; got != 0 {
-		t.Errorf("of the local caller it is %d", got)
+		t.Errorf("Waiting of the local caller = %d, want 0", got)
 	}
 }

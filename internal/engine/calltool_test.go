@@ -123,7 +123,7 @@ func TestCallToolRunsAndRecords(t *testing.T) {
 	s := newWorld(t).governed(t)
 	got := s.call(t, agent, "system.bash", bash("true"))
 	if got.Ending != "exited" || got.Error != nil || got.SandboxID == "" {
-		t.Fatalf("%+v", got)
+		t.Fatalf("system.bash = %+v, want ending exited, no error and a sandbox", got)
 	}
 	r := s.records(t, got.ID)
 	if len(r) != 2 || r[0].Kind != "open" || r[1].Kind != "close" || r[1].Verdict != "allow" ||
@@ -131,7 +131,7 @@ func TestCallToolRunsAndRecords(t *testing.T) {
 		r[1].Ending != "exited" ||
 		r[1].Image == "" ||
 		r[1].Caller != "agent" {
-		t.Errorf("%+v", r)
+		t.Errorf("records = %+v, want an open and a close by agent with the ending, sandbox and image", r)
 	}
 	eventually(t, "a sandbox for one call ends with it", func() bool {
 		list, err := s.Sandboxes(t.Context(), agent, false)
@@ -155,14 +155,14 @@ func TestRefusedCallLeasesNoSandbox(t *testing.T) {
 		got := s.call(t, c.principal, c.tool, c.r)
 		if got.Ending != "policy_denied" || got.Verdict == nil || !strings.HasPrefix(got.Verdict.Rule, c.rule) ||
 			got.SandboxID != "" {
-			t.Errorf("%s: %+v", c.name, got)
+			t.Errorf("%s: call = %+v, want policy_denied by %s without a sandbox", c.name, got, c.rule)
 		}
 		if r := s.records(t, got.ID); len(r) != 2 || r[1].Verdict != "deny" || r[1].Ending != "policy_denied" {
-			t.Errorf("%s: %+v", c.name, r)
+			t.Errorf("%s: records = %+v, want two, the last one denied by the policy", c.name, r)
 		}
 	}
 	if list, err := s.Sandboxes(t.Context(), agent, true); err != nil || len(list) != 0 {
-		t.Errorf("leased: %v %v", list, err)
+		t.Errorf("Sandboxes = %v, %v; want none", list, err)
 	}
 }
 
@@ -171,10 +171,10 @@ func TestCallToolFailsWithoutAuditRecord(t *testing.T) {
 	s.governance.Audit.Close()
 	_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", bash("true"), governed.Watch{})
 	if !errdefs.IsUnavailable(err) {
-		t.Errorf("%v", err)
+		t.Errorf("CallTool without an audit log: %v, want Unavailable", err)
 	}
 	if list, err := s.Sandboxes(t.Context(), agent, true); err != nil || len(list) != 0 {
-		t.Errorf("leased: %v %v", list, err)
+		t.Errorf("Sandboxes = %v, %v; want none", list, err)
 	}
 }
 
@@ -188,17 +188,17 @@ func TestTokensOfOneCallerShareSandboxes(t *testing.T) {
 	weak.Trust = 0
 	got := s.call(t, weak, "system.shells", v1.ToolCall{Session: "one"})
 	if got.Ending != "ok" {
-		t.Errorf("list shells: %+v", got)
+		t.Errorf("system.shells = %+v, want ending ok", got)
 	}
 	if _, err := s.Sandbox(t.Context(), weak, strong.SandboxID); err != nil {
-		t.Errorf("the session's sandbox: %v", err)
+		t.Errorf("Sandbox of the session: %v, want no error", err)
 	}
 	if got := s.call(t, weak, "system.bash", r); got.Ending != "policy_denied" || got.Verdict.Class != profile.ClassTrust {
-		t.Errorf("run in the session: %+v", got)
+		t.Errorf("system.bash in the session = %+v, want policy_denied of class %s", got, profile.ClassTrust)
 	}
 	if got := s.call(t, weak, "system.kill", v1.ToolCall{Session: "one",
 		Input: json.RawMessage(`{"shell_id": "x"}`)}); got.Ending != "policy_denied" {
-		t.Errorf("end a shell: %+v", got)
+		t.Errorf("system.kill = %+v, want policy_denied", got)
 	}
 }
 
@@ -221,7 +221,7 @@ func TestDisconnectWithoutKeyCancelsApproval(t *testing.T) {
 	leave()
 	<-gone
 	if got, err := s.Governed.Approval(t.Context(), agent, q.ID); err != nil || got.State != "cancelled" {
-		t.Errorf("%+v %v", got, err)
+		t.Errorf("Approval = %+v, %v; want state cancelled", got, err)
 	}
 }
 
@@ -232,7 +232,7 @@ func TestSessionReusesSandbox(t *testing.T) {
 	r.Session = "one"
 	first := s.call(t, agent, "system.bash", r)
 	if second := s.call(t, agent, "system.bash", r); second.SandboxID != first.SandboxID {
-		t.Errorf("%s and then %s", first.SandboxID, second.SandboxID)
+		t.Errorf("second call used sandbox %s, want %s", second.SandboxID, first.SandboxID)
 	}
 	if _, err := s.Workspaces.Create(t.Context(), agent, v1.WorkspaceRequest{Name: "elsewhere"}); err != nil {
 		t.Fatal(err)
@@ -243,20 +243,20 @@ func TestSessionReusesSandbox(t *testing.T) {
 		err,
 	) ||
 		!strings.HasPrefix(err.Error(), "workspace") {
-		t.Errorf("another workspace than the session's: %v", err)
+		t.Errorf("call with another workspace: %v, want InvalidArgument for workspace", err)
 	}
 	other := caller.Principal{Caller: "other", Profile: "team", Trust: 3}
 	if third := s.call(t, other, "system.bash", r); third.SandboxID == first.SandboxID {
-		t.Error("another caller got it")
+		t.Errorf("call by another caller used sandbox %s, want another", third.SandboxID)
 	}
 	if err := s.EndSession(t.Context(), agent, "one"); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.EndSession(t.Context(), agent, "one"); !errdefs.IsNotFound(err) {
-		t.Errorf("%v", err)
+		t.Errorf("second EndSession: %v, want NotFound", err)
 	}
 	if last := s.call(t, agent, "system.bash", r); last.SandboxID == first.SandboxID {
-		t.Error("an ended session goes on")
+		t.Errorf("call after EndSession used sandbox %s again, want another", last.SandboxID)
 	}
 }
 
@@ -266,12 +266,12 @@ func TestRatesAndBudgetsAreEnforced(t *testing.T) {
 	if _, err := s.Governed.CallTool(t.Context(), agent, "fs.list", in, governed.Watch{}); !errdefs.IsInvalidArgument(
 		err,
 	) {
-		t.Fatalf("%v", err)
+		t.Fatalf("fs.list with an invalid input: %v, want InvalidArgument", err)
 	}
 	got := s.call(t, agent, "fs.list", in)
 	if got.Ending != "policy_denied" || got.Verdict.Class != profile.ClassRate || got.Error == nil ||
 		got.Error.RetryAfterMS <= 0 {
-		t.Errorf("%+v", got)
+		t.Errorf("second fs.list = %+v, want policy_denied of class %s with a time to retry", got, profile.ClassRate)
 	}
 }
 
@@ -287,7 +287,7 @@ func TestValidatePlacementRejectsConflicts(t *testing.T) {
 		r.Input = bash("true").Input
 		_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", r, governed.Watch{})
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%s: %v", want, err)
+			t.Errorf("CallTool: %v, want an error that starts with %q", err, want)
 		}
 	}
 }
@@ -299,7 +299,7 @@ func TestCallMayNameTheDefaultProfile(t *testing.T) {
 	r := bash("true")
 	r.Profile = "team"
 	if got := s.call(t, p, "system.bash", r); got.Ending != "exited" {
-		t.Errorf("%+v", got)
+		t.Errorf("call with a profile = %+v, want ending exited", got)
 	}
 }
 

@@ -36,7 +36,7 @@ func (s *service) ask(tb testing.TB, p caller.Principal, r v1.ToolCall) (v1.Appr
 	case q := <-asked:
 		return q, done
 	case <-time.After(30 * time.Second):
-		tb.Fatal("nobody was asked")
+		tb.Fatal("got no approval request within 30 seconds, want one")
 	}
 	panic("unreachable")
 }
@@ -47,13 +47,13 @@ func TestOperatorAnswersApproval(t *testing.T) {
 	if _, err := s.Governed.AnswerApproval(t.Context(), agent, q.ID, v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsPermissionDenied(
 		err,
 	) {
-		t.Errorf("the caller's own answer: %v", err)
+		t.Errorf("AnswerApproval by the caller: %v, want PermissionDenied", err)
 	}
 	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID,
 		v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(
 		err,
 	) {
-		t.Errorf("an input that the policy denies: %v", err)
+		t.Errorf("AnswerApproval with an input that the policy denies: %v, want InvalidArgument", err)
 	}
 	op := caller.Local("")
 	op.By = "ada"
@@ -63,11 +63,11 @@ func TestOperatorAnswersApproval(t *testing.T) {
 	}
 	got := <-done
 	if got.Ending != "exited" || got.Approval != q.ID {
-		t.Fatalf("%+v", got)
+		t.Fatalf("call = %+v, want ending exited with approval %s", got, q.ID)
 	}
 	r := s.records(t, got.ID)
 	if len(r) != 2 || r[1].Approval != q.ID || r[1].By != "ada" || !strings.Contains(string(r[1].Input), "rm y") {
-		t.Errorf("%+v", r)
+		t.Errorf("records = %+v, want two, the last one with rm y approved by ada", r)
 	}
 }
 
@@ -79,7 +79,7 @@ func TestDeniedApprovalIsResult(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := <-done; got.Ending != "approval_denied" || !strings.Contains(got.Verdict.Message, "not today") {
-		t.Errorf("%+v", got)
+		t.Errorf("call = %+v, want approval_denied with the note", got)
 	}
 }
 
@@ -90,13 +90,13 @@ func TestApprovalRaisesTrust(t *testing.T) {
 	r.RaiseTrust = true
 	q, done := s.ask(t, low, r)
 	if q.Kind != "trust" {
-		t.Errorf("%+v", q)
+		t.Errorf("approval = %+v, want kind trust", q)
 	}
 	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-done; got.Ending != "exited" {
-		t.Errorf("%+v", got)
+		t.Errorf("approved call = %+v, want ending exited", got)
 	}
 }
 
@@ -121,17 +121,17 @@ func TestRetryWithKeyFindsPendingApproval(t *testing.T) {
 	q := <-asked
 	leave()
 	if err := <-gone; err == nil {
-		t.Fatal("a caller who left got an answer")
+		t.Fatal("call of a caller who left succeeded, want an error")
 	}
 	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	first := s.call(t, keyed, "system.bash", bash("rm x"))
 	if first.Ending != "exited" || first.Approval != q.ID {
-		t.Fatalf("%+v", first)
+		t.Fatalf("first call = %+v, want ending exited with approval %s", first, q.ID)
 	}
 	if second := s.call(t, keyed, "system.bash", bash("rm x")); second.ID != first.ID {
-		t.Errorf("it ran again: %+v", second)
+		t.Errorf("second call = %+v, want the recorded call %s", second, first.ID)
 	}
 }
 
@@ -161,15 +161,15 @@ func TestApprovalIsLimitedToItsToken(t *testing.T) {
 	if got, err := s.Governed.CallTool(t.Context(), low, "system.bash", r, governed.Watch{}); !errdefs.IsInvalidArgument(
 		err,
 	) {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("call with lower trust = %+v, %v; want InvalidArgument", got, err)
 	}
 	if got := s.call(t, keyed, "system.bash", r); got.Ending != "exited" || got.Approval != q.ID {
-		t.Errorf("%+v", got)
+		t.Errorf("call with the key = %+v, want ending exited with approval %s", got, q.ID)
 	}
 	if got, err := s.Governed.CallTool(t.Context(), low, "system.bash", r, governed.Watch{}); !errdefs.IsInvalidArgument(
 		err,
 	) {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("second call with lower trust = %+v, %v; want InvalidArgument", got, err)
 	}
 }
 
@@ -195,27 +195,27 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	<-done
 	for _, trust := range []int{1, 2} {
 		if got := s.call(t, with(trust), "system.bash", r); got.Ending != "exited" || got.Approval != q.ID {
-			t.Errorf("trust %d: %+v", trust, got)
+			t.Errorf("trust %d: call = %+v, want ending exited with approval %s", trust, got, q.ID)
 		}
 	}
 	weak, done := s.ask(t, with(0), r)
 	answer(weak, "deny")
 	if got := <-done; got.Ending != "approval_denied" {
-		t.Errorf("trust 0: %+v", got)
+		t.Errorf("trust 0: call = %+v, want approval_denied", got)
 	}
 	if got := s.call(t, with(1), "system.bash", r); got.Ending != "exited" {
-		t.Errorf("trust 1 after a denial of trust 0: %+v", got)
+		t.Errorf("trust 1 after a denial of trust 0: call = %+v, want ending exited", got)
 	}
 	// Ending a session without a live sandbox still removes its grants.
 	l, err := s.findSession(t.Context(), with(1), "one")
 	if err != nil || l == nil {
-		t.Fatal(l, err)
+		t.Fatalf("findSession = %v, %v; want a lease", l, err)
 	}
 	if err := s.Remove(t.Context(), with(1), l.ID); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.EndSession(t.Context(), with(1), "one"); !errdefs.IsNotFound(err) {
-		t.Errorf("got %v, want not found", err)
+		t.Errorf("EndSession without a live sandbox: %v, want NotFound", err)
 	}
 	q, done = s.ask(t, with(1), r)
 	answer(q, "deny")

@@ -102,7 +102,7 @@ func (s *service) failApproved(tb testing.TB, p caller.Principal, r v1.ToolCall,
 	case q := <-asked:
 		s.approve(tb, q, a)
 	case err := <-failed:
-		tb.Fatalf("the call ended with %v before it asked", err)
+		tb.Fatalf("the call ended with error %v, want an approval request first", err)
 	}
 	err := <-failed
 	if err == nil {
@@ -165,7 +165,7 @@ func TestPanicInToolIsRecordedAsFailed(t *testing.T) {
 	func() {
 		defer func() {
 			if recover() == nil {
-				t.Error("the call did not panic")
+				t.Error("the call did not panic, want a panic")
 			}
 		}()
 		watch := governed.Watch{Started: func(string) { panic("in a tool") }}

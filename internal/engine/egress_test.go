@@ -25,7 +25,7 @@ func TestInvalidEgressIsRefused(t *testing.T) {
 	none := w.start(t)
 	r := v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}}
 	if _, err := none.Lease(t.Context(), caller.Local(""), r); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("without a gateway: %v", err)
+		t.Errorf("Lease without a gateway: %v, want FailedPrecondition", err)
 	}
 	none.stop()
 	s := w.startOptions(t, func(o *Options) {
@@ -52,11 +52,11 @@ func TestInvalidEgressIsRefused(t *testing.T) {
 	} {
 		_, err := s.Lease(t.Context(), c.principal, v1.SandboxRequest{Egress: &c.ask})
 		if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || !c.is(err) || bad.Field != c.field {
-			t.Errorf("%+v: %v", c.ask, err)
+			t.Errorf("Lease with egress %+v: %v, want an error for field %q", c.ask, err, c.field)
 		}
 	}
 	if rows, err := s.store.Leases(t.Context(), caller.LocalCaller, true, 10); err != nil || len(rows) != 0 {
-		t.Errorf("%v %v", rows, err)
+		t.Errorf("Leases = %v, %v; want none", rows, err)
 	}
 }
 
@@ -79,7 +79,7 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	}
 	for _, p := range []caller.Principal{wide, {Caller: agent.Caller, Operator: true}} {
 		if _, err := s.findLease(t.Context(), p, l.ID); err != nil {
-			t.Errorf("%+v: %v", p, err)
+			t.Errorf("findLease by %+v: %v, want no error", p, err)
 		}
 	}
 	r := bash("true")
@@ -91,7 +91,7 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	_, byExec := s.Exec(t.Context(), agent, l.ID, v1.Exec{Argv: []string{"true"}}, core.Stream{})
 	for how, err := range map[string]error{"session": bySession, "id": byID, "port": byPort, "exec": byExec} {
 		if !errdefs.IsPermissionDenied(err) {
-			t.Errorf("by %s: %v", how, err)
+			t.Errorf("access by %s: %v, want PermissionDenied", how, err)
 		}
 	}
 }

@@ -26,24 +26,24 @@ func TestStopEndsShellsFirst(t *testing.T) {
 	id := s.lease(t)
 	sh := s.startX(t, id)
 	if list, err := s.Shells(t.Context(), me, id); err != nil || len(list) != 1 || list[0].State != "running" {
-		t.Fatalf("%+v %v", list, err)
+		t.Fatalf("Shells = %+v, %v; want one running", list, err)
 	}
 	if _, err := s.Stop(t.Context(), me, id, 2*time.Minute); !errdefs.IsInvalidArgument(err) {
-		t.Fatal(err)
+		t.Fatalf("Stop with a grace of 2 minutes: %v, want InvalidArgument", err)
 	}
 	got, err := s.Stop(t.Context(), me, id, 10*time.Second)
 	if err != nil || got.State != "gone" || got.Reason != scheduler.Stopped {
-		t.Fatalf("%+v %v", got, err)
+		t.Fatalf("Stop = %+v, %v; want state gone, reason %s", got, err, scheduler.Stopped)
 	}
 	if n := w.guest(id).running(); n != 0 {
-		t.Errorf("%d shells were not told", n)
+		t.Errorf("%d shells still run, want 0", n)
 	}
 	end, err := s.Shell(t.Context(), me, sh.ID)
 	if err != nil || end.State != "ended" || end.Result == nil || end.Result.Ending != "cancelled" {
-		t.Errorf("%+v %v", end, err)
+		t.Errorf("Shell = %+v, %v; want state ended, ending cancelled", end, err)
 	}
 	if _, err := s.Stop(t.Context(), me, id, 0); err != nil {
-		t.Errorf("stopping twice: %v", err)
+		t.Errorf("second Stop: %v", err)
 	}
 }
 
@@ -63,11 +63,11 @@ func TestCallersCannotAccessOthersSandboxes(t *testing.T) {
 	for _, err := range []error{s.Remove(t.Context(), you, id), stop, get, shells, shell, kill, exec, read,
 		s.SignalShell(t.Context(), you, sh.ID, 9)} {
 		if !errdefs.IsNotFound(err) {
-			t.Errorf("got %v", err)
+			t.Errorf("access by another caller: %v, want NotFound", err)
 		}
 	}
 	if list, err := s.Sandboxes(t.Context(), you, true); err != nil || len(list) != 0 {
-		t.Errorf("%v %v", list, err)
+		t.Errorf("Sandboxes of another caller = %v, %v; want none", list, err)
 	}
 }
 
@@ -76,7 +76,7 @@ func TestMillisecondsDoNotOverflow(t *testing.T) {
 	const wraps = 1<<63/1_000_000*2 + 2 // overflows to a few microseconds
 	for _, r := range []v1.SandboxRequest{{TTLMS: wraps}, {IdleMS: wraps}, {WaitMS: wraps}} {
 		if _, err := s.Lease(t.Context(), me, r); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%+v: %v", r, err)
+			t.Errorf("Lease(%+v): %v, want InvalidArgument", r, err)
 		}
 	}
 }
@@ -100,12 +100,13 @@ func TestLeaseOfDisconnectedCallerEnds(t *testing.T) {
 		_, err = s.describeNewLease(ctx, caller.Principal{Caller: caller.LocalCaller, Key: key}, l)
 		if key != "" {
 			if err != nil || l.Ended() != "" {
-				t.Errorf("who asks again under the key does not get it: %v", err)
+				t.Errorf("describeNewLease with a key: %v, ended %q; want no error and a live lease", err, l.Ended())
 			}
 			continue
 		}
 		if !errors.Is(err, context.Canceled) || l.Ended() != scheduler.Abandoned {
-			t.Errorf("%v, ended %q", err, l.Ended())
+			t.Errorf("describeNewLease without a key: %v, ended %q; want %v, ended %q",
+				err, l.Ended(), context.Canceled, scheduler.Abandoned)
 		}
 	}
 }
@@ -129,17 +130,17 @@ func TestShellWithUnknownFateStaysStored(t *testing.T) {
 	key := caller.Principal{Caller: caller.LocalCaller, Key: "k"}
 	r := v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}}
 	if _, err := s.StartShell(t.Context(), key, id, r); !errors.Is(err, idempotency.ErrMayHaveRun) {
-		t.Fatal(err)
+		t.Fatalf("StartShell: %v, want %v", err, idempotency.ErrMayHaveRun)
 	}
 	g.refuses(nil)
 	if rows, err := s.store.Shells(t.Context(), id); err != nil || len(rows) != 1 {
-		t.Errorf("%v %v", rows, err)
+		t.Errorf("Shells in the store = %v, %v; want one", rows, err)
 	}
 	if _, err := s.StartShell(t.Context(), key, id, r); !errdefs.IsUnavailable(err) {
-		t.Errorf("it was started twice: %v", err)
+		t.Errorf("second StartShell with the key: %v, want Unavailable", err)
 	}
 	if n := g.running(); n != 1 {
-		t.Errorf("%d run", n)
+		t.Errorf("%d commands run, want 1", n)
 	}
 }
 
@@ -154,7 +155,7 @@ func (w *world) cut(t *testing.T, keys ...store.Key) {
 			k.Created = time.Now()
 		}
 		if _, fresh, err := st.BeginKey(t.Context(), k); err != nil || !fresh {
-			t.Fatal(fresh, err)
+			t.Fatalf("BeginKey = fresh %t, %v; want a fresh key", fresh, err)
 		}
 	}
 }
@@ -207,26 +208,26 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	s = w.start(t)
 	under := func(key string) caller.Principal { return caller.Principal{Caller: caller.LocalCaller, Key: key} }
 	if got, err := s.Lease(t.Context(), under("lease"), lease); err != nil || got.ID != keyed.ID {
-		t.Errorf("lease: %+v %v", got, err)
+		t.Errorf("Lease with the key of a made lease = %+v, %v; want %s", got, err, keyed.ID)
 	}
 	if got, err := s.Lease(t.Context(), under("nothing"), lease); err != nil || got.ID == keyed.ID || got.ID == id {
-		t.Errorf("a lease that was not made: %+v %v", got, err)
+		t.Errorf("Lease with the key of an unmade lease = %+v, %v; want a new one", got, err)
 	}
 	if got, err := s.StartShell(t.Context(), under("shell"), id, shell.ShellRequest); err != nil || got.ID != sh.ID {
-		t.Errorf("shell: %+v %v", got, err)
+		t.Errorf("StartShell with the key of a started shell = %+v, %v; want %s", got, err, sh.ID)
 	}
 	if got, err := s.StartShell(t.Context(), under("no shell"), id, shell.ShellRequest); err != nil || got.ID == sh.ID {
-		t.Errorf("a shell that was not started: %+v %v", got, err)
+		t.Errorf("StartShell with the key of an unstarted shell = %+v, %v; want a new one", got, err)
 	}
 	if got, err := s.Run(t.Context(), under("run"), run, core.Stream{}); err != nil ||
 		got.Ending != string(runtime.SandboxLost) {
-		t.Errorf("run: %+v %v", got, err)
+		t.Errorf("Run with the key = %+v, %v; want ending %s", got, err, runtime.SandboxLost)
 	}
 	if got, err := s.Workspaces.Create(t.Context(), under("made"), made); err != nil || got.Name != "made" {
-		t.Errorf("workspace: %+v %v", got, err)
+		t.Errorf("Create with the key = %+v, %v; want workspace made", got, err)
 	}
 	if _, err := s.Workspaces.Create(t.Context(), under("other's"), made); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("a workspace of somebody else: %v", err)
+		t.Errorf("Create with the key of another workspace: %v, want AlreadyExists", err)
 	}
 }
 
@@ -250,7 +251,7 @@ func TestRecoverKeysIgnoresAbandonedLease(t *testing.T) {
 	s = w.start(t)
 	got, err := s.Lease(t.Context(), caller.Principal{Caller: caller.LocalCaller, Key: "k"}, v1.SandboxRequest{})
 	if err != nil || got.ID == warm {
-		t.Fatalf("%+v %v", got, err)
+		t.Fatalf("Lease = %+v, %v; want another sandbox than %s", got, err, warm)
 	}
 }
 
@@ -289,7 +290,7 @@ func TestConcurrentRequestsWithSameKeyRunOnce(t *testing.T) {
 	first := <-ids
 	for range cap(ids) - 1 {
 		if id := <-ids; id != first {
-			t.Errorf("%s and %s", id, first)
+			t.Errorf("Lease with the same key = %s, want %s", id, first)
 		}
 	}
 }
@@ -319,7 +320,7 @@ func TestExecInEndingLeaseReportsReason(t *testing.T) {
 		select {
 		case <-started:
 		case r := <-got:
-			t.Fatalf("%s: it did not start: %+v", reason, r)
+			t.Fatalf("%s: the command ended as %+v, want it to start first", reason, r)
 		}
 		if err := s.sched.End(t.Context(), s.sched.Live(id), reason, true); err != nil {
 			t.Fatal(err)
@@ -329,7 +330,7 @@ func TestExecInEndingLeaseReportsReason(t *testing.T) {
 			detail = detailLost
 		}
 		if r := <-got; r.Ending != string(want) || r.Detail != detail {
-			t.Errorf("%s: %+v", reason, r)
+			t.Errorf("%s: result = %+v, want ending %s with detail %q", reason, r, want, detail)
 		}
 	}
 }
@@ -350,6 +351,6 @@ func TestUnstartedShellIsNotRunning(t *testing.T) {
 	list, err := s.Shells(t.Context(), me, id)
 	if err != nil || len(list) != 2 || list[0].ID != sh.ID || list[0].State != "running" || list[1].Result == nil ||
 		list[1].Result.Ending != "sandbox_lost" {
-		t.Fatalf("%+v %v", list, err)
+		t.Fatalf("Shells = %+v, %v; want %s running and one sandbox_lost", list, err, sh.ID)
 	}
 }

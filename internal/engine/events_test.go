@@ -28,7 +28,7 @@ func (s *service) upTo(t *testing.T, p caller.Principal, q eventhub.Query, last 
 		return nil
 	})
 	if !errors.Is(err, errEnough) {
-		t.Fatalf("%v after %v", err, kinds)
+		t.Fatalf("Watch: %v after %v, want %v", err, kinds, errEnough)
 	}
 	return kinds, at
 }
@@ -41,7 +41,7 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 	kinds, at := s.upTo(t, op, eventhub.Query{}, "shell.started")
 	for _, want := range []string{"sandbox.creating", "sandbox.leased"} {
 		if !slices.Contains(kinds, want) {
-			t.Errorf("no %s in %v", want, kinds)
+			t.Errorf("events = %v, want %s among them", kinds, want)
 		}
 	}
 	if err := s.Remove(t.Context(), me, id); err != nil {
@@ -52,20 +52,21 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 	err := s.Events.Watch(t.Context(), own, eventhub.Query{After: at}, func(e v1.ServiceEvent) error {
 		if e.Sandbox != id || e.Caller != caller.LocalCaller || e.Type == "shell.ended" && e.Shell != sh.ID ||
 			e.Type == "sandbox.gone" && e.Reason != "removed" {
-			t.Errorf("%+v", e)
+			t.Errorf("event = %+v, want one of sandbox %s, shell %s, reason removed", e, id, sh.ID)
 		}
 		mine = append(mine, e.Type)
 		return nil
 	})
-	if err != nil || !slices.Equal(mine, []string{"sandbox.stopping", "shell.ended", "sandbox.gone"}) {
-		t.Errorf("%v, %v", mine, err)
+	wantKinds := []string{"sandbox.stopping", "shell.ended", "sandbox.gone"}
+	if err != nil || !slices.Equal(mine, wantKinds) {
+		t.Errorf("Watch = %v after %v; want no error after %v", err, mine, wantKinds)
 	}
 	if err := s.Events.Watch(t.Context(), caller.Principal{Caller: "you"}, eventhub.Query{},
-		func(e v1.ServiceEvent) error { t.Errorf("another is told %+v", e); return nil }); err != nil {
+		func(e v1.ServiceEvent) error { t.Errorf("another caller got %+v, want no event", e); return nil }); err != nil {
 		t.Error(err)
 	}
 	if err := s.Events.Watch(t.Context(), op, eventhub.Query{Since: time.Now().Add(time.Hour)},
-		func(e v1.ServiceEvent) error { t.Errorf("too old: %+v", e); return nil }); err != nil {
+		func(e v1.ServiceEvent) error { t.Errorf("got %+v, want no event that old", e); return nil }); err != nil {
 		t.Error(err)
 	}
 }

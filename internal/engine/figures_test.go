@@ -32,11 +32,11 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 	w.host.SetFigures(hers.ID, used)
 	list, err := s.Figures(t.Context(), ann)
 	if err != nil || len(list) != 1 {
-		t.Fatalf("%+v, %v", list, err)
+		t.Fatalf("Figures = %+v, %v; want those of one sandbox", list, err)
 	}
 	got := list[0]
 	if got.At.IsZero() {
-		t.Error("no time")
+		t.Error("At is zero, want the time of the figures")
 	}
 	got.At = time.Time{}
 	want := v1.Figures{
@@ -50,7 +50,7 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 		PidsLimit:        160,
 	}
 	if got != want {
-		t.Errorf("%+v", got)
+		t.Errorf("Figures = %+v, want %+v", got, want)
 	}
 	list, err = s.Figures(t.Context(), caller.Local(""))
 	ids := make([]string, 0, 2)
@@ -61,7 +61,7 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 	both := []string{hers.ID, mine}
 	slices.Sort(both)
 	if err != nil || !slices.Equal(ids, both) {
-		t.Errorf("an operator sees %+v, %v", list, err)
+		t.Errorf("Figures of an operator are of %v, %v; want %v", ids, err, both)
 	}
 	w.host.Kill(hers.ID)
 	eventually(t, "one that has ended is left out", func() bool {
@@ -79,7 +79,7 @@ func TestMissingFiguresAreExplained(t *testing.T) {
 	w.host.SetHook(fake.Fail(errors.New("read /sys/fs/cgroup/secret: input/output error"), -1, fake.OpFigures))
 	list, err := s.Figures(t.Context(), me)
 	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Missing != "could not be read" {
-		t.Errorf("%+v, %v", list, err)
+		t.Errorf("Figures = %+v, %v; want only %s, which could not be read", list, err, id)
 	}
 	w.host.SetHook(nil)
 	s.stop()

@@ -36,7 +36,7 @@ func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	if _, err := s.Images.Import(t.Context(), op, otherArchive(t), "old/image:1"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is ready", func() bool { return s.Templates.NotReady("old") == nil })
+	eventually(t, "the template is ready", func() bool { return s.Templates.NotReady("old") == nil })
 	box, err := s.Lease(t.Context(), op, v1.SandboxRequest{Template: "old"})
 	if err != nil {
 		t.Fatal(err)
@@ -47,16 +47,17 @@ func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	}
 	if err := s.Images.Remove(t.Context(), op, "old/image:1"); !errdefs.IsFailedPrecondition(err) ||
 		!strings.Contains(err.Error(), box.ID) {
-		t.Errorf("with a lease: %v", err)
+		t.Errorf("Remove of a leased image: %v, want FailedPrecondition that names %s", err, box.ID)
 	}
 	if _, err := s.Images.Import(t.Context(), op, otherArchive(t), "other/name:1"); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Images.Remove(t.Context(), op, "other/name:1"); err != nil {
-		t.Errorf("one name of two: %v", err)
+		t.Errorf("Remove of one name of two: %v", err)
 	}
 	if err := s.Remove(t.Context(), op, box.ID); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it can be removed", func() bool { return s.Images.Remove(t.Context(), op, "old/image:1") == nil })
+	eventually(t, "the image can be removed",
+		func() bool { return s.Images.Remove(t.Context(), op, "old/image:1") == nil })
 }

@@ -36,14 +36,14 @@ func TestTokenRecordsOmitSecrets(t *testing.T) {
 		}
 		got = append(got, what)
 		if strings.Contains(string(r.Input), secret) || strings.Contains(string(r.Input), "hash") {
-			t.Errorf("a secret is recorded: %s", r.Input)
+			t.Errorf("record has input %s, want it without the secret and its hash", r.Input)
 		}
 		if r.Error == "" && !strings.Contains(string(r.Input), made.ID) {
-			t.Errorf("%s does not name the token: %s", r.Action, r.Input)
+			t.Errorf("%s: record has input %s, want it to name the token %s", r.Action, r.Input, made.ID)
 		}
 	}
 	want := []string{"token.create", "token.create: trust is 9: from 0 to 3", "token.revoke"}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
+		t.Errorf("records (-want +got):\n%s", diff)
 	}
 }

@@ -50,7 +50,7 @@ func TestSecretsOfOneCallerKeepOthersRecords(t *testing.T) {
 	for _, r := range s.records(t, got.ID) {
 		if b, _ := json.Marshal(r); bytes.Contains(b, []byte("[redacted")) ||
 			r.Kind == "open" && string(r.Input) != string(bash(command).Input) {
-			t.Errorf("the record of another caller is %s", b)
+			t.Errorf("record of another caller = %s, want its input unchanged", b)
 		}
 	}
 }
@@ -62,11 +62,11 @@ func TestSecretsCannotHideCommand(t *testing.T) {
 	q, answered := s.ask(t, agent, r)
 	if in := string(q.Input); !strings.Contains(in, `"command":"`+command+`"`) ||
 		!strings.Contains(in, `"A_TOKEN":"`+command+`"`) {
-		t.Errorf("the approver reads %s", in)
+		t.Errorf("input for the approver = %s, want the command and A_TOKEN in it", in)
 	}
 	if in := string(q.Input); strings.Contains(in, "a1b2c3d4e5") ||
 		!strings.Contains(in, `"C_TOKEN":"[redacted 10 bytes mac:`) {
-		t.Errorf("the approver reads %s", in)
+		t.Errorf("input for the approver = %s, want C_TOKEN redacted", in)
 	}
 	if _, err := s.Governed.AnswerApproval(t.Context(), caller.Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
@@ -78,10 +78,10 @@ func TestSecretsCannotHideCommand(t *testing.T) {
 	}
 	if in := string(records[0].Input); !strings.Contains(in, `"command":"[redacted 14 bytes mac:`) ||
 		strings.Contains(in, command) {
-		t.Errorf("the own record has %s", in)
+		t.Errorf("own record has %s, want the command redacted", in)
 	}
 	if records[0].Caller != "agent" || records[0].Action != "system.bash" {
-		t.Errorf("%+v", records[0])
+		t.Errorf("record = %+v, want system.bash by agent", records[0])
 	}
 }
 
@@ -101,7 +101,7 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 		_, err := s.Governed.CallTool(t.Context(), agent, "system.bash", r, governed.Watch{})
 		if invalid, ok := errors.AsType[*usererror.InvalidError](err); !ok || invalid.Field != "env" ||
 			!errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v, want an invalid env", what, err)
+			t.Errorf("CallTool with %s: %v, want InvalidArgument for field env", what, err)
 		}
 		page, err := s.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{Newest: true, Limit: 2})
 		if err != nil {
@@ -110,7 +110,8 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 		all := page.Items
 		if o := all[0]; o.Kind != "open" || o.Input != nil || o.InputBytes != len(r.Input) || len(o.InputHash) != 64 ||
 			all[1].Ending != governed.EndedFailed {
-			t.Errorf("%s: recorded as %+v and %+v", what, o, all[1])
+			t.Errorf("%s: records = %+v and %+v; want the hash of the input, and ending %s",
+				what, o, all[1], governed.EndedFailed)
 		}
 	}
 }
@@ -125,7 +126,7 @@ func TestSecretsPerCallerAreBounded(t *testing.T) {
 	for i := range most {
 		box, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: env(i)})
 		if err != nil {
-			t.Fatalf("lease %d: %v", i, err)
+			t.Fatalf("Lease number %d: %v", i, err)
 		}
 		boxes = append(boxes, box)
 	}
@@ -158,17 +159,17 @@ func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 	cause := usererror.Invalid("nonsense", "is unknown")
 	for _, body := range [][]byte{body, bashEnv(t, "echo "+secret, map[string]string{"MY_SESSION_COOKIES": secret}).Input} {
 		if err := s.Governed.RefuseCall(t.Context(), agent, "system.bash", body, cause); !errors.Is(err, cause) {
-			t.Fatal(err)
+			t.Fatalf("RefuseCall: %v, want %v", err, cause)
 		}
 	}
 	all, err := s.Governed.Audit(t.Context(), caller.Local(""), governed.AuditFilter{})
 	if err != nil || len(all.Items) != 2 {
-		t.Fatalf("%d records, %v", len(all.Items), err)
+		t.Fatalf("Audit = %d records, %v; want 2", len(all.Items), err)
 	}
 	for _, r := range all.Items {
 		if in := string(r.Input); strings.Contains(in, secret) ||
 			strings.Count(in, fmt.Sprintf("[redacted %d bytes mac:", len(secret))) != 2 {
-			t.Errorf("recorded %s", in)
+			t.Errorf("recorded input = %s, want the secret redacted twice", in)
 		}
 	}
 }
@@ -183,7 +184,7 @@ func TestRefusedCallRecordHidesHostErrors(t *testing.T) {
 		{usererror.Invalid("input", "is not an object"), "input is not an object"},
 	} {
 		if err := s.Governed.RefuseCall(t.Context(), agent, "system.bash", []byte(`{}`), c.cause); err != c.cause {
-			t.Fatal(err)
+			t.Fatalf("RefuseCall: %v, want %v", err, c.cause)
 		}
 		page, err := s.Governed.Audit(t.Context(), agent, governed.AuditFilter{Newest: true, Limit: 1})
 		if err != nil || len(page.Items) != 1 || page.Items[0].Error != c.want {

@@ -26,25 +26,7 @@ import (
 
 // Two concurrent requests cannot both take the rest of the quota.
 func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root")
-	}
-	w := newWorld(t)
-	s := w.startOptions(t, func(o *Options) {
-		v, err := volumes.Open(
-			filepath.Join(w.dir, "bounded"),
-			volumes.Options{Mechanism: string(quotadir.Loop), Quota: 8 << 20, MaxQuota: 64 << 20},
-		)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := v.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		o.Volumes, o.Quotas.DiskBytes = v, 20<<20
-	})
+	s := boundedWorld(t, 20<<20)
 	defer s.stop()
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
 	var made atomic.Int32
@@ -58,7 +40,7 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 				return
 			}
 			if err != nil {
-				t.Error(err)
+				t.Errorf("Create(%q): %v, want success or a disk_bytes quota error with 16 of 20 MiB used", name, err)
 				return
 			}
 			made.Add(1)
@@ -67,30 +49,30 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	group.Wait()
 	list, err := s.Workspaces.List(t.Context(), ann)
 	if err != nil || made.Load() != 2 || len(list) != 2 {
-		t.Fatalf("%d were made, %+v, %v", made.Load(), list, err)
+		t.Fatalf("%d were made, List = %+v, %v; want 2 of both", made.Load(), list, err)
 	}
 	one := list[0].Name
 	if _, err := s.Workspaces.Resize(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 16 << 20}); !errdefs.IsResourceExhausted(
 		err,
 	) {
-		t.Errorf("grown beyond the bound: %v", err)
+		t.Errorf("Resize beyond the quota: %v, want ResourceExhausted", err)
 	}
 	if got, err := s.Workspaces.Resize(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 12 << 20}); err != nil ||
 		got.QuotaBytes != 12<<20 ||
 		got.Name != one {
-		t.Errorf("grown within it: %+v, %v", got, err)
+		t.Errorf("Resize within the quota = %+v, %v; want %s with %d bytes", got, err, one, 12<<20)
 	}
 	if err := s.Workspaces.Delete(t.Context(), ann, one); err != nil {
 		t.Fatal(err)
 	}
 	more := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{DiskBytes: 40 << 20}})
 	if _, err := s.Workspaces.Create(t.Context(), more, v1.WorkspaceRequest{Name: "more", QuotaBytes: 32 << 20}); err != nil {
-		t.Errorf("a token's own bound: %v", err)
+		t.Errorf("Create within the quota of the token: %v, want no error", err)
 	}
 	for _, bytes := range []int64{-1, 7, 65 << 20} {
 		_, err := s.Workspaces.Create(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: bytes})
 		if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" {
-			t.Errorf("%d bytes: %v", bytes, err)
+			t.Errorf("Create with %d bytes: %v, want an error for field quota_bytes", bytes, err)
 		}
 	}
 }
@@ -102,7 +84,7 @@ func TestUnenforceableQuotaIsRefused(t *testing.T) {
 	_, err := s.Workspaces.Create(t.Context(), caller.Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
 	if bad, ok := errors.AsType[*usererror.InvalidError](err); !ok || bad.Field != "quota_bytes" ||
 		!errdefs.IsFailedPrecondition(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Create: %v, want FailedPrecondition for field quota_bytes", err)
 	}
 }
 
@@ -159,10 +141,10 @@ func TestSnapshotsCountTowardDiskQuota(t *testing.T) {
 		made++
 	}
 	if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "disk_bytes" || made == 0 || made > 2 {
-		t.Errorf("%d snapshots of 5 MiB within 12: %v", made, err)
+		t.Errorf("%d snapshots of 5 MiB within 12 MiB: %v; want 1 or 2, then a disk_bytes quota error", made, err)
 	}
 	if _, err := s.Workspaces.Create(t.Context(), ann, v1.WorkspaceRequest{Name: "b"}); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("beside them: %v", err)
+		t.Errorf("Create beside the snapshots: %v, want ResourceExhausted", err)
 	}
 }
 
@@ -192,10 +174,10 @@ func TestRestoreOfTooLargeSnapshotIsRefused(t *testing.T) {
 	_, err := s.Workspaces.Restore(t.Context(), ann, "a", "s")
 	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "resize it first") ||
 		strings.Contains(err.Error(), "/") {
-		t.Errorf("%v", err)
+		t.Errorf("Restore: %v, want FailedPrecondition that says to resize, without a path", err)
 	}
 	if w, err := s.Workspaces.Get(t.Context(), ann, "a"); err != nil || w.QuotaBytes != 8<<20 || w.UsedBytes > 4<<20 {
-		t.Errorf("%+v, %v", w, err)
+		t.Errorf("Get = %+v, %v; want a quota of %d and at most %d bytes used", w, err, 8<<20, 4<<20)
 	}
 }
 
@@ -212,11 +194,11 @@ func TestSpaceLockIsPerCaller(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := s.Workspaces.Create(ctx, bob, v1.WorkspaceRequest{Name: "b"}); err != nil {
-		t.Errorf("%v", err)
+		t.Errorf("Create by another caller: %v, want no error", err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Workspaces.Create(gone, ann, v1.WorkspaceRequest{Name: "a"}); !errors.Is(err, context.Canceled) {
-		t.Errorf("who has gone still waits: %v", err)
+		t.Errorf("Create by a caller that left: %v, want %v", err, context.Canceled)
 	}
 }

@@ -55,77 +55,95 @@ func broken(name string) templates.Source {
 
 const here = "test/image:latest"
 
-func TestReloadAppliesChanges(t *testing.T) {
-	w := newWorld(t)
+// reloadable starts a service with three templates: default is ready, far lacks its image and odd is
+// invalid.
+func reloadable(t *testing.T) (*service, *shelf) {
+	t.Helper()
 	kept := &shelf{}
 	kept.set(nil, from("default", here, 1), from("far", "not/there:1", 1), broken("odd"))
-	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
-	op := caller.Local("")
+	s := newWorld(t).startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
 	s.lease(t)
-	show := func(name string) v1.Template {
-		t.Helper()
-		got, err := s.Templates.Get(t.Context(), op, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return got
+	return s, kept
+}
+
+// template returns the template as an operator sees it.
+func (s *service) template(t *testing.T, name string) v1.Template {
+	t.Helper()
+	got, err := s.Templates.Get(t.Context(), caller.Local(""), name)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if d := show("default"); d.State != "ready" || d.Error != "" || d.File != "/t/default.yaml" || d.ReadyAt == nil {
-		t.Errorf("%+v", d)
+	return got
+}
+
+func TestTemplatesShowWhyTheyAreNotReady(t *testing.T) {
+	s, _ := reloadable(t)
+	if d := s.template(t, "default"); d.State != "ready" || d.Error != "" || d.File != "/t/default.yaml" ||
+		d.ReadyAt == nil {
+		t.Errorf("Get(default) = %+v, want state ready with its file and no error", d)
 	}
-	if f := show("far"); f.State != "not_ready" || !strings.Contains(f.Error, "not/there:1") || f.ReadyAt != nil {
-		t.Errorf("%+v", f)
+	if f := s.template(t, "far"); f.State != "not_ready" || !strings.Contains(f.Error, "not/there:1") ||
+		f.ReadyAt != nil {
+		t.Errorf("Get(far) = %+v, want state not_ready with an error that names the image", f)
 	}
-	if o := show("odd"); o.State != "not_ready" || o.Error != "line 3 is bad" {
-		t.Errorf("%+v", o)
+	if o := s.template(t, "odd"); o.State != "not_ready" || o.Error != "line 3 is bad" {
+		t.Errorf("Get(odd) = %+v, want state not_ready with the error of its file", o)
 	}
-	for p, want := range map[*caller.Principal]string{&op: "not/there:1", {Caller: "you"}: "try again later"} {
-		_, err := s.Lease(t.Context(), *p, v1.SandboxRequest{Template: "far"})
+	you := caller.Principal{Caller: "you"}
+	for _, c := range []struct {
+		by   caller.Principal
+		want string
+	}{{caller.Local(""), "not/there:1"}, {you, "try again later"}} {
+		_, err := s.Lease(t.Context(), c.by, v1.SandboxRequest{Template: "far"})
 		if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != "template" ||
 			!errdefs.IsUnavailable(err) ||
-			!strings.Contains(e.Message, want) ||
+			!strings.Contains(e.Message, c.want) ||
 			!strings.Contains(e.Message, "[default]") {
-			t.Error(err)
+			t.Errorf("Lease of template far: %v, want Unavailable with %q and the ready templates", err, c.want)
 		}
 	}
-	if list := s.Templates.List(t.Context(), caller.Principal{Caller: "you"}); len(list) != 3 || list[1].Error != "" ||
-		list[1].File != "" {
-		t.Errorf("for another: %+v", list)
+	if list := s.Templates.List(t.Context(), you); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
+		t.Errorf("List by another caller = %+v, want 3, the second without its error and file", list)
 	}
-	if _, err := s.Templates.ReloadFor(t.Context(), caller.Principal{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
-		t.Error(err)
+	if _, err := s.Templates.ReloadFor(t.Context(), you); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("ReloadFor by another caller: %v, want PermissionDenied", err)
 	}
+}
+
+func TestReloadAppliesChanges(t *testing.T) {
+	s, kept := reloadable(t)
+	op := caller.Local("")
 
 	// An invalid version leaves the last good one in use; other templates change.
 	kept.set(nil, broken("default"), from("odd", here, 0))
 	got, err := s.Templates.ReloadFor(t.Context(), op)
 	if err != nil || len(got.Added) != 1 || got.Added[0] != "odd" || len(got.Removed) != 1 || got.Removed[0] != "far" ||
 		got.Failed["default"] != "line 3 is bad" {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("ReloadFor = %+v, %v; want odd added, far removed and default failed", got, err)
 	}
-	if d := show("default"); d.State != "ready" || d.Error != "line 3 is bad" || d.Image != here {
-		t.Errorf("%+v", d)
+	if d := s.template(t, "default"); d.State != "ready" || d.Error != "line 3 is bad" || d.Image != here {
+		t.Errorf("Get(default) = %+v, want state ready with image %s and the error of its file", d, here)
 	}
 	s.lease(t)
 
 	// If the list is incomplete, no template is removed.
 	kept.set(errors.New("the directory cannot be read"))
 	if _, err := s.Templates.ReloadFor(t.Context(), op); err == nil {
-		t.Error("no error")
+		t.Error("ReloadFor of an unreadable directory succeeded, want an error")
 	}
 	s.lease(t)
 
 	kept.set(nil, from("default", here, 3), from("odd", here, 0))
 	got, err = s.Templates.ReloadFor(t.Context(), op)
 	if err != nil || len(got.Resized) != 1 || len(got.Failed)+len(got.Added)+len(got.Changed)+len(got.Removed) != 0 {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("ReloadFor of a new size = %+v, %v; want one resized", got, err)
 	}
-	if d := show("default"); d.Error != "" || d.Pool.Min != 3 {
-		t.Errorf("%+v", d)
+	if d := s.template(t, "default"); d.Error != "" || d.Pool.Min != 3 {
+		t.Errorf("Get(default) = %+v, want a minimum of 3 and no error", d)
 	}
 	if got, err = s.Templates.ReloadFor(t.Context(), op); err != nil ||
 		len(got.Resized)+len(got.Changed)+len(got.Failed) != 0 {
-		t.Errorf("nothing changed: %+v, %v", got, err)
+		t.Errorf("ReloadFor without a change = %+v, %v; want nothing changed", got, err)
 	}
 }
 
@@ -136,15 +154,15 @@ func TestTemplateWaitsForImage(t *testing.T) {
 	kept.set(nil, from("default", "other/image:1", 1))
 	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
 	if err := s.Templates.NotReady("default"); !errdefs.IsNotFound(err) {
-		t.Fatal(err)
+		t.Fatalf("NotReady: %v, want NotFound", err)
 	}
 	if _, err := s.Images.Import(t.Context(), caller.Local(""), testenv.Rootfs(t), "other/image:1"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is ready", func() bool { return s.Templates.NotReady("default") == nil })
+	eventually(t, "the template is ready", func() bool { return s.Templates.NotReady("default") == nil })
 	s.lease(t)
 	if err := s.Images.Remove(t.Context(), caller.Local(""), "other/image:1"); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("an image in use: %v", err)
+		t.Errorf("Remove of an image in use: %v, want FailedPrecondition", err)
 	}
 }
 
@@ -157,7 +175,7 @@ func TestUnsupportedClassIsNotReady(t *testing.T) {
 	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
 	if err := s.Templates.NotReady("strong"); !errdefs.IsFailedPrecondition(err) ||
 		!strings.Contains(err.Error(), "class vm") {
-		t.Error(err)
+		t.Errorf("NotReady: %v, want FailedPrecondition that names class vm", err)
 	}
 }
 
@@ -185,7 +203,7 @@ func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 		select {
 		case <-c:
 		case <-time.After(30 * time.Second):
-			t.Fatal("never: " + what)
+			t.Fatalf("waited 30 seconds, want: %s", what)
 		}
 	}
 	wait("the slow one is asked", began)
@@ -195,7 +213,7 @@ func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 	}
 	eventually(t, "the quick one is ready", func() bool { return s.Templates.NotReady("quick") == nil })
 	if s.Templates.NotReady("slow") == nil {
-		t.Error("the slow one is ready")
+		t.Error("template slow is ready, want not ready")
 	}
 	kept.set(nil, from("default", here, 1))
 	if _, err := s.Templates.ReloadFor(t.Context(), caller.Local("")); err != nil {

@@ -88,7 +88,8 @@ func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 		return nil
 	})
 	if err != nil || records+missed != all || records < queueSize || fast == 0 || fast == missed {
-		t.Errorf("%d recorded, %d counted as missed, %d of them as too fast, of %d: %v", records, missed, fast, all, err)
+		t.Errorf("%d recorded and %d missed (%d too fast), error %v; want %d in sum, at least %d recorded, "+
+			"some missed for each reason", records, missed, fast, err, all, queueSize)
 	}
 }
 
@@ -119,10 +120,11 @@ func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 	}
 	if records[caller.LocalCaller] != each || records["ann"] < 10 || records["ann"] > 500 ||
 		!strings.Contains(missed, "share of the log") {
-		t.Errorf("%v records; missed: %s", records, missed)
+		t.Errorf("records = %v, missed: %s; want %d of the local caller, 10 to 500 of ann and a missed share",
+			records, missed, each)
 	}
 	if err := log.Admit("ann"); err != nil {
-		t.Errorf("connections keep the caller from calling: %v", err)
+		t.Errorf("Admit after the connections: %v, want no error", err)
 	}
 }
 
@@ -170,10 +172,11 @@ func TestConnectionQueueIsSharedBetweenCallers(t *testing.T) {
 		return nil
 	})
 	if err != nil || anns != 1 || hogs+missed != boxes*recordBurst || hogs < callerQueue {
-		t.Errorf("of the other caller %d are recorded, of the one %d and %d are counted: %v", anns, hogs, missed, err)
+		t.Errorf("%d records of one caller, %d of the other, %d missed, error %v; want 1, at least %d and %d with missed",
+			anns, hogs, missed, err, callerQueue, boxes*recordBurst)
 	}
 	if len(auditor.queued) != 0 {
-		t.Errorf("%v are counted as queued", auditor.queued)
+		t.Errorf("queued counts = %v, want none", auditor.queued)
 	}
 }
 
@@ -204,6 +207,6 @@ func TestPathIsRedactedWhenConnectionEnds(t *testing.T) {
 		return nil
 	})
 	if err != nil || records == 0 {
-		t.Errorf("%d records, %v; want some, and none with the secret", records, err)
+		t.Errorf("Scan = %d records, %v; want some, none with the secret", records, err)
 	}
 }

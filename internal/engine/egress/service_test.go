@@ -99,10 +99,10 @@ func TestCeilingIsPerCaller(t *testing.T) {
 			}
 		}
 		if again, err := x.ceiling(c.principal); err != nil || again != rules {
-			t.Errorf("%+v: another ceiling at the second time, %v", c.principal, err)
+			t.Errorf("second ceiling(%+v) = %p, %v; want the first, %p", c.principal, again, err, rules)
 		}
 		if strings.Join(got, " ") != c.want {
-			t.Errorf("%+v may reach %v, not %s", c.principal, got, c.want)
+			t.Errorf("%+v may reach %v, want %s", c.principal, got, c.want)
 		}
 	}
 }
@@ -114,11 +114,11 @@ func TestCredentialIsPerCaller(t *testing.T) {
 	}}})
 	for name, want := range map[string]bool{"ann": true, "bob": false} {
 		if _, ok := s.credential(caller.Principal{Caller: name}, "api"); ok != want {
-			t.Errorf("%s has the secret: %t", name, ok)
+			t.Errorf("credential for %s exists: %t, want %t", name, ok, want)
 		}
 	}
 	if _, ok := s.credential(caller.Local(""), "api"); !ok {
-		t.Error("an operator does not have the secret")
+		t.Error("credential for an operator does not exist, want it")
 	}
 }
 
@@ -153,7 +153,7 @@ func TestTrafficCountsAcrossEgressSessions(t *testing.T) {
 			first = known
 		}
 		if got := s.state(l.ID); got.Sent != 3 || got.Received != 4 || known != first {
-			t.Errorf("%+v, %p and %p", got, known, first)
+			t.Errorf("state = %+v in %p; want 3 sent and 4 received in %p", got, known, first)
 		}
 		o, _ := s.find(l.ID)
 		o.end()
@@ -165,6 +165,6 @@ func TestTrafficCountsAcrossEgressSessions(t *testing.T) {
 	}
 	<-o.done
 	if len(s.ended)+len(s.auditor.known) > 0 {
-		t.Errorf("%v %v", s.ended, s.auditor.known)
+		t.Errorf("ended = %v, known = %v; want both empty", s.ended, s.auditor.known)
 	}
 }
