@@ -84,32 +84,32 @@ func TestKilledRotations(t *testing.T) {
 			out, err := cmd.Output()
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-				t.Fatalf("%v: %s", err, exit.Stderr)
+				t.Fatalf("child ended with %v: %s; want killed by SIGKILL", err, exit.Stderr)
 			}
 			now.advance(48 * time.Hour)
 			if r := w.verifyFiles(""); !r.OK {
-				t.Errorf("as the kill left it: %s in %s", problemKinds(r), states(r))
+				t.Errorf("after the kill: problems %s, parts %s; want no problems", problemKinds(r), states(r))
 			}
 			w.open()
 			w.sound()
 			r := w.verify("")
 			if told := strings.Count(string(out), "written"); c.keep == "" &&
 				len(w.list(Filter{Action: "event"})) < told {
-				t.Errorf("%d events are there, and %d were written", len(w.list(Filter{Action: "event"})), told)
+				t.Errorf("log has %d events, want at least the %d written", len(w.list(Filter{Action: "event"})), told)
 			}
 			if got := w.list(Filter{Call: "open", Ending: LostEnding}); len(got) != 1 {
-				t.Errorf("the open call was closed %d times", len(got))
+				t.Errorf("%d records close the open call, want 1", len(got))
 			}
 			for _, p := range r.Parts {
 				if _, err := os.Stat(w.path(store.AuditPartFile(p.Number))); (err == nil) != (p.State != PartRemoved) {
-					t.Errorf("part %d is %s, and its file: %v", p.Number, p.State, err)
+					t.Errorf("part %d is %s and Stat of its file = %v; want a file unless it is removed", p.Number, p.State, err)
 				}
 			}
 			w.call("after")
 			w.rotate(now)
 			w.sound()
 			if left, _ := filepath.Glob(w.path("audit-*.new")); len(left) > 0 {
-				t.Errorf("left: %v", left)
+				t.Errorf("temporary files = %v, want none", left)
 			}
 		})
 	}

@@ -125,6 +125,14 @@ func kinds(all []Stored) string {
 	return strings.Join(words, " ")
 }
 
+// wantKinds reports an error if there are other records than want, in the form of kinds.
+func wantKinds(t *testing.T, all []Stored, want string) {
+	t.Helper()
+	if got := kinds(all); got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
+}
+
 func TestCallHasOpenAndCloseRecord(t *testing.T) {
 	w := newWorld(t)
 	e := w.begin("c1")
@@ -137,26 +145,27 @@ func TestCallHasOpenAndCloseRecord(t *testing.T) {
 		}
 	}
 	all := w.list(Filter{})
-	if got := kinds(all); got != "1:open:c1 2:close:c1" {
-		t.Fatal(got)
+	if got, want := kinds(all), "1:open:c1 2:close:c1"; got != want {
+		t.Fatalf("records = %s, want %s", got, want)
 	}
 	open, end := all[0], all[1]
 	if string(open.Input) != `{"command":"ls"}` || end.Input != nil {
-		t.Errorf("inputs %s and %s", open.Input, end.Input)
+		t.Errorf("inputs = %s and %s; want the command and none", open.Input, end.Input)
 	}
 	if end.Caller != "ann" || end.Action != "system.bash" || end.Trust != 2 || end.Verdict != "allow" ||
 		*end.ExitCode != 3 || end.CPUMS != 1.5 {
-		t.Errorf("closed as %+v", end.Record)
+		t.Errorf("close record = %+v, want the one of ann's system.bash with exit code 3", end.Record)
 	}
 	if open.Time.IsZero() || len(open.Hash) != 64 || open.Hash == end.Hash {
-		t.Errorf("time %v, hash %s", open.Time, open.Hash)
+		t.Errorf("open record: time %v, hash %s; want a time and a hash of 64 digits other than the close's",
+			open.Time, open.Hash)
 	}
 	if got, want := w.log.Head(t.Context()), "2:"+end.Hash; got != want {
 		t.Errorf("head %s, want %s", got, want)
 	}
 	for _, f := range []string{"audit.db", "audit.key", "audit.head"} {
 		if info, err := os.Stat(w.path(f)); err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v", f, info.Mode(), err)
+			t.Errorf("Stat(%s) = mode %v, %v; want 0600", f, info.Mode(), err)
 		}
 	}
 }
@@ -169,16 +178,16 @@ func TestOpenClosesCallsOfCrash(t *testing.T) {
 	w.die()
 	w.open()
 	all := w.list(Filter{After: 4})
-	if got := kinds(all); got != "5:close:c1 6:close:c3" {
-		t.Fatal(got)
+	if got, want := kinds(all), "5:close:c1 6:close:c3"; got != want {
+		t.Fatalf("records = %s, want %s", got, want)
 	}
 	if r := all[0]; r.Ending != LostEnding || r.Error != LostError || r.Caller != "ann" || r.Action != "system.bash" {
-		t.Errorf("closed as %+v", r.Record)
+		t.Errorf("close record = %+v, want ann's system.bash with ending %s", r.Record, LostEnding)
 	}
 	w.die()
 	w.open()
 	if all := w.list(Filter{After: 6}); len(all) > 0 {
-		t.Errorf("closed again: %s", kinds(all))
+		t.Errorf("records after the second start = %s, want none", kinds(all))
 	}
 }
 
@@ -218,7 +227,7 @@ func TestFiltersMatchCloseRecords(t *testing.T) {
 		{Filter{Caller: "nobody", Newest: true, Limit: 1}, ""},
 	} {
 		if got := kinds(w.list(c.f)); got != c.want {
-			t.Errorf("%+v: %s, want %s", c.f, got, c.want)
+			t.Errorf("List(%+v) = %s, want %s", c.f, got, c.want)
 		}
 	}
 }
@@ -233,18 +242,18 @@ func TestExportIsStoredBytesAndHash(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 	if len(lines) != 2 {
-		t.Fatal(b.String())
+		t.Fatalf("Export wrote %q, want 2 lines", b.String())
 	}
 	prev := genesis().Hash
 	for i, line := range lines {
 		record, ok := strings.CutSuffix(line, `,"hash":"`+all[i].Hash+`"}`)
 		if !ok || !json.Valid([]byte(line)) {
-			t.Fatal(line)
+			t.Fatalf("line = %s, want JSON that ends with hash %s", line, all[i].Hash)
 		}
 		mac := newMAC(w.log.key)
 		prev = chain(mac, prev, []byte(record+"}"))
 		if fmt.Sprintf("%x", prev) != all[i].Hash {
-			t.Errorf("line %d does not give its hash", i)
+			t.Errorf("line %d gives hash %x, want %s", i, prev, all[i].Hash)
 		}
 	}
 	full := errors.New("full")
@@ -282,15 +291,15 @@ func TestConcurrentCallsKeepOrder(t *testing.T) {
 	wg.Wait()
 	all := w.list(Filter{Limit: 10000})
 	if len(all) != 2*callers*calls {
-		t.Fatalf("%d records", len(all))
+		t.Fatalf("%d records, want %d", len(all), 2*callers*calls)
 	}
 	open := map[string]bool{}
 	for i, r := range all {
 		if r.Seq != int64(i+1) {
-			t.Fatalf("record %d is at %d", r.Seq, i+1)
+			t.Fatalf("record %d has number %d, want %d", i, r.Seq, i+1)
 		}
 		if (r.Kind == KindOpen) == open[r.Call] {
-			t.Fatalf("%s of %s out of order", r.Kind, r.Call)
+			t.Fatalf("%s of call %s, want an open before its close", r.Kind, r.Call)
 		}
 		open[r.Call] = true
 	}
@@ -336,21 +345,19 @@ func TestBeginFailsWithoutRecord(t *testing.T) {
 	full := errors.New("database or disk is full")
 	f.set(full)
 	if _, err := begin(t.Context(), w.log, Record{Call: "c2", Action: "a"}); !errors.Is(err, full) {
-		t.Errorf("begin: %v", err)
+		t.Errorf("begin: %v, want %v", err, full)
 	}
 	if err := w.log.Event(t.Context(), Record{Action: "a"}); !errors.Is(err, full) {
-		t.Errorf("Event: %v", err)
+		t.Errorf("Event: %v, want %v", err, full)
 	}
 	if err := e.Close(t.Context(), Record{Ending: "exit"}); err != nil {
 		t.Errorf("Close: %v", err)
 	}
 	if err := w.log.Flush(t.Context()); !errors.Is(err, full) {
-		t.Errorf("Flush: %v", err)
+		t.Errorf("Flush: %v, want %v", err, full)
 	}
 	f.set(nil)
-	if got := kinds(w.list(Filter{})); got != "1:open:c1 2:close:c1" {
-		t.Errorf("after there is space again: %s", got)
-	}
+	wantKinds(t, w.list(Filter{}), "1:open:c1 2:close:c1")
 	w.sound()
 }
 
@@ -358,13 +365,11 @@ func TestBeginFailsOnFullDisk(t *testing.T) {
 	w := newWorld(t)
 	w.sql("CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
 	if _, err := begin(t.Context(), w.log, Record{Call: "c1", Action: "a"}); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("began on a full disk: %v", err)
+		t.Errorf("begin on a full disk: %v, want ResourceExhausted", err)
 	}
 	w.sql("DROP TRIGGER full")
 	w.begin("c2")
-	if got := kinds(w.list(Filter{})); got != "1:open:c2" {
-		t.Error(got)
-	}
+	wantKinds(t, w.list(Filter{}), "1:open:c2")
 	w.sound()
 }
 
@@ -374,7 +379,7 @@ func TestBeginFailsWithoutDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := begin(t.Context(), w.log, Record{Call: "c1", Action: "a"}); err == nil {
-		t.Error("began without a database")
+		t.Error("begin without a database succeeded, want an error")
 	}
 }
 
@@ -402,9 +407,7 @@ func TestCloseReportsFailedWrite(t *testing.T) {
 	}
 	db.Close()
 	w.open()
-	if got := kinds(w.list(Filter{Ending: LostEnding})); got != "2:close:c1" {
-		t.Error(got)
-	}
+	wantKinds(t, w.list(Filter{Ending: LostEnding}), "2:close:c1")
 }
 
 func TestBeginEndsWithContext(t *testing.T) {
@@ -413,7 +416,7 @@ func TestBeginEndsWithContext(t *testing.T) {
 	cancel()
 	_, err := begin(ctx, w.log, Record{Call: "c1", Action: "a"})
 	if got := kinds(w.list(Filter{})); (err == nil) != (got == "1:open:c1") {
-		t.Errorf("%v, and the log has %q", err, got)
+		t.Errorf("begin: %v, records = %q; want 1:open:c1 exactly if there is no error", err, got)
 	}
 }
 
@@ -425,13 +428,13 @@ func TestClosedLogRefusesRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := begin(t.Context(), w.log, Record{Call: "c2", Action: "a"}); err == nil {
-		t.Error("began")
+		t.Error("begin in a closed log succeeded, want an error")
 	}
 	if err := e.Close(t.Context(), Record{}); err == nil {
-		t.Error("closed")
+		t.Error("Close in a closed log succeeded, want an error")
 	}
 	if err := w.log.Flush(t.Context()); err == nil {
-		t.Error("flushed")
+		t.Error("Flush of a closed log succeeded, want an error")
 	}
 }
 
@@ -455,17 +458,18 @@ func TestRecordsAreRedactedAndBounded(t *testing.T) {
 	all := w.list(Filter{})
 	if got := short(string(all[0].Input)); got != `{"command":"echo [redacted] && ls > out"}` ||
 		short(all[0].Error) != "no [redacted]" {
-		t.Errorf("%s, %s", got, all[0].Error)
+		t.Errorf("record has input %s, error %s; want the value redacted in both", got, all[0].Error)
 	}
 	if r := all[1]; len(r.Input) > MaxInput || len(r.Input) < MaxInput*9/10 || r.InputBytes != len(long)+14 ||
 		len(r.InputHash) != 64 {
-		t.Errorf("%d bytes of %d, %s", len(r.Input), r.InputBytes, r.InputHash)
+		t.Errorf("record has %d of %d bytes, hash %s; want most of %d of %d bytes and a hash of 64 digits",
+			len(r.Input), r.InputBytes, r.InputHash, MaxInput, len(long)+14)
 	}
-	if got := short(string(all[2].Input)); got != `"{broken \"[redacted]"` {
-		t.Errorf("%s", got)
+	if got, want := short(string(all[2].Input)), `"{broken \"[redacted]"`; got != want {
+		t.Errorf("record has input %s, want %s", got, want)
 	}
 	if r := all[3]; len(r.Action) > maxName+8 || len(r.Error) > maxText+16 {
-		t.Errorf("%d, %d bytes", len(r.Action), len(r.Error))
+		t.Errorf("action has %d bytes, error %d; want at most %d and %d", len(r.Action), len(r.Error), maxName+8, maxText+16)
 	}
 	w.sound()
 }

@@ -170,7 +170,7 @@ func (m *model) check() {
 		want = append(want, fmt.Sprintf("%d %s", i, m.records[i-1]))
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		m.t.Fatalf("records\n%s\nwant\n%s\nafter %s", strings.Join(got, "\n"), strings.Join(want, "\n"),
+		m.t.Fatalf("records =\n%s\nwant\n%s\nafter %s", strings.Join(got, "\n"), strings.Join(want, "\n"),
 			strings.Join(m.trace, ", "))
 	}
 	for name, r := range map[string]Report{"the service": m.verify(""), "offline": m.verifyFiles("")} {
@@ -267,13 +267,13 @@ func TestLogMatchesModel(t *testing.T) {
 				(&world{t: t, dir: intact}).copyTo(m.dir)
 				if what := m.tamper(); what != "" {
 					if r := m.verifyFiles(""); r.OK {
-						t.Errorf("%s: nothing was found in %s, after %s", what, states(r), strings.Join(m.trace, ", "))
+						t.Errorf("%s: verify found no problem in %s after %s, want one", what, states(r), strings.Join(m.trace, ", "))
 					}
 					m.open()
 					m.event("after")
 					m.settle()
 					if r := m.verify(""); r.OK {
-						t.Errorf("%s, and a start: nothing was found in %s, after %s", what, states(r),
+						t.Errorf("%s, then a start: verify found no problem in %s after %s, want one", what, states(r),
 							strings.Join(m.trace, ", "))
 					}
 					m.die()

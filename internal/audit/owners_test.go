@@ -15,7 +15,7 @@ func own(tb testing.TB, r *Redactor, caller string, list ...string) (release fun
 	tb.Helper()
 	release, err := r.Own(tb.Context(), caller, list)
 	if err != nil {
-		tb.Fatalf("Own(%q, %d values) = %v", caller, len(list), err)
+		tb.Fatalf("Own(%q, %d values): %v", caller, len(list), err)
 	}
 	return release
 }
@@ -48,30 +48,30 @@ func TestMarkersShowLengthAndCallersHash(t *testing.T) {
 	own(t, r, "ann", "rm -r /work")
 	a := textFor(r, "ann", "rm -r /work")
 	if !strings.HasPrefix(a, "[redacted 11 bytes mac:") || !markers.MatchString(a) {
-		t.Errorf("marker = %s", a)
+		t.Errorf("marker = %s, want one of 11 bytes with a MAC", a)
 	}
 	if b := textFor(r, "ann", "x rm -r /work"); b != "x "+a {
-		t.Errorf("the same secret gives %s and %s", a, b)
+		t.Errorf("redacted text = %s, want x and the marker %s", b, a)
 	}
 	own(t, r, "bob", "rm -r /work")
 	if b := textFor(r, "bob", "rm -r /work"); b == a {
-		t.Errorf("the secret of two callers gives the same marker %s", a)
+		t.Errorf("marker of bob = ann's %s, want another", a)
 	}
 	if a, b := textFor(r, "ann", "of the operator"), textFor(r, "bob", "of the operator"); a == b {
-		t.Errorf("a service's secret gives the same marker %s to two callers", a)
+		t.Errorf("marker of a service's secret is %s for two callers, want two markers", a)
 	}
 	if again := textFor(r, "ann", a); again != a {
-		t.Errorf("a marker becomes %s", again)
+		t.Errorf("marker %s becomes %s, want it unchanged", a, again)
 	}
 	other := NewRedactor()
 	own(t, other, "ann", "rm -r /work")
 	if b := textFor(other, "ann", "rm -r /work"); b == a {
-		t.Error("two installations give the same marker: the hash has no key")
+		t.Errorf("marker of two installations is %s, want two markers", a)
 	}
 	r.useKey([]byte("k"))
 	other.useKey([]byte("k"))
 	if a, b := textFor(r, "ann", "rm -r /work"), textFor(other, "ann", "rm -r /work"); a != b {
-		t.Errorf("the same key gives %s and %s", a, b)
+		t.Errorf("markers with the same key = %s and %s; want the same", a, b)
 	}
 }
 
@@ -91,7 +91,7 @@ func TestMarkersSurviveRestart(t *testing.T) {
 	w.close()
 	w.open()
 	if second := write(); second != first || !markers.MatchString(first) {
-		t.Errorf("marker = %s, after a restart %s", first, second)
+		t.Errorf("marker = %s, after a restart %s; want the same", first, second)
 	}
 }
 
@@ -153,11 +153,11 @@ func TestOwnedValuesKeepNamesReadable(t *testing.T) {
 	}
 	r := got[0]
 	if short(r.Error) != "an [redacted]" || short(r.Egress.Path) != "/[redacted]" {
-		t.Errorf("error %q, path %q", r.Error, r.Egress.Path)
+		t.Errorf("error %q, path %q; want the value redacted in both", r.Error, r.Egress.Path)
 	}
 	r.Error, r.Egress.Path = in.Error, in.Egress.Path
 	if b, _ := json.Marshal(r); strings.Contains(string(b), "[redacted") {
-		t.Errorf("a caller's values hide what a record is about: %s", b)
+		t.Errorf("record = %s, want the other fields not redacted", b)
 	}
 }
 
@@ -166,22 +166,15 @@ func TestOwnReleaseForgetsValues(t *testing.T) {
 	a := own(t, r, "ann", "correct horse", " correct horse\n", "short", "")
 	b := own(t, r, "ann", "correct horse")
 	c := own(t, r, "ann", "correct horse battery")
-	if got := short(textFor(r, "ann",
-		"correct horse, short, correct horse battery")); got != "[redacted], short, [redacted]" {
-		t.Error(got)
-	}
+	wantShort(t, textFor(r, "ann", "correct horse, short, correct horse battery"), "[redacted], short, [redacted]")
 	a()
 	a() // a second release has no effect
-	if got := short(textFor(r, "ann", "correct horse")); got != "[redacted]" {
-		t.Error(got)
-	}
+	wantShort(t, textFor(r, "ann", "correct horse"), "[redacted]")
 	b()
-	if got := short(textFor(r, "ann", "correct horse, correct horse battery")); got != "correct horse, [redacted]" {
-		t.Error(got)
-	}
+	wantShort(t, textFor(r, "ann", "correct horse, correct horse battery"), "correct horse, [redacted]")
 	c()
 	if len(r.own.live) != 0 {
-		t.Errorf("%d callers are left", len(r.own.live))
+		t.Errorf("values of %d callers are kept, want 0", len(r.own.live))
 	}
 }
 
@@ -221,16 +214,14 @@ func TestOwnIsSafeDuringRedaction(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if got := short(textFor(r, "ann", "correct horse "+v)); got != "[redacted] [redacted]" {
-					t.Error(got)
-				}
+				wantShort(t, textFor(r, "ann", "correct horse "+v), "[redacted] [redacted]")
 				release()
 			}
 		})
 	}
 	wg.Wait()
 	if len(r.own.live) != 0 {
-		t.Errorf("%d callers are left", len(r.own.live))
+		t.Errorf("values of %d callers are kept, want 0", len(r.own.live))
 	}
 }
 
@@ -254,7 +245,7 @@ func TestOwnIndexesPerCallerAreBounded(t *testing.T) {
 	}
 	for i := range sets {
 		if !hidden(i) {
-			t.Errorf("value %d is not hidden", i)
+			t.Errorf("value %d is readable, want it redacted", i)
 		}
 	}
 	for i := range sets {

@@ -150,14 +150,15 @@ func TestRotateContinuesInNewPart(t *testing.T) {
 	}
 	var lines strings.Builder
 	if err := w.log.Export(t.Context(), Filter{}, &lines); err != nil || strings.Count(lines.String(), "\n") != 13 {
-		t.Errorf("exported %d lines, %v", strings.Count(lines.String(), "\n"), err)
+		t.Errorf("Export wrote %d lines, %v; want 13", strings.Count(lines.String(), "\n"), err)
 	}
 	w.die()
 	w.open()
 	w.call("after")
 	w.sound()
-	if r := w.verifyFiles(all[7].head()); !r.OK || states(r) != "1:sealed:1-4 2:sealed:5-7 3:sealed:8-10 4:open:11-15" {
-		t.Errorf("offline: %s, parts %s", problemKinds(r), states(r))
+	r, want := w.verifyFiles(all[7].head()), "1:sealed:1-4 2:sealed:5-7 3:sealed:8-10 4:open:11-15"
+	if !r.OK || states(r) != want {
+		t.Errorf("VerifyFiles: problems %q, parts %s; want none, %s", problemKinds(r), states(r), want)
 	}
 }
 
@@ -182,7 +183,7 @@ func TestOpenClosesCallsOfEarlierPart(t *testing.T) {
 	w.die()
 	w.open()
 	if again := w.list(Filter{Ending: LostEnding}); len(again) != 2 {
-		t.Errorf("closed again: %s", kinds(again))
+		t.Errorf("closing records after a second start = %s, want 2", kinds(again))
 	}
 }
 
@@ -199,11 +200,11 @@ func TestPartRotatesAtSize(t *testing.T) {
 	w.sound()
 	parts, err := w.db.Parts(t.Context())
 	if err != nil || len(parts) < 4 {
-		t.Fatalf("%d parts, %v", len(parts), err)
+		t.Fatalf("Parts = %d, %v; want at least 4", len(parts), err)
 	}
 	for _, p := range parts {
 		if p.Bytes > 160<<10 {
-			t.Errorf("part %d has %d bytes", p.Number, p.Bytes)
+			t.Errorf("part %d has %d bytes, want at most %d", p.Number, p.Bytes, 160<<10)
 		}
 	}
 }
@@ -216,14 +217,14 @@ func TestOpenRotatesLargePart(t *testing.T) {
 	w.options.Retention = Retention{PartSize: 1, KeepAge: partAge}
 	w.open()
 	w.settle()
-	if r := w.verify(""); !r.OK || states(r) != "1:sealed:1-2 2:open:0-0" {
-		t.Errorf("%s, parts %s", problemKinds(r), states(r))
+	if r, want := w.verify(""), "1:sealed:1-2 2:open:0-0"; !r.OK || states(r) != want {
+		t.Errorf("problems %q, parts %s; want none, %s", problemKinds(r), states(r), want)
 	}
 	c.advance(partAge)
 	w.call("b")
 	w.settle()
-	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r), "1:removed:1-2 2:sealed") {
-		t.Errorf("%s, parts %s", problemKinds(r), states(r))
+	if r, want := w.verify(""), "1:removed:1-2 2:sealed"; !r.OK || !strings.HasPrefix(states(r), want) {
+		t.Errorf("problems %q, parts %s; want none, first %s", problemKinds(r), states(r), want)
 	}
 }
 
@@ -244,15 +245,15 @@ func TestFailedRotationIsRetried(t *testing.T) {
 	}
 	w.event("c")
 	w.settle()
-	if got := states(w.verify("")); got != "1:open:1-4" {
-		t.Errorf("at once: %s", got)
+	if got, want := states(w.verify("")), "1:open:1-4"; got != want {
+		t.Errorf("parts at once = %s, want %s", got, want)
 	}
 	c.advance(maintainInterval)
 	w.event("d")
 	w.settle()
 	w.sound()
-	if got := states(w.verify("")); got != "1:sealed:1-5 2:open:0-0" {
-		t.Errorf("a minute later: %s", got)
+	if got, want := states(w.verify("")), "1:sealed:1-5 2:open:0-0"; got != want {
+		t.Errorf("parts a minute later = %s, want %s", got, want)
 	}
 }
 
@@ -264,12 +265,10 @@ func TestSealedPartsAreSingleFiles(t *testing.T) {
 	w.flush()
 	for _, end := range []string{"-wal", "-shm"} {
 		if _, err := os.Stat(w.path(store.AuditPartFile(1)) + end); !os.IsNotExist(err) {
-			t.Errorf("%s of a sealed part: %v", end, err)
+			t.Errorf("Stat of the %s file of a sealed part: %v, want no file", end, err)
 		}
 	}
-	if r := w.verify(""); !r.OK {
-		t.Error(problemKinds(r))
-	}
+	wantProblems(t, w.verify(""), "")
 }
 
 // A reader in the middle of a part does not block the rotation and loses no rows.
@@ -307,10 +306,10 @@ func TestRetentionDeletesWholeSealedParts(t *testing.T) {
 	w.flush()
 	r := w.verify("")
 	if want := "1:removed:1-3 2:sealed:4-6 3:sealed:7-9 4:sealed:10-12 5:open:13-13"; !r.OK || states(r) != want {
-		t.Errorf("%s, parts %s, want %s", problemKinds(r), states(r), want)
+		t.Errorf("problems %q, parts %s; want none, %s", problemKinds(r), states(r), want)
 	}
 	if r.Parts[0].Removed != c.now() || r.Records != 10 {
-		t.Errorf("removed at %s, %d records", r.Parts[0].Removed, r.Records)
+		t.Errorf("part 1 removed at %s, %d records; want %s and 10", r.Parts[0].Removed, r.Records, c.now())
 	}
 	if got := w.list(Filter{Action: RemoveAction}); len(got) != 1 ||
 		string(got[0].Input) != `{"first":1,"last":3,"part":1}` {
@@ -319,16 +318,14 @@ func TestRetentionDeletesWholeSealedParts(t *testing.T) {
 	if got := w.list(Filter{}); len(got) != 10 || got[0].Seq != 4 {
 		t.Errorf("records = %s, want 10 from number 4", kinds(got))
 	}
-	if r := w.verifyFiles(""); !r.OK {
-		t.Errorf("offline: %s", problemKinds(r))
-	}
+	wantProblems(t, w.verifyFiles(""), "")
 	w.die()
 	w.options.Retention.KeepAge, w.options.Retention.KeepSize = 0, 1
 	w.open() // retention keeps only the open part
 	w.flush()
-	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r),
-		"1:removed:1-3 2:removed:4-6 3:removed:7-9 4:removed:10-12 5:open:") {
-		t.Errorf("%s, parts %s", problemKinds(r), states(r))
+	want := "1:removed:1-3 2:removed:4-6 3:removed:7-9 4:removed:10-12 5:open:"
+	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r), want) {
+		t.Errorf("problems %q, parts %s; want none, first %s", problemKinds(r), states(r), want)
 	}
 	w.die()
 	w.open()
@@ -346,9 +343,7 @@ func TestLogContinuesAfterLastSeal(t *testing.T) {
 	w.open()
 	w.call("b")
 	w.sound()
-	if got := kinds(w.list(Filter{})); got != "4:open:b 5:close:b" {
-		t.Error(got)
-	}
+	wantKinds(t, w.list(Filter{}), "4:open:b 5:close:b")
 }
 
 // The shares of callers continue after rotations and restarts.
@@ -362,14 +357,14 @@ func TestSharesSurvivePartsAndRestarts(t *testing.T) {
 		w.rotate(c)
 	}
 	if err := w.log.Admit("bob"); err != nil {
-		t.Errorf("another caller: %v", err)
+		t.Errorf("Admit of another caller: %v, want no error", err)
 	}
 	used := w.log.shares.bytes["ann"]
 	w.die()
 	w.open()
 	err := w.log.Admit("ann")
 	if !errdefs.IsResourceExhausted(err) || w.log.shares.bytes["ann"] != used {
-		t.Errorf("%v, %d bytes, want %d", err, w.log.shares.bytes["ann"], used)
+		t.Errorf("Admit = %v with %d bytes charged; want ResourceExhausted with %d", err, w.log.shares.bytes["ann"], used)
 	}
 	// Operators' records are not charged, and a new day starts at zero.
 	e, err := begin(t.Context(), w.log, Record{Call: "op", Caller: "ann", Action: "x", Uncharged: true})
@@ -377,14 +372,14 @@ func TestSharesSurvivePartsAndRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := e.Close(t.Context(), Record{}); err != nil || w.log.shares.bytes["ann"] != used {
-		t.Errorf("%v, %d bytes, want %d", err, w.log.shares.bytes["ann"], used)
+		t.Errorf("Close = %v with %d bytes charged; want no error with %d", err, w.log.shares.bytes["ann"], used)
 	}
 	c.advance(24 * time.Hour)
 	if err := w.log.Admit("ann"); err != nil {
-		t.Errorf("the day after: %v", err)
+		t.Errorf("Admit on the next day: %v, want no error", err)
 	}
 	c.advance(-24 * time.Hour)
 	if err := w.log.Admit("ann"); err != nil {
-		t.Errorf("with the clock set back: %v", err)
+		t.Errorf("Admit with the clock set back: %v, want no error", err)
 	}
 }

@@ -113,23 +113,21 @@ func TestVerifyFilesNeedsTheKey(t *testing.T) {
 	w := ten(t)
 	w.die()
 	if _, err := VerifyFiles(t.Context(), w.dir, w.path("nowhere"), ""); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("VerifyFiles without a key: %v, want NotFound", err)
 	}
 	w.write("short", "x")
 	if _, err := VerifyFiles(t.Context(), w.dir, w.path("short"), ""); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
+		t.Errorf("VerifyFiles with a short key: %v, want InvalidArgument", err)
 	}
 	w.write("other", strings.Repeat("x", keyLength))
 	if r, err := VerifyFiles(t.Context(), w.dir, w.path("other"), ""); err != nil || r.OK {
-		t.Errorf("with another key: %+v %v", r, err)
+		t.Errorf("VerifyFiles with another key = %+v, %v; want problems", r, err)
 	}
 	if _, err := VerifyFiles(t.Context(), w.path("nowhere"), w.path(KeyFile), ""); err == nil {
-		t.Error("verified nothing")
+		t.Error("VerifyFiles of a missing directory succeeded, want an error")
 	}
 	w.remove(HeadFile)
-	if got := problemKinds(w.verifyFiles("")); got != "0:unreadable" {
-		t.Errorf("without a head: %q", got)
-	}
+	wantProblems(t, w.verifyFiles(""), "0:unreadable")
 }
 
 // vanishing is a store whose first part is removed right before it is read.
@@ -183,13 +181,11 @@ func TestVerifyFilesOfSealedPartsOnly(t *testing.T) {
 	w.rotate(c)
 	w.die()
 	w.remove(store.AuditPartFile(3), HeadFile)
-	if r := w.verifyFiles(kept); !r.OK || states(r) != "1:sealed:1-3 2:sealed:4-6" {
-		t.Errorf("%s, parts %s", problemKinds(r), states(r))
+	if r, want := w.verifyFiles(kept), "1:sealed:1-3 2:sealed:4-6"; !r.OK || states(r) != want {
+		t.Errorf("problems %q, parts %s; want none, %s", problemKinds(r), states(r), want)
 	}
 	w.sqlOf(2, "DELETE FROM records WHERE seq = 6")
-	if got := problemKinds(w.verifyFiles(kept)); got != "6:cut" {
-		t.Errorf("with a cut part: %q", got)
-	}
+	wantProblems(t, w.verifyFiles(kept), "6:cut")
 }
 
 // Read-only files are verified without changes.
@@ -210,6 +206,6 @@ func TestVerifyFilesWritesNothing(t *testing.T) {
 	}
 	after, err := os.ReadDir(dir)
 	if err != nil || len(after) != len(before) {
-		t.Errorf("%v, before %v", after, before)
+		t.Errorf("ReadDir = %v, %v; want %v", after, err, before)
 	}
 }

@@ -23,10 +23,10 @@ func TestListEndsAtItsByteBound(t *testing.T) {
 		}
 		first, last := all[0].Seq, all[len(all)-1].Seq
 		if got := first == 1; got == newest {
-			t.Errorf("List(newest=%t) begins with record %d", newest, first)
+			t.Errorf("List(newest=%t) begins with record %d, want the first only without newest", newest, first)
 		}
 		if got := last == records; got != newest {
-			t.Errorf("List(newest=%t) ends with record %d", newest, last)
+			t.Errorf("List(newest=%t) ends with record %d, want the last only with newest", newest, last)
 		}
 	}
 	if all, more, err := w.log.List(t.Context(), Filter{After: records - 3}); err != nil || more || len(all) != 3 {

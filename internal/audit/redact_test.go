@@ -27,6 +27,14 @@ var markers = regexp.MustCompile(`\[redacted \d+ bytes mac:[0-9a-f]{12}\]`)
 // short writes markers as "[redacted]".
 func short(s string) string { return markers.ReplaceAllString(s, "[redacted]") }
 
+// wantShort reports an error if text is not want with its markers shortened.
+func wantShort(t *testing.T, text, want string) {
+	t.Helper()
+	if got := short(text); got != want {
+		t.Errorf("redacted text = %q, want %q", got, want)
+	}
+}
+
 // textFor returns s as a record of the caller shows it.
 func textFor(r *Redactor, caller, s string) string {
 	v := r.record(caller)
@@ -129,7 +137,7 @@ func TestRedactPatterns(t *testing.T) {
 			c.want = c.in
 		}
 		if got := short(textFor(NewRedactor(), "", c.in)); got != c.want {
-			t.Errorf("%q\n got %q\nwant %q", c.in, got, c.want)
+			t.Errorf("redacted %q\n got %q\nwant %q", c.in, got, c.want)
 		}
 	}
 }
@@ -173,10 +181,10 @@ func TestRedactJSONKeepsShape(t *testing.T) {
 		raw := jsonFor(r, "", c.in)
 		got := short(raw)
 		if got != c.want {
-			t.Errorf("%s\n got %s\nwant %s", c.in, got, c.want)
+			t.Errorf("redacted input %s\n got %s\nwant %s", c.in, got, c.want)
 		}
 		if !json.Valid([]byte(raw)) {
-			t.Errorf("%s is not valid", raw)
+			t.Errorf("redacted input = %s, want valid JSON", raw)
 		}
 	}
 }
@@ -205,10 +213,10 @@ func TestRedactJSONIsValidUTF8(t *testing.T) {
 	for _, in := range []string{"{\"a\":\"\xff\xfeb\"}", "{\"\xc3\":1}", "no json \xff", "\xff"} {
 		r := NewRedactor()
 		if out := []byte(jsonFor(r, "", in)); !utf8.Valid(out) || !json.Valid(out) {
-			t.Errorf("%q becomes %q", in, out)
+			t.Errorf("%q becomes %q, want valid JSON in UTF-8", in, out)
 		}
 		if out, _, _ := inputOf(r, []byte(in)); !utf8.Valid(out) || !json.Valid(out) {
-			t.Errorf("%q is recorded as %q", in, out)
+			t.Errorf("%q is recorded as %q, want valid JSON in UTF-8", in, out)
 		}
 	}
 }
@@ -220,7 +228,7 @@ func TestKnownValueIsFoundInEveryForm(t *testing.T) {
 		r.Add("  " + v + "\n")
 		for form, s := range written(v) {
 			if got := textFor(r, "", "<<"+s+">>"); !markers.MatchString(got) || strings.Contains(got, s) {
-				t.Errorf("%q as %s: %q stays %q", v, form, s, got)
+				t.Errorf("%q as %s: %q becomes %q, want it redacted", v, form, s, got)
 			}
 		}
 	}
@@ -237,10 +245,11 @@ func TestLargeInputIsTruncatedWithoutSecrets(t *testing.T) {
 			out, size, sum := inputOf(r, raw)
 			whole := sha256.Sum256(raw)
 			if !json.Valid(out) || len(out) > MaxInput || size != len(raw) || sum != hex.EncodeToString(whole[:]) {
-				t.Fatalf("%d bytes of %d, %s", len(out), size, sum)
+				t.Fatalf("recorded %d bytes of %d, hash %s; want JSON of at most %d, with size %d and hash %x",
+					len(out), size, sum, MaxInput, len(raw), whole)
 			}
 			if strings.Contains(string(out), "correct horse") {
-				t.Fatalf("at %d: a part of the secret is left", at)
+				t.Fatalf("secret at byte %d: recorded %.100q, want no part of the secret", at, out)
 			}
 		}
 	}
@@ -249,9 +258,9 @@ func TestLargeInputIsTruncatedWithoutSecrets(t *testing.T) {
 	}
 	grows := json.RawMessage(`["` + strings.TrimSuffix(strings.Repeat(`token=a","`, MaxInput/11), `,"`) + `]`)
 	if !json.Valid(grows) {
-		t.Fatal("not valid")
+		t.Fatal("the input is not valid JSON")
 	}
 	if out, size, _ := inputOf(r, grows); len(out) > MaxInput || size != len(grows) || !json.Valid(out) {
-		t.Errorf("%d bytes of %d", len(out), size)
+		t.Errorf("recorded %d bytes of %d, want valid JSON of at most %d of %d", len(out), size, MaxInput, len(grows))
 	}
 }

@@ -40,17 +40,17 @@ func FuzzRedact(f *testing.F) {
 					gone(t, known, secret, s)
 				}
 				if got, want := jsonFor(r, "bob", raw), jsonFor(bare, "bob", raw); got != want {
-					t.Fatalf("a value of ann's changes bob's %q from %q to %q", raw, want, got)
+					t.Fatalf("with a value of ann's, %q of bob becomes %q, want %q", raw, got, want)
 				}
 				for _, caller := range []string{"ann", "bob"} {
 					got, want := r.ForApprover(caller, []byte(raw)), bare.ForApprover(caller, []byte(raw))
 					if !bytes.Equal(got, want) {
-						t.Fatalf("a value of ann's changes what an approver reads of %q from %q to %q", raw, want, got)
+						t.Fatalf("with a value of ann's, an approver reads %q as %q, want %q", raw, got, want)
 					}
 					sameShape(t, raw, string(got))
 				}
 				if in, _, _ := inputOf(r, []byte(raw)); !json.Valid(in) || !utf8.Valid(in) || len(in) > MaxInput {
-					t.Fatalf("%q is recorded as %q", raw, in)
+					t.Fatalf("%q is recorded as %q, want valid JSON in UTF-8 of at most %d bytes", raw, in, MaxInput)
 				}
 			}
 		}
@@ -62,7 +62,7 @@ func gone(t *testing.T, known *values, secret, out string) {
 	t.Helper()
 	rest := markers.ReplaceAllString(out, "\x00")
 	if spans := known.find(nil, &text{s: rest}); len(spans) > 0 {
-		t.Fatalf("%q is left in %q", secret, out)
+		t.Fatalf("%q is left in %q, want it redacted", secret, out)
 	}
 }
 
@@ -90,7 +90,7 @@ func tokens(raw string) (all []any, ok bool) {
 func sameShape(t *testing.T, raw, out string) {
 	t.Helper()
 	if !json.Valid([]byte(out)) || !utf8.ValidString(out) {
-		t.Fatalf("%q becomes %q, which is invalid", raw, out)
+		t.Fatalf("%q becomes %q, want valid JSON in UTF-8", raw, out)
 	}
 	want, ok := tokens(raw)
 	if !ok || !json.Valid([]byte(raw)) {
@@ -124,7 +124,7 @@ func decoded(t *testing.T, raw string) (all []string) {
 			all = append(all, token.String())
 		}
 		if err != nil {
-			t.Fatalf("%q: %v", raw, err)
+			t.Fatalf("decoding %q: %v", raw, err)
 		}
 	}
 }

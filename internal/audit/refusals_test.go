@@ -27,7 +27,7 @@ func (w *world) counted(caller string) (lines []string, refusals int64) {
 			continue
 		}
 		if r.Input != nil {
-			w.t.Errorf("record %d has the input %s", r.Seq, r.Input)
+			w.t.Errorf("record %d has input %s, want none", r.Seq, r.Input)
 		}
 		lines = append(lines, fmt.Sprintf("%s %s %d %d", r.Action, r.Rule, r.Count, r.InputBytes))
 		refusals += r.Count
@@ -46,17 +46,17 @@ func TestRefusalsAreCombined(t *testing.T) {
 	sum := sha256.Sum256([]byte(`{"command":"secret"}`))
 	if first.Call != "c" || first.Count != 1 || first.InputBytes != 20 ||
 		first.InputHash != hex.EncodeToString(sum[:]) || first.Verdict != "deny" {
-		t.Errorf("the first one: %+v", first.Record)
+		t.Errorf("first refusal = %+v, want a denial of call c with count 1 and the hash of the input", first.Record)
 	}
 	w.die() // the counted refusals are written
 	w.open()
 	w.sound()
-	if got, n := w.counted("ann"); n != 1001 || strings.Join(got,
-		", ") != "run quota:calls 1 20, read quota:calls 1 2, run quota:calls 999 19980" {
-		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
+	want := "run quota:calls 1 20, read quota:calls 1 2, run quota:calls 999 19980"
+	if got, n := w.counted("ann"); n != 1001 || strings.Join(got, ", ") != want {
+		t.Errorf("%d refusals of ann: %s; want 1001: %s", n, strings.Join(got, ", "), want)
 	}
 	if got, n := w.counted("bob"); n != 1 {
-		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
+		t.Errorf("%d refusals of bob: %s; want 1", n, strings.Join(got, ", "))
 	}
 }
 
@@ -87,7 +87,7 @@ func TestRefusalsAreKeptAfterFailedWrite(t *testing.T) {
 	w.log.store = f
 	f.set(errors.New("the disk is full"))
 	if err := w.log.Refused(t.Context(), Record{Caller: "ann", Action: "run", Rule: "r"}); err == nil {
-		t.Error("written on a full disk")
+		t.Error("Refused on a full disk succeeded, want an error")
 	}
 	w.refused("ann", "run", "r", "")
 	f.set(nil)
@@ -95,10 +95,10 @@ func TestRefusalsAreKeptAfterFailedWrite(t *testing.T) {
 	w.die()
 	w.open()
 	if got, n := w.counted("ann"); n != 3 {
-		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
+		t.Errorf("%d refusals: %s; want 3", n, strings.Join(got, ", "))
 	}
 	if used := w.log.shares.bytes["ann"]; used == 0 || used > 1000 {
-		t.Errorf("charged with %d bytes", used)
+		t.Errorf("charged with %d bytes, want 1 to 1000", used)
 	}
 }
 
@@ -116,6 +116,6 @@ func TestRefusalsOverShareCombineActions(t *testing.T) {
 	w.die()
 	w.open()
 	if got, n := w.counted("ann"); n != 200 || len(got) != 4 {
-		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
+		t.Errorf("%d refusals: %s; want 200 in 4 records", n, strings.Join(got, ", "))
 	}
 }

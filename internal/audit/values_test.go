@@ -68,7 +68,7 @@ func TestLongValueIsFoundCompletely(t *testing.T) {
 			want := fmt.Sprintf("<[redacted %d bytes ", len(s))
 			if got := textFor(r, "ann", "<"+s+">"); !strings.HasPrefix(got, want) || !strings.HasSuffix(got,
 				"]>") || len(got) > 80 {
-				t.Errorf("a value of %d bytes %s becomes %.200s", n, name, got)
+				t.Errorf("a value of %d bytes %s becomes %.200s, want %s...]> of at most 80 bytes", n, name, got, want)
 			}
 		}
 	}
@@ -85,7 +85,7 @@ func soon(t *testing.T, what string, do func()) {
 	select {
 	case <-done:
 	case <-time.After(10 * time.Second):
-		t.Fatalf("%s takes over 10s", what)
+		t.Fatalf("%s takes over 10s, want less", what)
 	}
 }
 

@@ -32,7 +32,7 @@ func (w *world) sqlOf(part int, statements ...string) {
 	defer db.Close()
 	for _, s := range statements {
 		if _, err := db.ExecContext(w.t.Context(), s); err != nil {
-			w.t.Fatalf("%s: %v", s, err)
+			w.t.Fatalf("exec %q: %v", s, err)
 		}
 	}
 }
@@ -44,7 +44,7 @@ func (w *world) verify(head string) Report {
 		w.t.Fatal(err)
 	}
 	if report.OK != (len(report.Problems) == 0) {
-		w.t.Errorf("ok %v with %d problems", report.OK, len(report.Problems))
+		w.t.Errorf("OK = %t with %d problems, want OK exactly without problems", report.OK, len(report.Problems))
 	}
 	return report
 }
@@ -52,9 +52,7 @@ func (w *world) verify(head string) Report {
 func (w *world) sound() {
 	w.t.Helper()
 	w.flush()
-	if r := w.verify(""); !r.OK {
-		w.t.Errorf("problems: %s", problemKinds(r))
-	}
+	wantProblems(w.t, w.verify(""), "")
 }
 
 func problemKinds(r Report) string {
@@ -63,6 +61,14 @@ func problemKinds(r Report) string {
 		all = append(all, fmt.Sprintf("%d:%s", p.Seq, p.Kind))
 	}
 	return strings.Join(all, " ")
+}
+
+// wantProblems reports an error if r has other problems than want, in the form of problemKinds.
+func wantProblems(tb testing.TB, r Report, want string) {
+	tb.Helper()
+	if got := problemKinds(r); got != want || want == "" && !r.OK {
+		tb.Errorf("problems = %q, OK %t; want %q", got, r.OK, want)
+	}
 }
 
 // ten returns a log of ten events.
@@ -194,25 +200,21 @@ func TestVerifyWithKeptHead(t *testing.T) {
 	}
 	w.flush()
 	if r := w.verify(kept); !r.OK || r.Records != 16 || r.Head != w.log.Head(t.Context()) {
-		t.Fatalf("%+v", r)
+		t.Fatalf("Verify = %+v, want OK with 16 records and head %s", r, w.log.Head(t.Context()))
 	}
 	other := newWorld(t) // recreated by an attacker with key and disk
 	for range 20 {
 		other.call("c")
 	}
 	other.flush()
-	if got := problemKinds(other.verify(kept)); got != "10:changed" {
-		t.Errorf("of a log made anew: %s", got)
-	}
+	wantProblems(t, other.verify(kept), "10:changed")
 	short := newWorld(t)
 	short.call("c")
 	short.flush()
-	if got := problemKinds(short.verify(kept)); got != "3:cut" {
-		t.Errorf("of a shorter log: %s", got)
-	}
+	wantProblems(t, short.verify(kept), "3:cut")
 	for _, bad := range []string{"x", "1", "1:zz", "-1:" + strings.Repeat("0", 64), "1:00"} {
 		if _, err := w.log.Verify(t.Context(), bad); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("Verify with head %q: %v, want InvalidArgument", bad, err)
 		}
 	}
 }
@@ -226,11 +228,11 @@ func TestVerifyBoundsProblems(t *testing.T) {
 	w.sql("UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq % 2 = 0")
 	r := w.verify("")
 	if len(r.Problems) != MaxProblems || !r.More || r.Records != 300 {
-		t.Errorf("%d problems, more %v, %d records", len(r.Problems), r.More, r.Records)
+		t.Errorf("%d problems, more %t, %d records; want %d, true, 300", len(r.Problems), r.More, r.Records, MaxProblems)
 	}
 	w.sql("UPDATE records SET record = replace(record, 'ann', 'bob')")
 	if r := w.verify(""); len(r.Problems) != MaxProblems || !r.More {
-		t.Errorf("%d problems, more %v", len(r.Problems), r.More)
+		t.Errorf("%d problems, more %t; want %d, true", len(r.Problems), r.More, MaxProblems)
 	}
 }
 
@@ -256,13 +258,9 @@ func TestVerifyContinuesAfterUnreadableRows(t *testing.T) {
 	w := ten(t)
 	w.sql("UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 10")
 	w.log.store = damaged{w.db, 4, 6}
-	if got := problemKinds(w.verify("")); got != "4:unreadable 10:changed" {
-		t.Error(got)
-	}
+	wantProblems(t, w.verify(""), "4:unreadable 10:changed")
 	w.log.store = damaged{w.db, 1, 1 << 60}
-	if got := problemKinds(w.verify("")); got != "1:unreadable" {
-		t.Error(got)
-	}
+	wantProblems(t, w.verify(""), "1:unreadable")
 	w.log.store = w.db
 }
 
@@ -305,15 +303,15 @@ func TestOpenComparesWithTheHeadFile(t *testing.T) {
 			c.do(w)
 			w.open()
 			if got := w.events(); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
-				t.Errorf("%q, want %q", got, c.want)
+				t.Errorf("events about the head = %q, want %q", got, c.want)
 			}
 			if r := w.verify(""); c.name != "key missing" && problemKinds(r) != c.then {
-				t.Errorf("then %s, want %q", problemKinds(r), c.then)
+				t.Errorf("problems after Open = %q, want %q", problemKinds(r), c.then)
 			}
 			w.die()
 			w.open()
 			if got := strings.Count(w.events(), "\n"); got > 0 {
-				t.Error("reported twice")
+				t.Error("the mismatch is reported again after a second start, want it once")
 			}
 		})
 	}
@@ -327,7 +325,7 @@ func TestOlderHeadIsAccepted(t *testing.T) {
 	w.write("audit.head", old)
 	w.open()
 	if got := w.events(); got != "" {
-		t.Error(got)
+		t.Errorf("events about the head = %s, want none", got)
 	}
 	w.sound()
 }
@@ -342,7 +340,7 @@ func TestKeyOfWrongLengthIsRefused(t *testing.T) {
 	}
 	defer db.Close()
 	if _, err := Open(t.Context(), Options{Store: db, Head: w.path("audit.head")}); !errdefs.IsFailedPrecondition(err) {
-		t.Error(err)
+		t.Errorf("Open with a short key: %v, want FailedPrecondition", err)
 	}
 }
 
@@ -350,7 +348,7 @@ func TestListAndExportSurviveDamage(t *testing.T) {
 	w := ten(t)
 	w.sql("UPDATE records SET record = 'x' WHERE seq = 5")
 	if all := w.list(Filter{}); len(all) != 10 || all[4].Seq != 5 || all[4].Error == "" {
-		t.Errorf("%s", kinds(all))
+		t.Errorf("List = %s, want 10 records, the fifth with number 5 and an error", kinds(all))
 	}
 	var b strings.Builder
 	if err := w.log.Export(t.Context(), Filter{}, &b); err != nil {
@@ -358,11 +356,11 @@ func TestListAndExportSurviveDamage(t *testing.T) {
 	}
 	for line := range strings.Lines(b.String()) {
 		if !json.Valid([]byte(line)) {
-			t.Error(line)
+			t.Errorf("Export wrote %q, want valid JSON", line)
 		}
 	}
 	if all := w.list(Filter{Caller: "ann"}); len(all) != 10 || all[4].Error == "" {
-		t.Errorf("%s", kinds(all))
+		t.Errorf("List of ann = %s, want 10 records, the fifth with an error", kinds(all))
 	}
 }
 
@@ -394,6 +392,6 @@ func TestVerifyRightAfterOpen(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	w := newWorld(t)
 	if r := w.verify(""); !r.OK {
-		t.Errorf("problems of a new log: %+v", r.Problems)
+		t.Errorf("problems of a new log = %+v, want none", r.Problems)
 	}
 }
