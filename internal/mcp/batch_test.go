@@ -31,13 +31,13 @@ func TestCheckMessagesBoundsBatches(t *testing.T) {
 		r := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader(body))
 		_, err := checkMessages(r)
 		if (err == nil) != ok {
-			t.Errorf("%.40q: %v", body, err)
+			t.Errorf("checkMessages(%.40q): %v, want success %t", body, err, ok)
 		}
 		if err != nil {
 			continue
 		}
 		if left, err := io.ReadAll(r.Body); err != nil || string(left) != strings.TrimLeft(body, " \r\n\t") {
-			t.Errorf("body %.40q is left as %.40q, %v", body, left, err)
+			t.Errorf("after checkMessages, body %.40q is %.40q, %v; want it without leading space", body, left, err)
 		}
 	}
 }

@@ -43,15 +43,15 @@ func TestElicitationAnswersApproval(t *testing.T) {
 			cs, _ := connect(t, Options{Engine: f, Access: operator}, asking(asked, c.result))
 			r, err := cs.CallTool(t.Context(), bash("ask git push"))
 			if err != nil || r.IsError != c.denied {
-				t.Fatalf("got %+v, %v", r, err)
+				t.Fatalf("CallTool = %+v, %v; want an error result: %t", r, err, c.denied)
 			}
 			p := within(t, asked, "a question")
 			if !strings.Contains(p.Message, `Command: "ask git push"`) ||
 				!strings.Contains(p.Message, "it leaves the machine") {
-				t.Errorf("question = %q", p.Message)
+				t.Errorf("question = %q, want the command and the reason in it", p.Message)
 			}
 			if by := f.answered[0]; by.Caller != "elicitation:test-client" || !by.Operator {
-				t.Errorf("answered by %+v", by)
+				t.Errorf("answered by %+v, want operator elicitation:test-client", by)
 			}
 		})
 	}
@@ -69,7 +69,7 @@ func TestElicitationIsSkippedWithoutRights(t *testing.T) {
 			cs, _ := connect(t, o, asking(asked, accept("approve")))
 			waitsUntilAnswered(t, f, cs)
 			if len(asked) != 0 {
-				t.Error("the user was asked")
+				t.Error("the user was asked, want no question")
 			}
 		})
 	}
@@ -109,7 +109,7 @@ func waitsUntilAnswered(t *testing.T, f *fake, cs *mcp.ClientSession) {
 		t.Fatal(err)
 	}
 	if r := within(t, called, "the call's end"); r.IsError {
-		t.Errorf("result after approval = %+v", r)
+		t.Errorf("result after approval = %+v, want no error", r)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestElicitAllAsksEveryCallersUser(t *testing.T) {
 	cs, _ := connect(t, Options{Engine: f, Access: Access{Principal: caller.Principal{Caller: "ben"}}, ElicitAll: true},
 		asking(asked, accept("approve")))
 	if r, err := cs.CallTool(t.Context(), bash("ask git push")); err != nil || r.IsError {
-		t.Errorf("got %+v, %v", r, err)
+		t.Errorf("CallTool = %+v, %v; want no error", r, err)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestProgressNamesPendingApproval(t *testing.T) {
 	}()
 	id := within(t, f.running, "a question")
 	if got := within(t, told, "progress"); !strings.Contains(got, "waiting for the answer to approval "+id) {
-		t.Errorf("progress message = %q", got)
+		t.Errorf("progress message = %q, want the approval %s in it", got, id)
 	}
 	if _, err := f.AnswerApproval(t.Context(), caller.Principal{}, id,
 		v1.ApprovalAnswer{Action: "approve"}); err != nil {
@@ -161,10 +161,11 @@ func TestQuestionQuotesUntrustedText(t *testing.T) {
 	for i, begin := range []string{"Allow the tool", "Command: ", "With: ", "Reason: ", "Rule: ", "Caller: ",
 		"Approval: "} {
 		if i >= len(lines) || !strings.HasPrefix(lines[i], begin) {
-			t.Fatalf("line %d does not begin with %q:\n%s", i, begin, q)
+			t.Fatalf("question is\n%s\nwant line %d to begin with %q", q, i, begin)
 		}
 	}
 	if len(lines) != 7 || strings.Contains(q, "\u202e") || len(q) > 2*maxCommand+2*maxReason {
-		t.Errorf("%d lines, %d bytes:\n%s", len(lines), len(q), q)
+		t.Errorf("%d lines, %d bytes; want 7 lines, at most %d bytes and no U+202E:\n%s",
+			len(lines), len(q), 2*maxCommand+2*maxReason, q)
 	}
 }

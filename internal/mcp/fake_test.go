@@ -219,7 +219,7 @@ func within[T any](t *testing.T, c <-chan T, what string) T {
 	case v := <-c:
 		return v
 	case <-time.After(long):
-		t.Fatalf("%s: nothing within %s", what, long)
+		t.Fatalf("got nothing within %s, want %s", long, what)
 		panic("unreachable")
 	}
 }
@@ -262,11 +262,19 @@ func bash(command string) *mcp.CallToolParams {
 func textOf(t *testing.T, r *mcp.CallToolResult) string {
 	t.Helper()
 	if len(r.Content) == 0 {
-		t.Fatal("a result without content")
+		t.Fatal("the result has no content, want some")
 	}
 	c, ok := r.Content[0].(*mcp.TextContent)
 	if !ok {
-		t.Fatalf("content is %T", r.Content[0])
+		t.Fatalf("content is a %T, want text", r.Content[0])
 	}
 	return c.Text
+}
+
+// wantPart reports an error if the body that answers what lacks part.
+func wantPart(t *testing.T, what, body, part string) {
+	t.Helper()
+	if !strings.Contains(body, part) {
+		t.Errorf("%s is answered %.200s, want %q in it", what, body, part)
+	}
 }

@@ -60,13 +60,13 @@ func TestHTTPCallsUseCallerAndPlacement(t *testing.T) {
 	at, _ := serve(t, Options{Engine: f})
 	cs := dial(t, at+"/mcp?workspace=notes&read_only=true&template=big", "ben")
 	if r, err := cs.CallTool(t.Context(), bash("echo hello")); err != nil || textOf(t, r) != "hello" {
-		t.Fatalf("got %v, %v", r, err)
+		t.Fatalf("CallTool = %v, %v; want hello", r, err)
 	}
 	if f.by[0].Caller != "ben" || f.by[0].Operator || f.by[0].Via != "mcp" {
-		t.Errorf("called as %+v", f.by[0])
+		t.Errorf("called by %+v, want ben via mcp, not an operator", f.by[0])
 	}
 	if c := f.calls[0]; c.Workspace != "notes" || !c.ReadOnly || c.Template != "big" {
-		t.Errorf("called %+v", c)
+		t.Errorf("call = %+v, want workspace notes, read only, and template big", c)
 	}
 	cs.Close() // sends DELETE
 	eventually(t, "the end of the session", func() bool { return len(f.hasEnded()) == 1 })
@@ -80,7 +80,7 @@ func TestHTTPSessionEndCancelsCalls(t *testing.T) {
 	within(t, f.running, "a running command")
 	res, body := request(t, http.MethodDelete, at, "ben", cs.ID(), "")
 	if res.StatusCode != http.StatusNoContent {
-		t.Errorf("DELETE is answered %d %s", res.StatusCode, body)
+		t.Errorf("DELETE of the session: status %d %s, want %d", res.StatusCode, body, http.StatusNoContent)
 	}
 	within(t, f.killed, "the end of the command")
 }
@@ -140,7 +140,7 @@ func introduce(t *testing.T, at, caller string) string {
 	res, body := request(t, http.MethodPost, at, caller, "", hello)
 	id := res.Header.Get(headerID)
 	if res.StatusCode != http.StatusOK || id == "" {
-		t.Fatalf("initialize is answered %d %s", res.StatusCode, body)
+		t.Fatalf("initialize: status %d %s, session %q; want 200 and a session", res.StatusCode, body, id)
 	}
 	return id
 }
@@ -153,16 +153,16 @@ func TestSessionRefusesOtherHolders(t *testing.T) {
 		for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
 			res, body := request(t, method, at, other, id, quick)
 			if res.StatusCode != http.StatusNotFound {
-				t.Fatalf("%s of ben's session by %s is answered %d %s", method, other, res.StatusCode, body)
+				t.Fatalf("%s of ben's session by %s: status %d %s, want 404", method, other, res.StatusCode, body)
 			}
 		}
 	}
 	if res, body := request(t, http.MethodPost, at, "ben", id, quick); res.StatusCode != http.StatusOK ||
 		!strings.Contains(body, "quick") {
-		t.Errorf("the owner is answered %d %s", res.StatusCode, body)
+		t.Errorf("request of the owner: status %d %s, want 200 with quick", res.StatusCode, body)
 	}
 	if res, _ := request(t, http.MethodPost, at, "ben", "no-such", quick); res.StatusCode != http.StatusNotFound {
-		t.Errorf("a session that is not there is answered %d", res.StatusCode)
+		t.Errorf("request in an unknown session: status %d, want 404", res.StatusCode)
 	}
 }
 
@@ -197,7 +197,7 @@ func TestLostStreamEndsItsCall(t *testing.T) {
 	within(t, f.running, "a running command")
 	hangUp()
 	if err := within(t, f.killed, "the end of the command"); !errors.Is(err, errGone) {
-		t.Errorf("it ended because of %v", err)
+		t.Errorf("the command ended because of %v, want %v", err, errGone)
 	}
 }
 
@@ -243,7 +243,7 @@ func TestResumedStreamKeepsItsCall(t *testing.T) {
 	lost := x.lost[0]
 	x.giveUp(lost) // too late: the client resumed
 	if len(f.killed) != 0 {
-		t.Error("the command was ended although its client came back")
+		t.Error("the command of a client that resumed was ended, want it to run")
 	}
 	leave()
 	<-gone
@@ -260,7 +260,7 @@ func firstEvent(t *testing.T, r io.Reader) string {
 			return id
 		}
 	}
-	t.Fatal("the stream has no event with an id")
+	t.Fatal("the stream has no event with an id, want one")
 	return ""
 }
 
@@ -286,7 +286,7 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 		"a name without origin": {[]string{"Host", "evil.example"}, http.StatusForbidden},
 	} {
 		if res, body := request(t, http.MethodPost, at, "ben", "", hello, c.header...); res.StatusCode != c.want {
-			t.Errorf("%s: %d %s, want %d", what, res.StatusCode, body, c.want)
+			t.Errorf("%s: status %d %s, want %d", what, res.StatusCode, body, c.want)
 		}
 	}
 }
@@ -312,7 +312,7 @@ func TestInvalidHTTPRequestsAreRefused(t *testing.T) {
 	} {
 		res, body := request(t, http.MethodPost, at+c.query, "ben", "", c.body)
 		if res.StatusCode != c.want || !strings.Contains(body, c.says) {
-			t.Errorf("%s: %d %s, want %d", what, res.StatusCode, body, c.want)
+			t.Errorf("%s: status %d %s; want %d with %q", what, res.StatusCode, body, c.want, c.says)
 		}
 	}
 }
@@ -322,9 +322,8 @@ func TestSessionsPerCallerAreBounded(t *testing.T) {
 	for range maxOfCaller {
 		introduce(t, at, "eve")
 	}
-	if _, body := request(t, http.MethodPost, at, "eve", "", hello); !strings.Contains(body, "too many sessions") {
-		t.Errorf("one more is answered %s", body)
-	}
+	_, body := request(t, http.MethodPost, at, "eve", "", hello)
+	wantPart(t, "one more session", body, "too many sessions")
 	introduce(t, at, "ben")
 }
 
@@ -336,11 +335,10 @@ func TestStopEndsWaitingStreams(t *testing.T) {
 	defer res.Body.Close()
 	s.Stop()
 	if _, err := io.ReadAll(res.Body); err != nil {
-		t.Errorf("the stream ended with %v", err)
+		t.Errorf("reading the stream: %v, want its end", err)
 	}
-	if _, body := request(t, http.MethodPost, at, "ben", "", hello); !strings.Contains(body, "stopping") {
-		t.Errorf("a new session is answered %s", body)
-	}
+	_, body := request(t, http.MethodPost, at, "ben", "", hello)
+	wantPart(t, "a new session", body, "stopping")
 }
 
 // The library keeps a bounded part of a session, whatever a client sends.
@@ -351,24 +349,20 @@ func TestKeptSessionStateIsBounded(t *testing.T) {
 	if big == hello {
 		t.Fatal("the greeting has no capabilities")
 	}
-	if _, body := request(t, http.MethodPost, at, "ben", "", big); !strings.Contains(body, "parameters of") {
-		t.Errorf("a large greeting is answered %.200s", body)
-	}
+	_, body := request(t, http.MethodPost, at, "ben", "", big)
+	wantPart(t, "a large greeting", body, "parameters of")
 	id := introduce(t, at, "ben")
 	for method, params := range map[string]string{
 		"logging/setLevel": `{"level":"` + long + `"}`, "resources/subscribe": `{"uri":"` + long + `"}`,
 	} {
 		_, body := request(t, http.MethodPost, at, "ben", id,
 			`{"jsonrpc":"2.0","id":7,"method":"`+method+`","params":`+params+`}`)
-		if !strings.Contains(body, "parameters of") {
-			t.Errorf("%s is answered %.200s", method, body)
-		}
+		wantPart(t, method, body, "parameters of")
 	}
 	call := `{"jsonrpc":"2.0","id":8,"method":"tools/call",` +
 		`"params":{"name":"bash","arguments":{},"_meta":{"progressToken":"` + long + `"}}}`
-	if _, body := request(t, http.MethodPost, at, "ben", id, call); !strings.Contains(body, "progressToken is over") {
-		t.Errorf("a long token is answered %.200s", body)
-	}
+	_, body = request(t, http.MethodPost, at, "ben", id, call)
+	wantPart(t, "a long token", body, "progressToken is over")
 	// Of many subscriptions, one is kept.
 	for _, uri := range []string{"a", "b", "c"} {
 		request(t, http.MethodPost, at, "ben", id,
@@ -376,6 +370,6 @@ func TestKeptSessionStateIsBounded(t *testing.T) {
 	}
 	kept := reflect.ValueOf(s.sdk).Elem().FieldByName("resourceSubscriptions")
 	if !kept.IsValid() || kept.Len() != 1 {
-		t.Errorf("the library keeps %v", kept)
+		t.Errorf("the library keeps subscriptions %v, want 1", kept)
 	}
 }

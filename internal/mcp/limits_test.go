@@ -40,13 +40,10 @@ func TestRequestsPerCallerAreBounded(t *testing.T) {
 		!strings.Contains(refused[0], "callers.max_requests") {
 		t.Errorf("recorded %d refusals, want 8: %q", len(refused), refused)
 	}
-	if _, body := request(t, http.MethodPost, at, "ben", id, quick); !strings.Contains(body,
-		"2 of 2 requests at once") {
-		t.Errorf("one more is answered %s", body)
-	}
-	if _, body := request(t, http.MethodPost, at, "eve", other, quick); !strings.Contains(body, "quick") {
-		t.Errorf("another caller is answered %s", body)
-	}
+	_, body := request(t, http.MethodPost, at, "ben", id, quick)
+	wantPart(t, "one more request", body, "2 of 2 requests at once")
+	_, body = request(t, http.MethodPost, at, "eve", other, quick)
+	wantPart(t, "a request of another caller", body, "quick")
 	hangUp()
 	for range 2 {
 		within(t, f.killed, "the end of a command")
@@ -56,9 +53,8 @@ func TestRequestsPerCallerAreBounded(t *testing.T) {
 		defer s.requests.mu.Unlock()
 		return len(s.requests.n) == 0
 	})
-	if _, body := request(t, http.MethodPost, at, "ben", id, quick); !strings.Contains(body, "quick") {
-		t.Errorf("after their end it is answered %s", body)
-	}
+	_, body = request(t, http.MethodPost, at, "ben", id, quick)
+	wantPart(t, "a request after their end", body, "quick")
 }
 
 // The requests of a client that leaves repeatedly are bounded.
@@ -77,11 +73,11 @@ func TestLostRequestsPerSessionAreBounded(t *testing.T) {
 	}()
 	for i, p := range posts {
 		if ended := errors.Is(context.Cause(p.ctx), errGone); ended != (i < 3) {
-			t.Errorf("request %d of %d ended: %v", i, len(posts), ended)
+			t.Errorf("request %d of %d ended: %t, want %t", i, len(posts), ended, i < 3)
 		}
 	}
 	if len(x.lost) != maxLost {
-		t.Errorf("%d are kept, want %d", len(x.lost), maxLost)
+		t.Errorf("%d lost requests are kept, want %d", len(x.lost), maxLost)
 	}
 }
 
@@ -114,11 +110,11 @@ func TestSessionsAreSharedFairly(t *testing.T) {
 	introduce(t, at, "root")
 	got := held()
 	if got["ben"] != 1 || got["root"] != 1 || got["a"] != 255 || got["b"] != 255 || got["e"] != 3 {
-		t.Errorf("sessions by caller: %v", got)
+		t.Errorf("sessions by caller = %v, want 1 of ben and root, 255 of a and b, 3 of e", got)
 	}
 	if s.byID(busy) == nil || s.byID(resting) != nil {
-		t.Errorf("the session in use is there: %v; the one that rested longest: %v", s.byID(busy) != nil,
-			s.byID(resting) != nil)
+		t.Errorf("the busy session exists: %t, the longest idle one: %t; want only the busy one",
+			s.byID(busy) != nil, s.byID(resting) != nil)
 	}
 	hangUp()
 	within(t, f.killed, "the end of the command")
@@ -191,10 +187,10 @@ func TestEventStoreReplaysStreams(t *testing.T) {
 		}
 	}
 	if _, err := replay(t, e, "x", "t", -1); err == nil {
-		t.Error("After() of a stream that was not opened: no error")
+		t.Error("After() of an unknown stream succeeded, want an error")
 	}
 	if err := e.SessionClosed(ctx, "x"); err != nil || e.bytes != 0 || len(e.sessions) != 0 {
-		t.Errorf("after the end: %v, %d bytes, %d sessions", err, e.bytes, len(e.sessions))
+		t.Errorf("SessionClosed: %v, then %d bytes of %d sessions; want none", err, e.bytes, len(e.sessions))
 	}
 }
 
@@ -225,16 +221,16 @@ func TestEventStoreIsBoundedAndFair(t *testing.T) {
 		}
 	}
 	if got, err := replay(t, e, "a", "s", -1); err != nil || len(got) != 20<<10 {
-		t.Errorf("of another caller %d bytes are left: %v", len(got), err)
+		t.Errorf("%d bytes of another caller are left, %v; want %d", len(got), err, 20<<10)
 	}
 	if _, err := replay(t, e, "h0", "0", -1); !errors.Is(err, mcp.ErrEventsPurged) {
 		t.Errorf("After() of what was dropped = %v, want %v", err, mcp.ErrEventsPurged)
 	}
 	if _, err := replay(t, e, "h0", "", -1); err != nil {
-		t.Errorf("After() of the session's own stream = %v", err)
+		t.Errorf("After() of the session's own stream = %v, want no error", err)
 	}
 	if err := e.Append(hog, "h0", "0", []byte("late")); err != nil || e.sessions["h0"].streams["0"] != nil {
-		t.Errorf("a stream that was dropped came back: %v", err)
+		t.Errorf("Append to a dropped stream: %v, stream %v; want neither", err, e.sessions["h0"].streams["0"])
 	}
 	// A single stream that is too large loses its first events.
 	if err := errors.Join(e.SessionClosed(ann, "a"), e.Open(ann, "b", "")); err != nil {
@@ -249,6 +245,6 @@ func TestEventStoreIsBoundedAndFair(t *testing.T) {
 		t.Errorf("After(-1) = %v, want %v", err, mcp.ErrEventsPurged)
 	}
 	if got, err := replay(t, e, "b", "", 8); err != nil || !strings.HasPrefix(got, "9") || e.bytes > most {
-		t.Errorf("After(8) = %.1q, %v; %d bytes", got, err, e.bytes)
+		t.Errorf("After(8) = %.1q, %v, with %d bytes kept; want event 9 and at most %d bytes", got, err, e.bytes, most)
 	}
 }

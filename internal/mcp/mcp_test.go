@@ -34,28 +34,28 @@ func TestListToolsDescribesTools(t *testing.T) {
 	bash := got[0]
 	switch {
 	case bash.Title != "Bash" || bash.Description != "Runs a command.":
-		t.Errorf("title and description are %q and %q", bash.Title, bash.Description)
+		t.Errorf("title = %q, description = %q; want %q and %q", bash.Title, bash.Description, "Bash", "Runs a command.")
 	case bash.Annotations == nil || bash.Annotations.ReadOnlyHint || !*bash.Annotations.DestructiveHint ||
 		*bash.Annotations.OpenWorldHint:
-		t.Errorf("annotations are %+v", bash.Annotations)
+		t.Errorf("annotations = %+v, want only a destructive hint", bash.Annotations)
 	case bash.OutputSchema == nil:
-		t.Error("the output schema is missing")
+		t.Error("the output schema is missing, want one")
 	}
 	if in, ok := bash.InputSchema.(map[string]any); !ok || in["type"] != "object" || in["required"] == nil {
-		t.Errorf("the input schema is %v", bash.InputSchema)
+		t.Errorf("input schema = %v, want an object with required fields", bash.InputSchema)
 	}
 	if a := got[1].Annotations; !a.ReadOnlyHint || !a.IdempotentHint {
-		t.Errorf("annotations of a tool that only reads: %+v", a)
+		t.Errorf("annotations of a read-only tool = %+v, want read-only and idempotent hints", a)
 	}
 	if a := got[2].Annotations; !*a.OpenWorldHint {
-		t.Errorf("annotations of a tool that uses the network: %+v", a)
+		t.Errorf("annotations of a network tool = %+v, want an open-world hint", a)
 	}
 	if got[0].Meta[metaName] != "system.bash" {
-		t.Errorf("_meta is %v", got[0].Meta)
+		t.Errorf("_meta = %v, want %s: system.bash", got[0].Meta, metaName)
 	}
 	if _, err := cs.ListTools(t.Context(),
 		&mcp.ListToolsParams{Cursor: "nonsense"}); codeOf(err) != jsonrpc.CodeInvalidParams {
-		t.Errorf("an unknown cursor: %v", err)
+		t.Errorf("ListTools with an unknown cursor: %v, want code %d", err, jsonrpc.CodeInvalidParams)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestNamingKeepsNamesUnique(t *testing.T) {
 	want := map[string]string{"web_fetch": "web_fetch", "web_fetch_": "web.fetch", "web_fetch__": "web fetch",
 		"run": "run"}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+		t.Errorf("mcpNames (-want +got):\n%s", diff)
 	}
 }
 
@@ -82,13 +82,13 @@ func TestCallReturnsTextAndStructure(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := textOf(t, r); got != "hello" || r.IsError {
-		t.Errorf("text %q, error %v", got, r.IsError)
+		t.Errorf("result = %q, error %t; want hello, no error", got, r.IsError)
 	}
 	if diff := cmp.Diff(map[string]any{"stdout": "hello", "exit_code": 0.0}, r.StructuredContent); diff != "" {
 		t.Errorf("structured content (-want +got):\n%s", diff)
 	}
 	if r.Meta[metaCall] != "call-1" || r.Meta[metaEnding] != "exited" || r.Meta[metaSandbox] != "sb-1" {
-		t.Errorf("_meta is %v", r.Meta)
+		t.Errorf("_meta = %v, want call call-1, ending exited, sandbox sb-1", r.Meta)
 	}
 }
 
@@ -98,8 +98,9 @@ func TestRefusalIsErrorResult(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := textOf(t, r); !r.IsError || got != "SafetyViolation: rm is refused" || r.Meta[metaRule] != "never-rm" {
-		t.Errorf("text %q, error %v, _meta %v", got, r.IsError, r.Meta)
+	want := "SafetyViolation: rm is refused"
+	if got := textOf(t, r); !r.IsError || got != want || r.Meta[metaRule] != "never-rm" {
+		t.Errorf("result = %q, error %t, _meta %v; want error %q with rule never-rm", got, r.IsError, r.Meta, want)
 	}
 }
 
@@ -117,12 +118,12 @@ func TestFailedCallIsReportedToModel(t *testing.T) {
 	} {
 		r, err := cs.CallTool(t.Context(), c.params)
 		if err != nil {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: CallTool: %v, want an error result", what, err)
 			continue
 		}
 		got := textOf(t, r)
 		if !r.IsError || c.want != "" && got != c.want || strings.Contains(got, "secret") {
-			t.Errorf("%s: %q, error %v", what, got, r.IsError)
+			t.Errorf("%s: result = %q, error %t; want error %q without secrets", what, got, r.IsError, c.want)
 		}
 	}
 }
@@ -132,10 +133,10 @@ func TestUnknownToolIsProtocolError(t *testing.T) {
 	cs, _ := connect(t, Options{Engine: f, Access: operator}, nil)
 	_, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: "rm\x1b[2J"})
 	if codeOf(err) != jsonrpc.CodeInvalidParams || !strings.Contains(err.Error(), `unknown tool "rm\x1b[2J"`) {
-		t.Errorf("got %v", err)
+		t.Errorf("CallTool: %v, want code %d and the tool's name escaped", err, jsonrpc.CodeInvalidParams)
 	}
 	if len(f.sessions()) != 1 {
-		t.Error("the engine, which audits refusals, was not asked")
+		t.Errorf("the engine got %d calls, want 1 to audit the refusal", len(f.sessions()))
 	}
 }
 
@@ -148,11 +149,11 @@ func TestIdempotencyKeyComesFromMeta(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f.by[0].Key != "k1" || f.by[0].Via != "mcp" || f.by[0].Caller != "anna" {
-		t.Errorf("called as %+v", f.by[0])
+		t.Errorf("called by %+v, want anna via mcp with key k1", f.by[0])
 	}
 	p.Meta = mcp.Meta{metaKey: 1}
 	if _, err := cs.CallTool(t.Context(), p); codeOf(err) != jsonrpc.CodeInvalidParams {
-		t.Errorf("a key of another type: %v", err)
+		t.Errorf("CallTool with a key that is a number: %v, want code %d", err, jsonrpc.CodeInvalidParams)
 	}
 }
 
@@ -167,7 +168,7 @@ func TestSessionKeepsNameAndEnds(t *testing.T) {
 	}
 	got := f.sessions()
 	if got[0] != got[1] || got[0] == got[2] || !strings.HasPrefix(got[0], "mcp-") {
-		t.Errorf("sessions of two calls of one client and one of another: %v", got)
+		t.Errorf("sessions of two calls of one client and one of another = %v, want mcp- and a session per client", got)
 	}
 	cs.Close()
 	eventually(t, "the end of the session", func() bool { return len(f.hasEnded()) == 1 })
@@ -183,7 +184,7 @@ func TestUnusedSessionEndsNothing(t *testing.T) {
 	cs.Close()
 	closeServer(t, s)
 	if len(f.hasEnded()) != 0 {
-		t.Errorf("ended %v", f.hasEnded())
+		t.Errorf("ended sessions = %v, want none", f.hasEnded())
 	}
 }
 
@@ -200,10 +201,10 @@ func TestCanceledCallEndsCommand(t *testing.T) {
 	cancel()
 	within(t, f.killed, "the end of the command")
 	if err := within(t, called, "the end of the call"); !errors.Is(err, context.Canceled) {
-		t.Errorf("the call ended with %v", err)
+		t.Errorf("the call ended with %v, want %v", err, context.Canceled)
 	}
 	if _, err := cs.CallTool(t.Context(), bash("echo still there")); err != nil {
-		t.Errorf("the session after a cancelled call: %v", err)
+		t.Errorf("CallTool after a cancelled call: %v", err)
 	}
 }
 
@@ -214,7 +215,7 @@ func TestServerCloseEndsCalls(t *testing.T) {
 	within(t, f.running, "a running command")
 	closeServer(t, s)
 	if err := within(t, f.killed, "the end of the command"); !errors.Is(err, errStopping) {
-		t.Errorf("it ended because of %v", err)
+		t.Errorf("the command ended because of %v, want %v", err, errStopping)
 	}
 }
 
@@ -241,7 +242,7 @@ func TestProgressGrowsWithTheOutput(t *testing.T) {
 	last := -1.0
 	for _, n := range got {
 		if n.Progress <= last || n.ProgressToken != "tok" {
-			t.Errorf("progress %v after %v, of %v", n.Progress, last, n.ProgressToken)
+			t.Errorf("progress %v of token %v, want more than %v of token tok", n.Progress, n.ProgressToken, last)
 		}
 		last = n.Progress
 	}
@@ -279,22 +280,22 @@ func TestCallOutputIsResource(t *testing.T) {
 	}
 	link, ok := r.Content[1].(*mcp.ResourceLink)
 	if !ok {
-		t.Fatalf("content is %v", r.Content)
+		t.Fatalf("content = %v, want a link second", r.Content)
 	}
 	res, err := cs.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: link.URI})
 	if err != nil || res.Contents[0].Text != "first second" {
-		t.Errorf("read %v, %v", res, err)
+		t.Errorf("ReadResource = %v, %v; want %q", res, err, "first second")
 	}
 	c, err := cs.Complete(t.Context(), &mcp.CompleteParams{
 		Ref:      &mcp.CompleteReference{Type: "ref/resource", URI: outputTemplate},
 		Argument: mcp.CompleteParamsArgument{Name: "id", Value: "call"},
 	})
 	if err != nil || !cmp.Equal(c.Completion.Values, []string{"call-1"}) {
-		t.Errorf("completed to %v, %v", c, err)
+		t.Errorf("completion = %v, %v; want call-1", c, err)
 	}
 	for _, uri := range []string{outputURI("nobody", "stdout"), outputURI("call-1", "stdlog"), outputScheme + "x"} {
 		if _, err := cs.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri}); err == nil {
-			t.Errorf("%s was read", uri)
+			t.Errorf("ReadResource(%s) succeeded, want an error", uri)
 		}
 	}
 }
@@ -304,10 +305,10 @@ func TestBackgroundPrompt(t *testing.T) {
 	r, err := cs.GetPrompt(t.Context(),
 		&mcp.GetPromptParams{Name: "background", Arguments: map[string]string{"command": "make all"}})
 	if err != nil || !strings.Contains(r.Messages[0].Content.(*mcp.TextContent).Text, "make all") {
-		t.Errorf("got %v, %v", r, err)
+		t.Errorf("GetPrompt = %v, %v; want the command in it", r, err)
 	}
 	if _, err := cs.GetPrompt(t.Context(),
 		&mcp.GetPromptParams{Name: "background"}); codeOf(err) != jsonrpc.CodeInvalidParams {
-		t.Errorf("without a command: %v", err)
+		t.Errorf("GetPrompt without a command: %v, want code %d", err, jsonrpc.CodeInvalidParams)
 	}
 }

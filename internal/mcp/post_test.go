@@ -122,12 +122,12 @@ func TestLostRequestsHaveTheirOwnTime(t *testing.T) {
 		}
 		time.Sleep(10 * in)
 		if isLost(b) {
-			t.Error("a request ended while its stream was resumed")
+			t.Error("a request ended while its stream was resumed, want it to run")
 		}
 		gone()
 		time.Sleep(in)
 		if !isLost(b) {
-			t.Error("a request did not end after its client left again")
+			t.Error("a request runs after its client left again, want it ended")
 		}
 		if len(x.lost) != 0 || len(x.resumed) != 0 {
 			t.Errorf("%d lost requests and %d resumed streams are left, want none", len(x.lost), len(x.resumed))

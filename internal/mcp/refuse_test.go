@@ -81,10 +81,10 @@ func TestRefusedProfileReachesEngine(t *testing.T) {
 	id := introduce(t, at, "ben")
 	_, body := request(t, http.MethodPost, at+"?profile=universal", "ben", id, quick)
 	if !strings.Contains(body, `"error"`) || !strings.Contains(body, "not yours to choose") {
-		t.Errorf("answered %s", body)
+		t.Errorf("body = %s, want an error that says the profile is not yours to choose", body)
 	}
 	if len(f.calls) != 1 || f.calls[0].Profile != "universal" || f.by[0].Caller != "ben" || len(f.hasRefused()) != 0 {
-		t.Errorf("the engine was asked %+v as %+v, and recorded %q", f.calls, f.by, f.refused)
+		t.Errorf("engine got %+v by %+v, refused %q; want one call of profile universal by ben", f.calls, f.by, f.refused)
 	}
 }
 
@@ -116,6 +116,6 @@ func TestRefuseRecordsCalls(t *testing.T) {
 	}
 	if got := f.hasRefused(); len(got) != 1 || !strings.HasPrefix(got[0], "ben mcp system_bash") ||
 		!strings.HasSuffix(got[0], cause.Error()) {
-		t.Errorf("recorded %q", got)
+		t.Errorf("recorded refusals = %q, want one of system_bash by ben with %v", got, cause)
 	}
 }

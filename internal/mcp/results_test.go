@@ -39,14 +39,14 @@ func TestUnreadResultsAreBounded(t *testing.T) {
 		t.Errorf("a batch is answered with %d bytes, want at most about %d", got, maxCallerResults)
 	}
 	if !strings.Contains(body, "bytes of results that you have not read") {
-		t.Error("no message of the batch is refused")
+		t.Error("no message of the batch is refused, want one")
 	}
 	eventually(t, "the end of the charge", func() bool {
 		held, _, callers := s.results.Held()
 		return held == 0 && callers == 0
 	})
 	if _, body := request(t, http.MethodPost, at, "ben", id, batch[0]); len(body) < maxResource {
-		t.Errorf("after the batch, a request is answered with %d bytes", len(body))
+		t.Errorf("request after the batch is answered with %d bytes, want at least %d", len(body), maxResource)
 	}
 }
 
@@ -60,7 +60,7 @@ func TestToolResultOverBudgetIsReplaced(t *testing.T) {
 	}
 	_, body := request(t, http.MethodPost, at, "ben", id, quick)
 	if !strings.Contains(body, "its result was dropped") || !strings.Contains(body, outputScheme) {
-		t.Errorf("a call over the budget is answered %s", body)
+		t.Errorf("body = %s, want that its result was dropped, and a link", body)
 	}
 	other.end(s.results, ben)
 }

@@ -28,7 +28,7 @@ func TestRunServesOneSessionUntilInputEnds(t *testing.T) {
 	write(hello)
 	b, err := lines.ReadBytes('\n')
 	if err != nil || !json.Valid(b) {
-		t.Fatalf("answered %q, %v", b, err)
+		t.Fatalf("answer = %q, %v; want a line of JSON", b, err)
 	}
 	write(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	write(call)
@@ -37,10 +37,10 @@ func TestRunServesOneSessionUntilInputEnds(t *testing.T) {
 	inW.Close()
 	within(t, f.killed, "the end of the command")
 	if err := within(t, done, "the end of the server"); err != nil {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("the server ended with %v, want no error", err)
 	}
 	if len(f.hasEnded()) != 1 {
-		t.Errorf("ended %v", f.hasEnded())
+		t.Errorf("ended sessions = %v, want 1", f.hasEnded())
 	}
 	outW.Close()
 }
