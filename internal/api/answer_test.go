@@ -38,10 +38,10 @@ func askOnly(t *testing.T, url string, ended <-chan error) {
 	select {
 	case err := <-ended:
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatal(err)
+			t.Fatalf("the handler ended with %v, want %v", err, os.ErrDeadlineExceeded)
 		}
 	case <-time.After(patience):
-		t.Fatal("still writing to a client that takes nothing")
+		t.Fatalf("the handler still writes after %v, want it to fail", patience)
 	}
 }
 

@@ -33,7 +33,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	}()
 	<-w.began
 	if held, _, _ := s.answers.Held(); held == 0 {
-		t.Error("an answer that is not read is not charged")
+		t.Error("an unread answer is charged 0 bytes, want more")
 	}
 	close(w.read)
 	<-done

@@ -96,7 +96,7 @@ type asked struct {
 func (a asked) into(t *testing.T, v any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(a.body), v); err != nil {
-		t.Fatalf("%v in %s", err, a.body)
+		t.Fatalf("body %s is not the expected JSON: %v", a.body, err)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestLeaseExecRemove(t *testing.T) {
 		t.Fatalf("exec in a removed sandbox = %+v, want 404 with the reason", got)
 	}
 	if got := ask(t, srv, "DELETE", "/v1/sandboxes/"+id, ""); got.status != http.StatusNoContent {
-		t.Fatalf("removing twice: %+v", got)
+		t.Fatalf("second DELETE = %+v, want 204", got)
 	}
 }
 
@@ -228,7 +228,7 @@ func problemIs(t *testing.T, got asked, status int, code, field string) {
 	p, ok := v1.Decode([]byte(got.body))
 	if !ok || got.status != status || p.Code != code || p.Field != field ||
 		got.header.Get("Content-Type") != "application/problem+json" {
-		t.Errorf("got %d %s, want %d %s %s", got.status, got.body, status, code, field)
+		t.Errorf("status %d %s, want %d with code %q, field %q", got.status, got.body, status, code, field)
 	}
 }
 
@@ -314,7 +314,7 @@ func TestIdempotencyKeyRepeatsAnswer(t *testing.T) {
 		t.Fatalf("runs of one key = %+v and %+v, want the same with output", x, y)
 	}
 	if n := len(host.Created()); n > created+2 {
-		t.Fatalf("%d sandboxes for one run", n-created)
+		t.Fatalf("%d sandboxes were created, want at most 2", n-created)
 	}
 	// A request that had no effect can be repeated with its key.
 	problemIs(t, ask(t, srv, "POST", "/v1/sandboxes", `{"template":"nope"}`, "Idempotency-Key", "e"), 404, "not_found",
@@ -404,13 +404,13 @@ func TestOpenAPIDescribesAllRoutes(t *testing.T) {
 	got.into(t, &doc)
 	for _, r := range (&Server{}).routes() {
 		if doc.Paths[strings.ReplaceAll(r.path, "...}", "}")][cmp.Or(strings.ToLower(r.method), "get")] == nil {
-			t.Errorf("%s %s is not described", r.method, r.path)
+			t.Errorf("%s %s is not in the description, want all routes", r.method, r.path)
 		}
 	}
 	for part := range strings.SplitSeq(got.body, `"#/components/schemas/`) {
 		name, _, _ := strings.Cut(part, `"`)
 		if !strings.HasPrefix(name, "{") && doc.Components.Schemas[name] == nil {
-			t.Errorf("schema %s is not there", name)
+			t.Errorf("schema %s is not in the description, want all that it refers to", name)
 		}
 	}
 }
@@ -442,7 +442,7 @@ func TestAnswerArrivesWhileInputIsSent(t *testing.T) {
 		for !bytes.Contains(kinds, []byte("E")) {
 			head := make([]byte, 5)
 			if _, err := io.ReadFull(res.Body, head); err != nil {
-				t.Fatalf("after %q: %v", kinds, err)
+				t.Fatalf("reading a frame after %q: %v", kinds, err)
 			}
 			if _, err := io.CopyN(io.Discard, res.Body, int64(binary.BigEndian.Uint32(head[1:]))); err != nil {
 				t.Fatal(err)

@@ -38,7 +38,7 @@ func TestApprovalsAreListedInPages(t *testing.T) {
 	}
 	all := list("").Items
 	if all[0].CreatedAt.Before(all[2].CreatedAt) {
-		t.Errorf("the first of the list is older than the last: %+v", all)
+		t.Errorf("list = %+v, want the newest first", all)
 	}
 	before := ""
 	for i, want := range all {

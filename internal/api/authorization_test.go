@@ -143,18 +143,19 @@ func TestInvalidAuthorizationIsRefusedOnEveryRoute(t *testing.T) {
 					status, body := rawly(t, at, r.head+"Host: localhost\r\n"+header)
 					refused := f.caller == "" || header == "" && token != "" && r.open == ""
 					if (status == http.StatusUnauthorized) != refused {
-						t.Errorf("%s, own token %q, %q, %q: %d %s", network, token, r.head, f.header, status, body)
+						t.Errorf("%s, own token %q, %q, %q: status %d %s, want 401: %t",
+							network, token, r.head, f.header, status, body, refused)
 					}
 				}
 				_, caller := rawly(t, at, "POST /mcp HTTP/1.1\r\nContent-Length: 0\r\nHost: localhost\r\n"+header)
 				if f.caller == "ann" && caller != "operator false" {
-					t.Errorf("%s, own token %q, MCP, %q: %s", network, token, f.header, caller)
+					t.Errorf("%s, own token %q, %q: MCP caller = %q, want %q", network, token, f.header, caller, "operator false")
 				}
 				// GET /v1/tokens is for operators only.
 				status, got := rawly(t, at, "GET /v1/tokens HTTP/1.1\r\nHost: localhost\r\n"+header)
 				if may := status == http.StatusOK; may != (f.caller == "operator" && token == "") {
-					t.Errorf("%s, own token %q, %q: /v1/tokens is answered %d %s", network, token, f.header, status,
-						got)
+					t.Errorf("%s, own token %q, %q: /v1/tokens: status %d %s, want 200 for operators only",
+						network, token, f.header, status, got)
 				}
 			}
 			if token == "" {
@@ -164,7 +165,7 @@ func TestInvalidAuthorizationIsRefusedOnEveryRoute(t *testing.T) {
 				status, got := rawly(t, at,
 					"GET /v1/tokens HTTP/1.1\r\nHost: localhost\r\nAuthorization: "+form+own+"\r\n")
 				if !json.Valid([]byte(got)) || status != http.StatusOK {
-					t.Errorf("%s, %q and the service's token: %d %s", network, form, status, got)
+					t.Errorf("%s, %q and the service's token: status %d %s, want 200 with JSON", network, form, status, got)
 				}
 			}
 		}

@@ -137,18 +137,18 @@ func TestHeldBodiesAreBounded(t *testing.T) {
 				got := <-refused
 				problemIs(t, got, http.StatusTooManyRequests, "resource_exhausted", "body")
 				if got.header.Get("Retry-After") == "" || !strings.Contains(got.body, "requests.caller_bodies") {
-					t.Errorf("refused with %v %s", got.header, got.body)
+					t.Errorf("refusal = %v %s, want a Retry-After and requests.caller_bodies", got.header, got.body)
 				}
 			}
 			eventually(t, "the rest is held", func() bool { n, _, _ := s.bodies.Held(); return n >= held*int64(c.size) })
 			if got := peak(); got > 160<<20 {
-				t.Errorf("the heap had %d MiB", got>>20)
+				t.Errorf("the heap had %d MiB, want at most 160", got>>20)
 			}
 			for _, who := range [][]string{other, operator} {
 				got := ask(t, srv, "POST", "/v1/tools/system.run/call",
 					`{"input":{"argv":["echo","`+strings.Repeat("x", 100<<10)+`"]}}`, who...)
 				if got.status != http.StatusOK {
-					t.Errorf("%v got %d %.200s", who, got.status, got.body)
+					t.Errorf("request of %v: status %d %.200s, want 200", who, got.status, got.body)
 				}
 			}
 			srv.CloseClientConnections()
@@ -179,7 +179,7 @@ func TestHeldBodyIsNotCopied(t *testing.T) {
 		}
 	}
 	if n, _, callers := s.bodies.Held(); n != 0 || callers != 0 {
-		t.Errorf("%d bytes of %d callers are left", n, callers)
+		t.Errorf("%d bytes of %d callers are held, want 0", n, callers)
 	}
 }
 
@@ -229,17 +229,17 @@ func TestRouteBodyLimits(t *testing.T) {
 		limit := max(large[name], maxBody)
 		switch kind := rt.kind(); {
 		case slices.Contains(streamed, name) != (kind == bodyUpload || kind == bodyStream):
-			t.Errorf("%s: kind %d", name, kind)
+			t.Errorf("%s has body kind %d, want that of a stream: %t", name, kind, slices.Contains(streamed, name))
 		case kind == bodyHeld && name != "POST /shell":
 			conn := send(t, srv, rt.method, strings.NewReplacer("{", "", "}", "").Replace(rt.path), int(limit+1), 0)
 			got := answerOn(t, conn)
 			conn.Close()
 			problemIs(t, got, http.StatusRequestEntityTooLarge, "invalid_argument", "body")
 			if !strings.Contains(got.body, fmt.Sprint(limit)) {
-				t.Errorf("%s: %s, want the limit of %d", name, got.body, limit)
+				t.Errorf("%s: body = %s, want the limit of %d in it", name, got.body, limit)
 			}
 		case kind == bodyNone && large[name] != 0:
-			t.Errorf("%s reads no body", name)
+			t.Errorf("%s reads no body, want one of at most %d bytes", name, large[name])
 		}
 	}
 }
@@ -264,7 +264,7 @@ func TestSlowBodyIsRefused(t *testing.T) {
 	}
 	problemIs(t, answerOn(t, conn), http.StatusRequestTimeout, "invalid_argument", "body")
 	if n, _, _ := s.bodies.Held(); n != 0 {
-		t.Errorf("%d bytes are left", n)
+		t.Errorf("%d bytes are held, want 0", n)
 	}
 }
 
@@ -305,7 +305,7 @@ func TestTooManyValuesAreRefused(t *testing.T) {
 	for _, c := range [][2]string{{"n", strings.Repeat("9", 500<<10)}, {strings.Repeat("n", 500<<10), "1"}} {
 		if got := ask(t, srv, "POST", "/v1/sandboxes",
 			`{"ttl_ms":1,"`+c[0]+`":`+c[1]+`}`); got.status != http.StatusBadRequest || len(got.body) > 2*maxDetail {
-			t.Errorf("%d with %d bytes", got.status, len(got.body))
+			t.Errorf("status %d with %d bytes; want 400 with at most %d", got.status, len(got.body), 2*maxDetail)
 		}
 	}
 }
@@ -370,7 +370,8 @@ func TestMCPBodiesUseTheBudget(t *testing.T) {
 	srv := serveHTTP(t, s)
 	if got := ask(t, srv, "POST", "/mcp", strings.Repeat(" ", 4<<20)); got.status != http.StatusAccepted ||
 		whole.Load() != 4<<20 || held.Load() < 8<<20 {
-		t.Errorf("status %d, %d bytes read, %d charged", got.status, whole.Load(), held.Load())
+		t.Errorf("status %d, %d bytes read, %d charged; want 202, %d and at least %d",
+			got.status, whole.Load(), held.Load(), 4<<20, 8<<20)
 	}
 	problemIs(t, ask(t, srv, "POST", "/mcp", strings.Repeat(" ", maxMCPBody+1)), http.StatusRequestEntityTooLarge,
 		"invalid_argument", "body")
@@ -391,9 +392,9 @@ func TestToolInputSharesMemoryWithBody(t *testing.T) {
 	raw := []byte(`{"session":"s","input":{"a":[1]},"job":"j"}`)
 	got, err := decodeToolCall(raw)
 	if err != nil || got.Session != "s" || got.Job != "j" || string(got.Input) != `{"a":[1]}` {
-		t.Fatalf("decodeToolCall = %+v, %v", got, err)
+		t.Fatalf("decodeToolCall(%s) = %+v, %v; want its fields", raw, got, err)
 	}
 	if !json.Valid(got.Input) || &got.Input[0] != &raw[23] {
-		t.Error("the input was copied")
+		t.Error("the input is a copy, want a part of the body")
 	}
 }

@@ -51,10 +51,10 @@ func FuzzAdmission(f *testing.F) {
 		serveUncut(s.mux, w, r.WithContext(ctx))
 		n, peak, callers := s.bodies.Held()
 		if n != 0 || callers != 0 {
-			t.Fatalf("%q: %d bytes of %d callers are left", raw, n, callers)
+			t.Fatalf("%q: %d bytes of %d callers are held, want 0", raw, n, callers)
 		}
 		if peak > s.bodies.Bounds().Total {
-			t.Fatalf("%q: %d bytes were held", raw, peak)
+			t.Fatalf("%q: %d bytes were held, want at most %d", raw, peak, s.bodies.Bounds().Total)
 		}
 		if p, ok := v1.Decode(w.Body.Bytes()); w.Code >= 400 && (!ok || p.Status != w.Code || p.Code == "" ||
 			w.Code == 500 || w.Header().Get("Content-Type") != "application/problem+json") {

@@ -144,18 +144,18 @@ func TestErrorsHideHostDetails(t *testing.T) {
 			p := problem(redactError(caller.Principal{Caller: "ann"}, log, c.err))
 			if strings.Contains(p.Detail, "/var") || strings.Contains(p.Detail, "goroutine") ||
 				!strings.Contains(p.Detail, c.want) || p.Status != c.status {
-				t.Errorf("problem = %d %q, want no details of the host", p.Status, p.Detail)
+				t.Errorf("problem = %d %q; want %d with %q and no details of the host", p.Status, p.Detail, c.status, c.want)
 			}
 			ref := regexp.MustCompile(`e-[A-Z2-7]{12}`).FindString(p.Detail)
 			if (ref == "") != (c.want != "") {
-				t.Errorf("%q has no reference, or one too many", p.Detail)
+				t.Errorf("detail = %q, want a reference: %t", p.Detail, c.want == "")
 			}
 			if ref != "" && (!strings.Contains(logged.String(), ref) || !strings.Contains(logged.String(), host)) {
-				t.Errorf("the log has %q", logged.String())
+				t.Errorf("log = %q, want the reference %s and the cause", logged.String(), ref)
 			}
 			if p := problem(redactError(caller.Local(""), log, c.err)); p.Status != c.status ||
 				c.status != 500 && !strings.Contains(p.Detail, "/var") {
-				t.Errorf("an operator is told %q", p.Detail)
+				t.Errorf("problem for an operator = %d %q; want %d with the cause, except for 500", p.Status, p.Detail, c.status)
 			}
 		})
 	}
@@ -189,7 +189,7 @@ func TestDirectRoutesRefuseToolOnlyCallers(t *testing.T) {
 			{"DELETE", "/v1/workspaces/none", ""},
 		} {
 			if got := ask(t, srv, c[0], c[1], c[2], who...); got.status != want {
-				t.Errorf("%s: %s %s: %d %s; want %d", request, c[0], c[1], got.status, got.body, want)
+				t.Errorf("%s: %s %s: status %d %s; want %d", request, c[0], c[1], got.status, got.body, want)
 			}
 		}
 		if got := ask(t, srv, "GET", "/v1/sandboxes", "", who...); got.status != http.StatusOK {
@@ -264,10 +264,10 @@ func TestTokenIsNotLogged(t *testing.T) {
 func TestEveryCodeHasGeneralMessage(t *testing.T) {
 	for _, c := range classes {
 		if generalMessages[c.code] == "" {
-			t.Errorf("none for %s", c.code)
+			t.Errorf("generalMessages[%q] is empty, want a message", c.code)
 		}
 	}
 	if generalMessages["internal"] == "" {
-		t.Error("none for internal")
+		t.Error("generalMessages of internal is empty, want a message")
 	}
 }

@@ -61,7 +61,7 @@ func TestCallOverRequestLimitIsRecorded(t *testing.T) {
 		list := records(t, srv, "caller="+c.caller)
 		if len(list) != 1 || list[0].Action != c.action || list[0].Ending != "failed" || list[0].Via != c.via ||
 			!strings.Contains(list[0].Error, "callers.max_requests") {
-			t.Errorf("recorded of %s: %+v", c.caller, list)
+			t.Errorf("records of %s = %+v, want one failed %s via %q", c.caller, list, c.action, c.via)
 		}
 	}
 }

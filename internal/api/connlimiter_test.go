@@ -56,7 +56,7 @@ func rests(t *testing.T, s *Server, caller string) {
 			return
 		}
 		if time.Since(began) > patience {
-			t.Fatalf("%d connections of %s are in a request", busy, caller)
+			t.Fatalf("%d connections of %s are in a request, want 0", busy, caller)
 		}
 	}
 }
@@ -116,7 +116,7 @@ func answers(t *testing.T, address, path string, status int, header ...string) *
 func (p *peer) closed(t *testing.T, who string) {
 	t.Helper()
 	if _, err := io.Copy(io.Discard, p.in); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the connection of %s is open", who)
+		t.Errorf("the connection of %s is open, want it closed", who)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestAnonymousConnectionsAreBounded(t *testing.T) {
 	}
 	for began := time.Now(); closed.Load() < all-most; time.Sleep(5 * time.Millisecond) {
 		if time.Since(began) > idleTime/4 {
-			t.Fatalf("%d of %d connections were closed, for %d there is room", closed.Load(), all, most)
+			t.Fatalf("%d of %d connections were closed, want at least %d", closed.Load(), all, all-most)
 		}
 	}
 	answers(t, address, "/healthz", http.StatusOK)
@@ -193,7 +193,8 @@ func TestCallerLimitsLeaveOthersServed(t *testing.T) {
 		if res.StatusCode != http.StatusTooManyRequests || problem.Code != "resource_exhausted" ||
 			res.Header.Get("Retry-After") != "1" || !res.Close ||
 			!strings.Contains(problem.Detail, "callers.max_streams") || !strings.Contains(problem.Detail, "4 of 4") {
-			t.Errorf("a stream too many: status %d, header %v, %+v", res.StatusCode, res.Header, problem)
+			t.Errorf("a stream too many: status %d, header %v, %+v; want 429 and Retry-After for callers.max_streams, 4 of 4",
+				res.StatusCode, res.Header, problem)
 		}
 		p.closed(t, "a refused request")
 		refused++
@@ -239,7 +240,7 @@ func TestEndedStreamFreesItsPlace(t *testing.T) {
 				break
 			}
 			if time.Since(began) > patience {
-				t.Fatal("the request is still counted")
+				t.Fatal("the request is still counted, want 0")
 			}
 		}
 	}
@@ -317,14 +318,14 @@ func TestOperatorsAreNotEvicted(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := io.Copy(io.Discard, p.in); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("an operator's stream ended: %v", err)
+			t.Errorf("reading an operator's stream: %v, want %v", err, os.ErrDeadlineExceeded)
 		}
 	}
 	answers(t, address, "/v1/tokens", http.StatusTooManyRequests) // operators hold all connections
 	operators[0].Close()
 	for began := time.Now(); open(s) > 7; time.Sleep(time.Millisecond) {
 		if time.Since(began) > patience {
-			t.Fatal("the connection is still counted")
+			t.Fatalf("%d open connections after one was closed, want at most 7", open(s))
 		}
 	}
 	answers(t, address, "/v1/tokens", http.StatusOK)
@@ -365,7 +366,7 @@ func TestHijackedConnectionCounts(t *testing.T) {
 		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
 		<-leave
 		if half, ok := c.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
-			t.Error("one direction cannot be ended")
+			t.Error("one direction cannot be closed, want CloseWrite to succeed")
 		}
 		return c.Close()
 	}
@@ -373,7 +374,7 @@ func TestHijackedConnectionCounts(t *testing.T) {
 	address := listen(t, s, "tcp", "127.0.0.1:0").String()
 	p := dialed(t, address)
 	if res, err := p.get("/hijack", "Upgrade", "x"); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
-		t.Fatal(res, err)
+		t.Fatalf("get = %v, %v; want status 101", res, err)
 	}
 	if n := open(s); n != 1 {
 		t.Errorf("%d open connections while it is open, want 1", n)
@@ -382,7 +383,7 @@ func TestHijackedConnectionCounts(t *testing.T) {
 	p.closed(t, "the client")
 	for began := time.Now(); open(s) > 0; time.Sleep(time.Millisecond) {
 		if time.Since(began) > patience {
-			t.Fatal("it is counted after its end")
+			t.Fatalf("%d open connections after the end, want 0", open(s))
 		}
 	}
 }

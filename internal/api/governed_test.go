@@ -134,7 +134,8 @@ func TestUndecodableCallIsRecorded(t *testing.T) {
 		problemIs(t, ask(t, srv, "POST", call, c.body, c.header...), c.status, "invalid_argument", c.field)
 		got := records(t, srv, "action=system.run")
 		if len(got) != i+1 || got[i].Kind != "event" || got[i].Error == "" {
-			t.Fatalf("%.40q: %d records, %+v", c.body, len(got), got[len(got)-1:])
+			t.Fatalf("%.40q: %d records, the last %+v; want %d, the last an event with an error",
+				c.body, len(got), got[len(got)-1:], i+1)
 		}
 	}
 }
@@ -156,7 +157,7 @@ func hear(t *testing.T, srv *httptest.Server, method, path, body string, each fu
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != formEvents {
 		b, _ := io.ReadAll(res.Body)
-		t.Fatalf("event stream = status %d, body %s", res.StatusCode, b)
+		t.Fatalf("event stream: status %d, body %s; want 200 with %s", res.StatusCode, b, formEvents)
 	}
 	kind := ""
 	in := bufio.NewScanner(res.Body)
@@ -224,7 +225,8 @@ func TestApprovalRequestIsSentAndAnswered(t *testing.T) {
 	}
 	if kinds[0] != "approval" || kinds[len(kinds)-1] != "end" || question.Rule != "careful" ||
 		end.Approval != question.ID {
-		t.Fatalf("events = %v, approval request = %+v, result = %+v", kinds, question, end)
+		t.Fatalf("events = %v, approval request = %+v, result = %+v; want rule careful and the same approval in both",
+			kinds, question, end)
 	}
 	var q v1.Approval
 	ask(t, srv, "GET", "/v1/approvals/"+question.ID, "").into(t, &q)

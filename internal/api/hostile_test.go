@@ -108,7 +108,7 @@ func TestPanicIsAnswered(t *testing.T) {
 	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))
 	if w.Code != http.StatusInternalServerError || strings.Contains(w.Body.String(), "nil") ||
 		!strings.Contains(log.String(), "a nil somewhere") {
-		t.Fatalf("%d %s; log %s", w.Code, w.Body, log.String())
+		t.Fatalf("status %d %s, log %s; want 500 and the panic only in the log", w.Code, w.Body, log.String())
 	}
 }
 
@@ -148,14 +148,14 @@ func TestClientDisconnectEndsCommand(t *testing.T) {
 			}
 			for deadline := time.Now().Add(patience); leased() == 0; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(deadline) {
-					t.Fatal("it never ran")
+					t.Fatal("the command leased no sandbox, want one")
 				}
 			}
 			leave()
 			<-done
 			for deadline := time.Now().Add(patience); leased() != 0; time.Sleep(20 * time.Millisecond) {
 				if time.Now().After(deadline) {
-					t.Fatal("its sandbox is still leased")
+					t.Fatalf("%d sandboxes are still leased, want 0", leased())
 				}
 			}
 		})
@@ -172,13 +172,13 @@ func TestIdempotencyKeyRepeatsOutputInEveryForm(t *testing.T) {
 	}
 	again("k", formJSON)
 	if got := again("k", formRaw); got.body != "once\n" {
-		t.Errorf("raw: %+v", got)
+		t.Errorf("raw answer = %+v, want the output", got)
 	}
 	if kinds, out := unframe(t, again("k", formFrames).body); kinds != "1E" || out != "once\n" {
-		t.Errorf("frames: %s %q", kinds, out)
+		t.Errorf("frames = %s with output %q; want 1E with once", kinds, out)
 	}
 	if got := again("k", formEvents); !strings.Contains(got.body, `"data":"once\n"`) {
-		t.Errorf("events: %+v", got)
+		t.Errorf("events = %+v, want the output among them", got)
 	}
 	// Streamed output is not kept, and the answer reports that.
 	again("s", formRaw)

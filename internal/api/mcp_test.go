@@ -33,7 +33,7 @@ func TestRefusedMCPCallIsRecorded(t *testing.T) {
 		`"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`
 	got := post(mcpPath, hello)
 	if got.status != http.StatusOK || got.header.Get("Mcp-Session-Id") == "" {
-		t.Fatalf("initialize: %+v", got)
+		t.Fatalf("initialize = %+v, want 200 with a session id", got)
 	}
 	ann = append(ann, "Mcp-Session-Id", got.header.Get("Mcp-Session-Id"), "Mcp-Protocol-Version", "2025-11-25")
 	const call = `{"jsonrpc":"2.0","id":2,"method":"tools/call",` +
@@ -55,7 +55,8 @@ func TestRefusedMCPCallIsRecorded(t *testing.T) {
 			}
 		}
 		if len(about) != 1 || !strings.Contains(got.body, c.says) {
-			t.Errorf("%s: answered %d %s; recorded %+v, want one", c.path, got.status, got.body, about)
+			t.Errorf("%s: status %d %s, records %+v; want one record and %q in both",
+				c.path, got.status, got.body, about, c.says)
 		}
 	}
 	if all := records(t, srv, "caller=ann"); len(all) != 5 { // the first call also has an opening record

@@ -11,6 +11,6 @@ func TestDescriptionIsBuiltOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := s.description(); err != nil || &again[0] != &first[0] {
-		t.Errorf("a second description was built, %v", err)
+		t.Errorf("second description: built again or error %v, want the first", err)
 	}
 }

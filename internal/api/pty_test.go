@@ -42,7 +42,7 @@ func TestTerminalRefusesOtherOrigins(t *testing.T) {
 		}
 		err := checkOrigin(r)
 		if (err == nil) != c.ok || err != nil && !errdefs.IsPermissionDenied(err) {
-			t.Errorf("ownOrigin, %s: %v", name, err)
+			t.Errorf("%s: checkOrigin: %v, want success %t or else PermissionDenied", name, err, c.ok)
 		}
 	}
 }
@@ -72,13 +72,13 @@ func TestTerminalNeedsCompleteHandshake(t *testing.T) {
 			}
 		}
 		if got := ask(t, srv, c.method, "/v1/sandboxes/"+id+"/pty", "", header...); got.status != c.status {
-			t.Errorf("%s without %q: %d %s", c.method, c.without, got.status, got.body)
+			t.Errorf("%s without %q: status %d %s, want %d", c.method, c.without, got.status, got.body, c.status)
 		}
 	}
 	var shells v1.List[v1.Shell]
 	ask(t, srv, "GET", "/v1/sandboxes/"+id+"/shells", "").into(t, &shells)
 	if len(shells.Items) > 0 {
-		t.Errorf("opened: %+v", shells.Items)
+		t.Errorf("shells = %+v, want none", shells.Items)
 	}
 }
 
@@ -93,14 +93,14 @@ func TestReadPTY(t *testing.T) {
 	got, err := read(`argv=%5B%22top%22,%22-d%22,%221%22%5D&cols=90&rows=20&term=vt100&cwd=/tmp`)
 	if err != nil || len(got.open.Argv) != 3 || got.open.Cols != 90 || got.open.Rows != 20 ||
 		got.open.Term != "vt100" || got.offset != -1 {
-		t.Errorf("readPTY of a new terminal = %+v, %v", got, err)
+		t.Errorf("readPTY of a new terminal = %+v, %v; want the values of the query and offset -1", got, err)
 	}
 	if got, err = read("shell=s&offset=0&read_only=true"); err != nil || got.shell != "s" || got.offset != 0 ||
 		!got.readOnly {
-		t.Errorf("readPTY of an existing terminal = %+v, %v", got, err)
+		t.Errorf("readPTY of an existing terminal = %+v, %v; want shell s read-only from offset 0", got, err)
 	}
 	if got, err = read("", headerExec, "eyJlbnYiOnsiQSI6ImIifX0"); err != nil || got.open.Env["A"] != "b" {
-		t.Errorf("readPTY of a header = %+v, %v", got, err)
+		t.Errorf("readPTY of a header = %+v, %v; want A=b in its environment", got, err)
 	}
 	for query, field := range map[string]string{
 		"argv=top": "argv", "cols=x": "cols", "rows=-1": "rows", "shell=a&cols=3": "cols", "offset=3": "offset",

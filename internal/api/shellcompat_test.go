@@ -51,7 +51,7 @@ func TestReadonlyShellAllowsLocalProgramsOnly(t *testing.T) {
 		}
 		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, addr))
 		if err := checkLocal(r); (err == nil) != c.ok {
-			t.Errorf("fromHere, %s: %v", name, err)
+			t.Errorf("%s: checkLocal: %v, want success %t", name, err, c.ok)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func TestStreamedCallSendsEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 		if kind == "stdout" && end.Data != "hi\n" {
-			t.Errorf("stdout %s", data)
+			t.Errorf("stdout event = %s, want data %q", data, "hi\n")
 		}
 		return false
 	})
@@ -48,7 +48,7 @@ func TestClientDisconnectCancelsApprovalRequest(t *testing.T) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("its question still waits")
+			t.Fatal("the approval request is not cancelled, want it cancelled")
 		}
 	}
 }
@@ -73,7 +73,8 @@ func TestSlowClientMissesOutputOnly(t *testing.T) {
 	next := c.takeQueue()
 	if sent > maxPending || first[0].event.SandboxID != "s1" || first[len(first)-1].event.Approval.ID != "q1" ||
 		len(next) != 1 || next[0].event.Missed != int64(total-sent) {
-		t.Fatalf("%d of %d bytes sent, then %+v", sent, total, next)
+		t.Fatalf("%d of %d bytes sent of %d events, then %+v; want at most %d bytes of s1, approval q1 last, "+
+			"then one event with the rest as missed", sent, total, len(first), next, maxPending)
 	}
 }
 

@@ -159,7 +159,7 @@ func TestKeptOutputIsCharged(t *testing.T) {
 		a.ChargeTo(b, ann, false)
 		do := func(core.Stream) (v1.ExecResult, error) { return v1.ExecResult{Stdout: "kept"}, nil }
 		if err := send(a, nil, do); err != nil {
-			t.Errorf("%s within the budget: %v", what, err)
+			t.Errorf("sending %s within the budget: %v", what, err)
 		}
 		if held, _, _ := b.Held(); held != 0 {
 			t.Errorf("%s: %d bytes are charged after the answer, want 0", what, held)
@@ -225,7 +225,8 @@ func TestExecAnswerIsEncodedInPieces(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(w.Body.Bytes(), one) || w.Header().Get("Content-Length") != strconv.Itoa(len(one)) {
-		t.Errorf("the answer differs from the result as JSON, or its header %v is wrong", w.Header())
+		t.Errorf("answer has %d bytes, header %v; want the %d bytes of the result as JSON and their length",
+			w.Body.Len(), w.Header(), len(one))
 	}
 	if most := 6*escapedPiece + 2; w.most > most {
 		t.Errorf("a piece has %d bytes, want at most %d", w.most, most)
