@@ -37,7 +37,7 @@ func TestHostCapacityServesInOrder(t *testing.T) {
 	b := newHostCapacity(2, 100)
 	from := &poolDemand{nextWaiter: (&line{turns: []uint64{1, 1, 1, 1}}).turn}
 	if err := b.reserve(t.Context(), 200, from); !errdefs.IsFailedPrecondition(err) {
-		t.Fatal(err)
+		t.Fatalf("reserve of more than the capacity: %v, want FailedPrecondition", err)
 	}
 	if err := b.reserve(t.Context(), 60, from); err != nil {
 		t.Fatal(err)
@@ -48,10 +48,10 @@ func TestHostCapacityServesInOrder(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	small := make(chan error, 1)
 	go func() { small <- b.reserve(ctx, 10, from) }()
-	eventually(t, "the small one waits", func() bool { return b.waits() == 2 })
+	eventually(t, "the small request waits", func() bool { return b.waits() == 2 })
 	cancel()
 	if err := <-small; !errdefs.IsResourceExhausted(err) {
-		t.Fatalf("a small one overtook: %v", err)
+		t.Fatalf("small request behind a large one: %v, want ResourceExhausted", err)
 	}
 	b.release(60)
 	if err := <-big; err != nil {
@@ -72,7 +72,7 @@ func TestWaitingCallersComeBeforePoolFilling(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b.isStarved() {
-		t.Error("nobody waits")
+		t.Error("isStarved() = true without a waiting caller, want false")
 	}
 	got := make(chan string, 4)
 	for i, w := range []struct {
@@ -88,12 +88,107 @@ func TestWaitingCallersComeBeforePoolFilling(t *testing.T) {
 		eventually(t, w.name+" waits", func() bool { return b.waits() == i+1 })
 	}
 	if !b.isStarved() {
-		t.Error("somebody waits")
+		t.Error("isStarved() = false with waiting callers, want true")
 	}
 	for _, want := range []string{"seldom", "often", "fill", "second of often"} {
 		b.release(1)
 		if name := <-got; name != want {
-			t.Errorf("%s came, want %s", name, want)
+			t.Errorf("admitted %s, want %s", name, want)
+		}
+	}
+}
+
+// capacityModel makes random requests to a host's capacity and records which were admitted.
+type capacityModel struct {
+	*hostCapacity
+	sources []*poolDemand
+
+	group    sync.WaitGroup
+	answered atomic.Int64
+	cancels  []func() // each returns when its call has returned
+
+	held   sync.Mutex
+	admits []capacityHeld
+}
+
+type capacityHeld struct {
+	memory int64
+	from   *poolDemand
+}
+
+func newCapacityModel(rt *rapid.T) *capacityModel {
+	count, memory := rapid.IntRange(1, 4).Draw(rt, "count"), rapid.Int64Range(4, 12).Draw(rt, "memory")
+	m := &capacityModel{hostCapacity: newHostCapacity(count, memory)}
+	for range 3 {
+		l := &line{turns: rapid.SliceOfN(rapid.Uint64Range(0, 5), 0, 3).Draw(rt, "turns")}
+		m.sources = append(m.sources, &poolDemand{nextWaiter: l.turn})
+	}
+	return m
+}
+
+// take starts a request.
+func (m *capacityModel) take(rt *rapid.T) {
+	h := capacityHeld{rapid.Int64Range(1, 4).Draw(rt, "of"), rapid.SampledFrom(m.sources).Draw(rt, "from")}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	m.cancels = append(m.cancels, func() { cancel(); <-done })
+	m.group.Go(func() {
+		defer close(done)
+		defer m.answered.Add(1)
+		if m.reserve(ctx, h.memory, h.from) != nil {
+			return
+		}
+		m.held.Lock()
+		m.admits = append(m.admits, h)
+		m.held.Unlock()
+		m.created(h.from)
+	})
+}
+
+// give releases what the first admitted request holds, if there is one.
+func (m *capacityModel) give() {
+	m.held.Lock()
+	if len(m.admits) == 0 {
+		m.held.Unlock()
+		return
+	}
+	h := m.admits[0]
+	m.admits = m.admits[1:]
+	m.held.Unlock()
+	m.release(h.memory)
+}
+
+// check fails if the capacity is exceeded, or if the next request waits although it fits.
+func (m *capacityModel) check(rt *rapid.T) {
+	for m.waits()+int(m.answered.Load()) != len(m.cancels) { // each request waits or has its answer
+		time.Sleep(20 * time.Microsecond)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.used > m.count || m.bytes > m.memory || m.used < 0 || m.bytes < 0 {
+		rt.Fatalf("%d sandboxes with %d bytes, want 0 to %d with 0 to %d", m.used, m.bytes, m.count, m.memory)
+	}
+	if e, _ := m.next(); e != nil && m.fits(e.Value.(*capacityRequest).memory) {
+		rt.Fatalf("a request of %d bytes waits with %d of %d bytes used, want it admitted",
+			e.Value.(*capacityRequest).memory, m.bytes, m.memory)
+	}
+}
+
+// end cancels all requests, releases all and fails if anything is still counted.
+func (m *capacityModel) end(rt *rapid.T) {
+	for _, cancel := range m.cancels {
+		cancel()
+	}
+	m.group.Wait()
+	for _, h := range m.admits {
+		m.release(h.memory)
+	}
+	if m.used != 0 || m.bytes != 0 || m.waiting.Len() != 0 {
+		rt.Fatalf("%d sandboxes, %d bytes and %d waiting are left, want 0", m.used, m.bytes, m.waiting.Len())
+	}
+	for _, s := range m.sources {
+		if s.creating != 0 {
+			rt.Fatalf("%d sandboxes are being created, want 0", s.creating)
 		}
 	}
 }
@@ -102,82 +197,21 @@ func TestWaitingCallersComeBeforePoolFilling(t *testing.T) {
 // next, and nothing leaks.
 func TestHostCapacityInvariants(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		count, memory := rapid.IntRange(1, 4).Draw(rt, "count"), rapid.Int64Range(4, 12).Draw(rt, "memory")
-		b := newHostCapacity(count, memory)
-		sources := []*poolDemand{}
-		for range 3 {
-			l := &line{turns: rapid.SliceOfN(rapid.Uint64Range(0, 5), 0, 3).Draw(rt, "turns")}
-			sources = append(sources, &poolDemand{nextWaiter: l.turn})
-		}
-		type held struct {
-			memory int64
-			from   *poolDemand
-		}
-		var mu sync.Mutex
-		var have []held
-		var cancels []func() // each returns when its call has returned
-		var answered atomic.Int64
-		var group sync.WaitGroup
+		m := newCapacityModel(rt)
 		for range rapid.IntRange(1, 25).Draw(rt, "steps") {
 			switch rapid.SampledFrom([]string{"take", "take", "give", "cancel"}).Draw(rt, "do") {
 			case "take":
-				h := held{rapid.Int64Range(1, 4).Draw(rt, "of"), rapid.SampledFrom(sources).Draw(rt, "from")}
-				ctx, cancel := context.WithCancel(context.Background())
-				done := make(chan struct{})
-				cancels = append(cancels, func() { cancel(); <-done })
-				group.Go(func() {
-					defer close(done)
-					defer answered.Add(1)
-					if b.reserve(ctx, h.memory, h.from) != nil {
-						return
-					}
-					mu.Lock()
-					have = append(have, h)
-					mu.Unlock()
-					b.created(h.from)
-				})
+				m.take(rt)
 			case "give":
-				mu.Lock()
-				if len(have) > 0 {
-					h := have[0]
-					have = have[1:]
-					mu.Unlock()
-					b.release(h.memory)
-				} else {
-					mu.Unlock()
-				}
+				m.give()
 			case "cancel":
-				if len(cancels) > 0 {
-					cancels[rapid.IntRange(0, len(cancels)-1).Draw(rt, "which")]()
+				if len(m.cancels) > 0 {
+					m.cancels[rapid.IntRange(0, len(m.cancels)-1).Draw(rt, "which")]()
 				}
 			}
-			for b.waits()+int(answered.Load()) != len(cancels) { // each request waits or has its answer
-				time.Sleep(20 * time.Microsecond)
-			}
-			b.mu.Lock()
-			if b.used > count || b.bytes > memory || b.used < 0 || b.bytes < 0 {
-				rt.Fatalf("%d of %d, %d of %d", b.used, count, b.bytes, memory)
-			}
-			if e, _ := b.next(); e != nil && b.fits(e.Value.(*capacityRequest).memory) {
-				rt.Fatalf("one waits with room for it")
-			}
-			b.mu.Unlock()
+			m.check(rt)
 		}
-		for _, cancel := range cancels {
-			cancel()
-		}
-		group.Wait()
-		for _, h := range have {
-			b.release(h.memory)
-		}
-		if b.used != 0 || b.bytes != 0 || b.waiting.Len() != 0 {
-			rt.Fatalf("left: %d, %d bytes, %d waiting", b.used, b.bytes, b.waiting.Len())
-		}
-		for _, s := range sources {
-			if s.creating != 0 {
-				rt.Fatalf("%d are being made", s.creating)
-			}
-		}
+		m.end(rt)
 	})
 }
 
@@ -197,10 +231,10 @@ func TestIdleWarmSandboxesMakeRoom(t *testing.T) {
 	other := func(r *Request) { r.Template = "other" }
 	a, b := s.acquire(t, other), s.acquire(t, other)
 	if n := len(w.host.IDs()); n > 3 {
-		t.Errorf("%d sandboxes", n)
+		t.Errorf("%d sandboxes, want at most 3", n)
 	}
 	if n := warm(); n > 1 {
-		t.Errorf("%d are warm", n)
+		t.Errorf("%d warm sandboxes, want at most 1", n)
 	}
 	for _, l := range []*Lease{a, b} {
 		if err := s.End(t.Context(), l, Removed, true); err != nil {
@@ -237,7 +271,7 @@ func TestFairOrderSpansTemplates(t *testing.T) {
 			}
 			got <- won{caller, l}
 		}()
-		eventually(t, "it waits", func() bool { return waiting() == before+1 })
+		eventually(t, "the request waits", func() bool { return waiting() == before+1 })
 	}
 	for range 3 {
 		ask("greedy", "default")
@@ -262,7 +296,7 @@ func TestFairOrderSpansTemplates(t *testing.T) {
 		}
 	}
 	if at := slices.Index(order, "modest"); at > 2 {
-		t.Errorf("served: %v", order)
+		t.Errorf("callers were served as %v, want modest among the first three", order)
 	}
 }
 
@@ -276,14 +310,14 @@ func TestQueueSharePerCallerIsBounded(t *testing.T) {
 		_, err := s.tryAcquire(ctx, greedy)
 		ended <- err
 	}()
-	eventually(t, "it waits", func() bool { return s.Pools()[0].Waiting == 1 })
+	eventually(t, "the request waits", func() bool { return s.Pools()[0].Waiting == 1 })
 	_, err := s.tryAcquire(t.Context(), greedy)
 	if q, ok := errors.AsType[*QuotaError](err); !ok || q.Quota != "waiting" || !errdefs.IsResourceExhausted(err) {
-		t.Fatal(err)
+		t.Fatalf("second waiting call: %v, want ResourceExhausted for quota waiting", err)
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
+		t.Fatalf("cancelled call: %v, want %v", err, context.Canceled)
 	}
 	if err := s.End(t.Context(), held, Removed, true); err != nil {
 		t.Fatal(err)
@@ -300,7 +334,7 @@ func TestUnusedUsageIsDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "nothing is remembered", func() bool {
+	eventually(t, "the usage is dropped", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.usage) == 0
@@ -313,7 +347,7 @@ func TestUnusedUsageIsDropped(t *testing.T) {
 	got := *s.usage["me"]
 	s.mu.Unlock()
 	if got.sandboxes != 1 || got.memory != one {
-		t.Fatalf("after a restart: %+v", got)
+		t.Fatalf("usage after a restart = %+v, want 1 sandbox and %d bytes", got, one)
 	}
 	if err := s.End(t.Context(), s.Live(keep.ID), Removed, true); err != nil {
 		t.Fatal(err)

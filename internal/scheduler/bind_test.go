@@ -34,27 +34,27 @@ func TestEndDuringBind(t *testing.T) {
 	}()
 	l := s.Live(<-binding)
 	if _, err := l.Enter(t.Context()); !errdefs.IsUnavailable(err) {
-		t.Fatalf("entered before it was handed out: %v", err)
+		t.Fatalf("Enter during bind: %v, want Unavailable", err)
 	}
 	if err := s.End(t.Context(), l, Removed, false); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is marked", func() bool { return s.row(t, l.ID).State == store.Stopping })
+	eventually(t, "the lease is stopping", func() bool { return s.row(t, l.ID).State == store.Stopping })
 	select {
 	case <-l.Gone():
-		t.Error("it was destroyed while a mount was made in it")
+		t.Error("the sandbox was destroyed during a bind, want it kept until the bind ends")
 	case <-time.After(100 * time.Millisecond):
 	}
 	close(goOn)
 	if err := <-got; !errdefs.IsNotFound(err) {
-		t.Errorf("a lease that was removed was handed out: %v", err)
+		t.Errorf("Acquire of a lease that was removed: %v, want NotFound", err)
 	}
 	eventually(t, "the workspace is free", func() bool {
 		got, err := s.volumes.Get("w")
 		return err == nil && len(got.Leases) == 0 && len(s.liveLeases()) == 0
 	})
 	if st := s.Pools()[0]; st.Leased != 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("pool = %+v, want none leased", st)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestLeaseInUseAgainIsNotIdle(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l.Ended() != "" {
-			t.Fatal("it was ended under a call, or right after one")
+			t.Fatalf("lease ended as %q during or right after a call, want it live", l.Ended())
 		}
 		use.Leave()
 	}
@@ -102,7 +102,7 @@ func TestSlowGuestIsNotIdle(t *testing.T) {
 	select {
 	case <-asked: // so the first ping had no answer
 	case <-l.Gone():
-		t.Fatal("it ended because its guest did not answer")
+		t.Fatal("the lease of a guest that does not answer ended, want it live")
 	}
 	w.host.SetHook(nil)
 	<-l.Gone()
@@ -114,13 +114,13 @@ func TestEndedLeaseRejectsInstance(t *testing.T) {
 	row := s.row(t, s.acquire(t).ID)
 	unknown := newLease(row, nil, nil)
 	if !unknown.beginEnd(Removed) {
-		t.Fatal("it does not end")
+		t.Fatal("beginEnd = false, want true")
 	}
 	if known, err := s.resolveLease(t.Context(), unknown, row); !known || !errdefs.IsNotFound(err) {
-		t.Fatal(known, err)
+		t.Fatalf("resolveLease = %t, %v; want true and NotFound", known, err)
 	}
 	if st := s.Pools()[0]; unknown.instance != nil || st.Leased != 1 {
-		t.Fatalf("%+v", st)
+		t.Fatalf("instance = %v, pool = %+v; want none and 1 leased", unknown.instance, st)
 	}
 }
 
@@ -137,10 +137,10 @@ func TestBusyWorkspaceUsesNoSandbox(t *testing.T) {
 	created := len(w.host.Created())
 	for range 5 {
 		if _, err := s.tryAcquire(t.Context(), with); !errdefs.IsUnavailable(err) {
-			t.Fatal(err)
+			t.Fatalf("Acquire with a busy workspace: %v, want Unavailable", err)
 		}
 	}
 	if st := s.Pools()[0]; st.Warm != 1 || len(w.host.Created()) != created {
-		t.Fatalf("%+v, %d made", st, len(w.host.Created())-created)
+		t.Fatalf("pool = %+v, %d sandboxes created; want 1 warm and 0 created", st, len(w.host.Created())-created)
 	}
 }

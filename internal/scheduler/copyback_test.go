@@ -17,15 +17,15 @@ func TestWorkspaceRecoveryLocksPerDirectory(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := s.recoverWorkspace(ctx, other); err != nil {
-		t.Errorf("another workspace: %v", err)
+		t.Errorf("recoverWorkspace of another workspace: %v", err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := s.recoverWorkspace(gone, slow); !errors.Is(err, context.Canceled) {
-		t.Errorf("who has gone still waits: %v", err)
+		t.Errorf("recoverWorkspace for a caller that left: %v, want %v", err, context.Canceled)
 	}
 	leave()
 	if err := s.recoverWorkspace(ctx, slow); err != nil {
-		t.Errorf("after that: %v", err)
+		t.Errorf("recoverWorkspace after the lock was released: %v", err)
 	}
 }

@@ -40,17 +40,17 @@ func TestDatabaseSizeIsBounded(t *testing.T) {
 			return err == nil && len(live) == 0
 		})
 		if n := rows(); n != 50 {
-			t.Fatalf("%d leases can be looked at, 50 were just ended", n)
+			t.Fatalf("%d ended leases are kept, want the last 50", n)
 		}
 		s.deleteOldRows(t.Context(), time.Now().Add(s.opts.Keep+time.Minute))
 		if n := rows(); n != 0 {
-			t.Fatalf("%d leases are kept beyond their time", n)
+			t.Fatalf("%d leases are kept beyond their time, want 0", n)
 		}
 		if round == 0 {
 			first = size()
 		}
 	}
 	if last := size(); last > 2*first+1<<20 {
-		t.Errorf("the database has %d bytes after 50 leases and %d after 200", first, last)
+		t.Errorf("the database has %d bytes after 200 leases, want at most %d", last, 2*first+1<<20)
 	}
 }

@@ -56,26 +56,26 @@ func TestRecoverFinishesInterruptedEnd(t *testing.T) {
 	})
 	w.host.SetHook(fake.Fail(errors.New("the engine says no"), -1, fake.OpDestroy))
 	s = w.start(t)
-	eventually(t, "it was tried", func() bool { // other sandboxes may be created at the same time
+	eventually(t, "the removal was tried", func() bool { // other sandboxes may be created at the same time
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		_, tried := s.failedRemovals[l.ID]
 		return tried
 	})
 	if _, err := s.tryAcquire(t.Context(), with); !errdefs.IsUnavailable(err) {
-		t.Errorf("its workspace was given away: %v", err)
+		t.Errorf("Acquire with its workspace: %v, want Unavailable", err)
 	}
 	if got, err := s.store.Shell(t.Context(), "sh"); err != nil || got.Result != nil {
-		t.Errorf("its shell is said to have ended: %+v %v", got, err)
+		t.Errorf("Shell of the lease = %+v, %v; want no result yet", got, err)
 	}
 	w.host.SetHook(nil)
-	eventually(t, "it is gone", func() bool { return s.row(t, l.ID).State == store.Gone })
+	eventually(t, "the sandbox is gone", func() bool { return s.row(t, l.ID).State == store.Gone })
 	if got := s.row(t, l.ID).Reason; got != Removed {
-		t.Errorf("it ended for %q", got)
+		t.Errorf("the lease ended as %q, want %q", got, Removed)
 	}
 	if got, err := s.store.Shell(t.Context(), "sh"); err != nil || got.Result == nil ||
 		got.Result.Ending != runtime.Cancelled {
-		t.Errorf("its shell: %+v %v", got, err)
+		t.Errorf("Shell of the lease = %+v, %v; want ending %s", got, err, runtime.Cancelled)
 	}
 	s.acquire(t, with)
 }
@@ -86,7 +86,7 @@ func TestRecoverEndsOneShotLease(t *testing.T) {
 	l := s.acquire(t, func(r *Request) { r.Lease.OneShot = true })
 	s.stop()
 	s = w.start(t)
-	eventually(t, "it is gone", func() bool { return s.row(t, l.ID).State == store.Gone })
+	eventually(t, "the sandbox is gone", func() bool { return s.row(t, l.ID).State == store.Gone })
 }
 
 func TestRecoverIgnoresUnremovableOrphan(t *testing.T) {
@@ -132,7 +132,7 @@ func TestDestroyAllRecordsShellEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := st.Shell(t.Context(), "sh"); err != nil || got.Result == nil {
-			t.Errorf("a shell of nothing runs: %+v %v", got, err)
+			t.Errorf("Shell after DestroyAll = %+v, %v; want a result", got, err)
 		}
 	})
 }
@@ -153,7 +153,7 @@ func TestDestroyAllLeavesNothing(t *testing.T) {
 	}
 	live, err := st.Live(t.Context())
 	if err != nil || len(live) != 0 || len(w.host.IDs()) != 0 {
-		t.Fatal(live, w.host.IDs(), err)
+		t.Fatalf("live rows = %v, sandboxes = %v, %v; want none", live, w.host.IDs(), err)
 	}
 }
 
@@ -167,11 +167,11 @@ func TestEndReportsFailedRemoval(t *testing.T) {
 	w.host.SetHook(fake.Fail(errors.New("the engine is away"), -1, fake.OpDestroy))
 	for range 2 {
 		if err := s.End(t.Context(), l, Removed, true); !errdefs.IsUnavailable(err) {
-			t.Fatalf("it is said to be gone: %v", err)
+			t.Fatalf("End without the engine: %v, want Unavailable", err)
 		}
 	}
 	w.host.SetHook(nil)
-	eventually(t, "it is gone", func() bool {
+	eventually(t, "the sandbox is gone", func() bool {
 		select {
 		case <-l.Gone():
 			return true

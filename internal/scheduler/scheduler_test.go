@@ -120,7 +120,7 @@ func TestLeaseEndsOnce(t *testing.T) {
 	s := w.start(t)
 	l := s.acquire(t)
 	if got := s.row(t, l.ID); got.State != store.Leased || got.Caller != "me" {
-		t.Fatalf("%+v", got)
+		t.Fatalf("row = %+v, want leased by me", got)
 	}
 	use, err := l.Enter(t.Context())
 	if err != nil {
@@ -132,7 +132,7 @@ func TestLeaseEndsOnce(t *testing.T) {
 	}
 	<-use.Ctx.Done() // calls are cancelled with the reason
 	if e, ok := errors.AsType[*EndedError](context.Cause(use.Ctx)); !ok || e.Reason != Removed {
-		t.Fatal(context.Cause(use.Ctx))
+		t.Fatalf("cause = %v, want an EndedError with reason %s", context.Cause(use.Ctx), Removed)
 	}
 	use.Leave()
 	use.Leave()
@@ -142,13 +142,13 @@ func TestLeaseEndsOnce(t *testing.T) {
 		}
 	}
 	if got := s.row(t, l.ID); got.State != store.Gone || got.Reason != Removed || got.Ended.IsZero() {
-		t.Fatalf("%+v", got)
+		t.Fatalf("row = %+v, want gone with reason %s and an end", got, Removed)
 	}
 	if _, err := s.Lease(t.Context(), "me", l.ID); !errdefs.IsNotFound(err) {
-		t.Fatal(err)
+		t.Fatalf("Lease of an ended lease: %v, want NotFound", err)
 	}
 	if _, err := l.Enter(t.Context()); !errdefs.IsNotFound(err) {
-		t.Fatal(err)
+		t.Fatalf("Enter of an ended lease: %v, want NotFound", err)
 	}
 }
 
@@ -156,10 +156,10 @@ func TestLeaseOfAnotherCallerIsNotFound(t *testing.T) {
 	s := newWorld(t).start(t)
 	l := s.acquire(t)
 	if _, err := s.Lease(t.Context(), "you", l.ID); !errdefs.IsNotFound(err) {
-		t.Fatal(err)
+		t.Fatalf("Lease of another caller: %v, want NotFound", err)
 	}
 	if _, err := s.Row(t.Context(), "you", l.ID); !errdefs.IsNotFound(err) {
-		t.Fatal(err)
+		t.Fatalf("Row of another caller: %v, want NotFound", err)
 	}
 }
 
@@ -184,7 +184,7 @@ func TestDueLeaseEnds(t *testing.T) { //nolint:tparallel // the leases are short
 			}
 			eventually(t, "the lease ended", func() bool { return s.row(t, l.ID).State == store.Gone })
 			if got := s.row(t, l.ID).Reason; got != c.reason {
-				t.Fatalf("ended for %q", got)
+				t.Fatalf("the lease ended as %q, want %q", got, c.reason)
 			}
 		})
 	}
@@ -200,10 +200,10 @@ func TestWorkspaceIsHeldUntilSandboxIsGone(t *testing.T) {
 	with := func(r *Request) { r.Lease.Workspace = "w" }
 	l := s.acquire(t, with)
 	if _, ok := w.host.Bound(l.ID); !ok {
-		t.Fatal("the workspace is not bound")
+		t.Fatal("the workspace is not bound, want it bound")
 	}
 	if _, err := s.tryAcquire(t.Context(), with); !errdefs.IsUnavailable(err) {
-		t.Fatalf("a second writer got %v", err)
+		t.Fatalf("Acquire by a second writer: %v, want Unavailable", err)
 	}
 	w.host.SetHook(fake.Fail(errors.New("the engine says no"), 1, fake.OpDestroy))
 	if err := s.End(t.Context(), l, Removed, false); err != nil {
@@ -222,7 +222,7 @@ func TestFailedBindLeavesNothing(t *testing.T) {
 	}
 	w.host.SetHook(fake.Fail(errors.New("no mount today"), 1, fake.OpBind))
 	if _, err := s.tryAcquire(t.Context(), func(r *Request) { r.Lease.Workspace = "w" }); err == nil {
-		t.Fatal("it was leased")
+		t.Fatal("Acquire with a failed bind succeeded, want an error")
 	}
 	eventually(t, "the sandbox is gone and the workspace free", func() bool {
 		got, err := s.volumes.Get("w")
@@ -238,7 +238,7 @@ func TestHandOverKeepsLeasesAndWarmSandboxes(t *testing.T) {
 	before := len(w.host.Created())
 	s.stop()
 	if len(w.host.IDs()) != 2 {
-		t.Fatalf("the engine has %v", w.host.IDs())
+		t.Fatalf("sandboxes = %v, want 2", w.host.IDs())
 	}
 	s = w.start(t)
 	got, err := s.Lease(t.Context(), "me", l.ID)
@@ -250,11 +250,12 @@ func TestHandOverKeepsLeasesAndWarmSandboxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p, err := use.Ping(t.Context()); err != nil || !p.Claimed {
-		t.Fatal(p, err)
+		t.Fatalf("Ping = %+v, %v; want a claimed guest", p, err)
 	}
 	use.Leave()
 	if st := s.Pools()[0]; st.Warm != 1 || st.Leased != 1 || len(w.host.Created()) != before {
-		t.Fatalf("%+v", st)
+		t.Fatalf("pool = %+v, %d sandboxes created; want 1 warm, 1 leased and 0 created",
+			st, len(w.host.Created())-before)
 	}
 }
 
@@ -268,7 +269,7 @@ func TestOtherBuildReplacesWarmSandboxes(t *testing.T) {
 	eventually(t, "a new one is warm", func() bool { return s.Pools()[0].Warm == 1 })
 	for _, id := range w.host.IDs() {
 		if id == old {
-			t.Fatal("the old one is still there")
+			t.Fatalf("sandbox %s of the old build exists, want it replaced", id)
 		}
 	}
 }
@@ -311,11 +312,11 @@ func TestRecoverAfterCrash(t *testing.T) {
 			s.row(t, "intended1").State == store.Failed
 	})
 	if got := s.row(t, lost.ID).Reason; got != Lost {
-		t.Fatalf("the lost one ended for %q", got)
+		t.Fatalf("the lost lease ended as %q, want %q", got, Lost)
 	}
 	for _, id := range w.host.IDs() {
 		if id == "orphan-00" {
-			t.Fatal("the orphan is still there")
+			t.Fatalf("sandboxes = %v, want the orphan removed", w.host.IDs())
 		}
 	}
 }
@@ -333,9 +334,9 @@ func TestUnknownLeaseIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := got.Enter(t.Context()); err != nil && !errdefs.IsUnavailable(err) {
-		t.Fatal(err)
+		t.Fatalf("Enter: %v, want success or Unavailable", err)
 	}
-	eventually(t, "it is found again", func() bool {
+	eventually(t, "the lease is found again", func() bool {
 		use, err := got.Enter(t.Context())
 		if err == nil {
 			use.Leave()
@@ -356,7 +357,7 @@ func TestRecoverRejectsOtherRuntime(t *testing.T) {
 	defer st.Close()
 	other := New(Options{Driver: fake.New(fake.Options{Name: "other"}), Store: st, MaxSandboxes: 1})
 	if _, err := other.Recover(t.Context()); !errdefs.IsFailedPrecondition(err) {
-		t.Fatal(err)
+		t.Fatalf("Recover with another driver: %v, want FailedPrecondition", err)
 	}
 }
 
@@ -366,10 +367,10 @@ func TestMaxSandboxesIsEnforced(t *testing.T) {
 	a, b := s.acquire(t), s.acquire(t)
 	_, err := s.tryAcquire(t.Context(), func(r *Request) { r.Wait = 200 * time.Millisecond })
 	if !errdefs.IsUnavailable(err) && !errdefs.IsResourceExhausted(err) {
-		t.Fatal(err)
+		t.Fatalf("Acquire on a full host: %v, want Unavailable or ResourceExhausted", err)
 	}
 	if n := len(w.host.IDs()); n != 2 {
-		t.Fatalf("%d sandboxes", n)
+		t.Fatalf("%d sandboxes, want 2", n)
 	}
 	if err := s.End(t.Context(), a, Removed, true); err != nil {
 		t.Fatal(err)

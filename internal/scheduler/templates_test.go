@@ -34,43 +34,43 @@ func (s *service) stats(name string) pool.Stats {
 	return pool.Stats{}
 }
 
+// wantPut puts the template and reports an error if that is not the wanted change.
+func wantPut(t *testing.T, s *service, put Template, want Change) {
+	t.Helper()
+	if got := s.Put(put); got != want {
+		t.Errorf("Put(%s) = %q, want %q", put.Name, got, want)
+	}
+}
+
 func TestPutAndDropTemplates(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	kept := s.acquire(t)
-	if got := s.Put(named("extra", 2)); got != Added {
-		t.Fatal(got)
-	}
+	wantPut(t, s, named("extra", 2), Added)
 	eventually(t, "two of the new template are warm", func() bool { return s.stats("extra").Warm == 2 })
-	if got := s.Put(named("extra", 2)); got != Same {
-		t.Error(got)
-	}
-	if got := s.Put(named("extra", 3)); got != Resized {
-		t.Error(got)
-	}
+	wantPut(t, s, named("extra", 2), Same)
+	wantPut(t, s, named("extra", 3), Resized)
 	eventually(t, "a third is warm", func() bool { return s.stats("extra").Warm == 3 })
 	if n := s.stats("extra").Created; n != 3 {
-		t.Errorf("%d were made for three", n)
+		t.Errorf("%d sandboxes were created, want 3", n)
 	}
 	changed := named("extra", 3)
 	changed.Env = map[string]string{"A": "b"}
 	changed.Warmup = []Hook{{Argv: []string{"false"}, Timeout: time.Minute}}
-	if got := s.Put(changed); got != Changed {
-		t.Error(got)
-	}
-	eventually(t, "what cannot be warmed up is told", func() bool {
+	wantPut(t, s, changed, Changed)
+	eventually(t, "the failed warm-up is reported", func() bool {
 		st := s.stats("extra")
 		return st.Warm == 0 && strings.Contains(st.LastError, "extra")
 	})
 	if !s.Drop("default") || s.Drop("default") || s.Drop("nobody") {
-		t.Error("dropped not once")
+		t.Error("Drop of default, default again and nobody: want true, false, false")
 	}
 	_, err := s.tryAcquire(t.Context())
 	if !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "use one of extra") {
-		t.Error(err)
+		t.Errorf("Acquire from a dropped template: %v, want NotFound that names extra", err)
 	}
 	if kept.Ended() != "" {
-		t.Error("a lease ended with its template")
+		t.Errorf("the lease of a dropped template ended as %q, want it live", kept.Ended())
 	}
 	if err := s.End(t.Context(), kept, Removed, true); err != nil {
 		t.Fatal(err)
@@ -80,9 +80,7 @@ func TestPutAndDropTemplates(t *testing.T) {
 		"the removed template is forgotten",
 		func() bool { s.forgetRemovedTemplates(); return s.templates.find("default") == nil },
 	)
-	if got := s.Put(named("default", 1)); got != Added {
-		t.Error(got)
-	}
+	wantPut(t, s, named("default", 1), Added)
 	again := s.acquire(t)
 	if err := s.End(t.Context(), again, Removed, true); err != nil {
 		t.Fatal(err)
@@ -105,7 +103,7 @@ func TestTemplatesChangeDuringLeases(t *testing.T) {
 				if err != nil {
 					if !errdefs.IsNotFound(err) && !errdefs.IsUnavailable(err) &&
 						!strings.Contains(err.Error(), "capacity for another sandbox") {
-						t.Error(err)
+						t.Errorf("Acquire(%s): %v, want NotFound, Unavailable or no capacity", name, err)
 					}
 					time.Sleep(time.Millisecond)
 					continue
@@ -135,7 +133,7 @@ func TestTemplatesChangeDuringLeases(t *testing.T) {
 		s.Drop(fmt.Sprint("t", i))
 	}
 	s.Drop("default")
-	eventually(t, "nothing is left", func() bool {
+	eventually(t, "the capacity is free", func() bool {
 		s.forgetRemovedTemplates()
 		s.capacity.mu.Lock()
 		used, bytes := s.capacity.used, s.capacity.bytes
@@ -145,7 +143,7 @@ func TestTemplatesChangeDuringLeases(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.usage) != 0 || len(s.leases) != 0 || s.waiting != 0 {
-		t.Errorf("callers still have %v, %d leases", s.usage, len(s.leases))
+		t.Errorf("usage = %v, %d leases, %d waiting; want none", s.usage, len(s.leases), s.waiting)
 	}
 }
 
@@ -210,13 +208,13 @@ func TestBackgroundHooksBecomeLeaseShells(t *testing.T) {
 	l := s.acquire(t)
 	rows, err := s.store.Shells(t.Context(), l.ID)
 	if err != nil || len(rows) != 1 || rows[0].Argv[0] != "server" || rows[0].Caller != "me" {
-		t.Fatalf("%+v, %v", rows, err)
+		t.Fatalf("Shells = %+v, %v; want one that runs server for me", rows, err)
 	}
 	mu.Lock()
 	base := guests[l.ID].base
 	mu.Unlock()
 	if base.Env["A"] != "b" || base.User != "77" {
-		t.Errorf("%+v", base)
+		t.Errorf("base of the guest = %+v, want A=b and user 77", base)
 	}
 	if err := s.End(t.Context(), l, Removed, true); err != nil {
 		t.Fatal(err)
@@ -248,12 +246,12 @@ func TestFailedHookReportsOutput(t *testing.T) {
 	s := w.start(t, func(o *Options) {
 		o.Templates[0].Warmup = []Hook{{Argv: []string{"exit", "7"}, Timeout: time.Minute}}
 	})
-	eventually(t, "it is told", func() bool {
+	eventually(t, "the failed warm-up is reported", func() bool {
 		st := s.stats("default")
 		return st.Failed > 0 && strings.Contains(st.LastError, "warm-up 1 (exit): exited with 7")
 	})
 	_, err := s.tryAcquire(t.Context())
 	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "warm-up") {
-		t.Error(err)
+		t.Errorf("Acquire: %v, want Unavailable because of the warm-up", err)
 	}
 }
