@@ -43,7 +43,7 @@ func TestUpgradeRevokesOldGrants(t *testing.T) {
 		s = open(t, dir)
 		if g, ok, err := s.Approvals().Grant(t.Context(), "ann", "s", "bash", "p/trust:3", 3, time.Time{}); ok ||
 			err != nil {
-			t.Errorf("grant of an older version: %+v, %v", g, err)
+			t.Errorf("Grant after an upgrade = %+v, %t, %v; want none", g, ok, err)
 		}
 		q, err := s.Approvals().Approval(t.Context(), "q")
 		if err != nil || q.Trust != 3 || q.State != "pending" || q.Key != "k" {
@@ -55,12 +55,12 @@ func TestUpgradeRevokesOldGrants(t *testing.T) {
 		[]Grant{
 			{Caller: "ann", Session: "s", Tool: "bash", Rule: "p/trust:3", Trust: 3, Approve: true, Created: now},
 		}, false); !done || err != nil {
-		t.Fatal(done, err)
+		t.Fatalf("DecideApproval = %t, %v; want true", done, err)
 	}
 	for trust := range 4 {
 		_, ok, err := s.Approvals().Grant(t.Context(), "ann", "s", "bash", "p/trust:3", trust, time.Time{})
 		if err != nil || ok != (trust == 3) {
-			t.Errorf("trust %d: granted %v, %v", trust, ok, err)
+			t.Errorf("Grant for trust %d: %t, %v; want %t", trust, ok, err, trust == 3)
 		}
 	}
 }
@@ -77,7 +77,7 @@ func TestDecidedApprovalsPerCallerAreBounded(t *testing.T) {
 		}
 		if _, done, err := s.DecideApproval(t.Context(), Approval{ID: id, State: state, Decided: at}, nil, false); err != nil ||
 			!done {
-			t.Fatalf("DecideApproval(%s) = %t, %v", id, done, err)
+			t.Fatalf("DecideApproval(%s) = %t, %v; want true", id, done, err)
 		}
 	}
 	decide("bob", "bobs", "denied", []byte(`{}`))

@@ -64,11 +64,11 @@ func TestAuditScanReadsPages(t *testing.T) {
 	} {
 		seqs := auditSeqs(t, a, c.f)
 		if len(seqs) != c.count || seqs[0] != c.first || seqs[len(seqs)-1] != c.last {
-			t.Errorf("%+v: %d rows", c.f, len(seqs))
+			t.Errorf("Scan(%+v) = rows %v, want %d from %d to %d", c.f, seqs, c.count, c.first, c.last)
 		}
 	}
 	if err := a.Scan(t.Context(), AuditFilter{Newest: true}, nil); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("the newest without a limit: %v", err)
+		t.Errorf("Scan of the newest without a limit: %v, want InvalidArgument", err)
 	}
 	stop := errors.New("stop")
 	if err := a.Scan(t.Context(), AuditFilter{}, func(AuditRow) error { return stop }); !errors.Is(err, stop) {
@@ -88,7 +88,7 @@ func TestAuditRunningCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := a.Append(t.Context(), auditRows(3, 4)); err == nil {
-		t.Error("a number was used twice")
+		t.Error("Append of a used number succeeded, want an error")
 	}
 	a.Close()
 	a = openTestAudit(t, dir)
@@ -111,7 +111,7 @@ func TestAuditFiltersUseTheirIndex(t *testing.T) {
 		plan := queryPlan(t, a,
 			"SELECT seq, record, prev, hash FROM records WHERE "+where+" ORDER BY seq LIMIT 5")
 		if !strings.Contains(plan, "USING INDEX "+index) || strings.Contains(plan, "TEMP B-TREE") {
-			t.Errorf("query plan of %s does not use its index: %s", where, plan)
+			t.Errorf("query plan of %s = %s, want index %s without sorting", where, plan, index)
 		}
 	}
 }
@@ -146,7 +146,7 @@ func TestNewerAuditLogIsRefused(t *testing.T) {
 	}
 	a.Close()
 	if _, err := OpenAudit(t.Context(), dir); !errdefs.IsFailedPrecondition(err) {
-		t.Error(err)
+		t.Errorf("OpenAudit of a newer version: %v, want FailedPrecondition", err)
 	}
 	if info, err := os.Stat(filepath.Join(dir, AuditFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("audit file = %v, %v; want mode 0600", info, err)
@@ -160,6 +160,6 @@ func TestDamagedAuditFileIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := OpenAudit(t.Context(), dir); err == nil || !strings.Contains(err.Error(), AuditFile) {
-		t.Error(err)
+		t.Errorf("OpenAudit of a damaged file: %v, want an error that names %s", err, AuditFile)
 	}
 }

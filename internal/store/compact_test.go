@@ -39,11 +39,11 @@ func TestTrimKeepsNewest(t *testing.T) {
 	}
 	rows, err := s.Leases(t.Context(), "", true, 100)
 	if err != nil || len(rows) != 6 {
-		t.Fatalf("%d rows are left, %v", len(rows), err)
+		t.Fatalf("Leases = %d, %v; want 6", len(rows), err)
 	}
 	for _, r := range rows {
 		if r.ID != "live-one" && r.ID < "ended-15" {
-			t.Errorf("%s is left", r.ID)
+			t.Errorf("%s is left, want live-one and the newest 5", r.ID)
 		}
 	}
 }
@@ -63,7 +63,7 @@ func TestCompactFreesDiskSpace(t *testing.T) {
 		return fi.Size()
 	}
 	if freed, err := s.Compact(t.Context()); freed != 0 || err != nil {
-		t.Fatalf("of a new database: %d, %v", freed, err)
+		t.Fatalf("Compact of a new database = %d, %v; want 0", freed, err)
 	}
 	for i := range 100 {
 		ended(t, s, fmt.Sprintf("ended-%02d", i), time.Unix(100, 0), strings.Repeat("x", 100<<10))
@@ -74,9 +74,10 @@ func TestCompactFreesDiskSpace(t *testing.T) {
 	}
 	freed, err := s.Compact(t.Context())
 	if after := size(); err != nil || freed < 8<<20 || before < 9<<20 || after > 1<<20 {
-		t.Fatalf("from %d to %d octets, %d freed, %v", before, after, freed, err)
+		t.Fatalf("Compact = %d, %v, from %d to %d bytes; want at least %d freed, from at least %d to at most %d",
+			freed, err, before, after, 8<<20, 9<<20, 1<<20)
 	}
 	if freed, err := s.Compact(t.Context()); freed != 0 || err != nil {
-		t.Fatalf("again: %d, %v", freed, err)
+		t.Fatalf("second Compact = %d, %v; want 0", freed, err)
 	}
 }

@@ -50,13 +50,13 @@ func TestKeyBoundsEvictOldestAnswers(t *testing.T) {
 				}
 			}
 			if k, fresh := beginKey(t, s, "ann", "k0"); !fresh {
-				t.Errorf("the oldest key is there: %+v", k)
+				t.Errorf("the oldest key = %+v, want it deleted", k)
 			}
 			if k, fresh := beginKey(t, s, "ann", "under way"); fresh || k.State != KeyOpen {
-				t.Errorf("the key under way: fresh %v, %+v", fresh, k)
+				t.Errorf("the running key = fresh %t, %+v; want the stored one in state %d", fresh, k, KeyOpen)
 			}
 			if k, fresh := beginKey(t, s, "bob", "k"); fresh || k.State != KeyAnswered {
-				t.Errorf("another caller's: fresh %v, %+v", fresh, k)
+				t.Errorf("key of another caller = fresh %t, %+v; want the stored one in state %d", fresh, k, KeyAnswered)
 			}
 		})
 	}
@@ -72,10 +72,11 @@ func TestAnswerOverBoundIsNotStored(t *testing.T) {
 		}
 	}
 	if k, fresh := beginKey(t, s, "ann", "large"); fresh || k.State != KeyTooLarge || len(k.Answer) > 0 {
-		t.Errorf("fresh %v, %+v", fresh, k)
+		t.Errorf("key of a large answer = fresh %t, %+v; want the stored one in state %d without an answer",
+			fresh, k, KeyTooLarge)
 	}
 	if k, _ := beginKey(t, s, "ann", "small"); k.State != KeyAnswered {
-		t.Errorf("the other one went for it: %+v", k)
+		t.Errorf("key of a small answer = %+v, want state %d", k, KeyAnswered)
 	}
 }
 

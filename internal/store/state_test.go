@@ -183,7 +183,7 @@ func TestExamineReportsCondition(t *testing.T) {
 			}
 			for name, text := range files(t, dir) {
 				if before[name] != text {
-					t.Errorf("Examine changed %s", name)
+					t.Errorf("Examine changed %s, want it unchanged", name)
 				}
 			}
 			if c.says == "" {
@@ -193,7 +193,7 @@ func TestExamineReportsCondition(t *testing.T) {
 				t.Errorf("Open() = %v, %v, want FailedPrecondition", s, err)
 			}
 			if after := files(t, dir); len(after) != len(before) {
-				t.Errorf("a refused Open made or removed files: %d, were %d", len(after), len(before))
+				t.Errorf("%d files after a refused Open, want %d", len(after), len(before))
 			}
 		})
 	}
@@ -331,7 +331,7 @@ func TestMarkRetriesOwnerFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.Mark(t.Context()); err == nil {
-		t.Fatal("Mark() = nil although the owner file cannot be written")
+		t.Fatal("Mark() with an unwritable owner file succeeded, want an error")
 	}
 	if err := os.Remove(blocker); err != nil {
 		t.Fatal(err)
@@ -364,6 +364,6 @@ func TestExamineRemovesLeftovers(t *testing.T) {
 	create(t, filepath.Join(left, StateFile), "x")
 	openState(t, dir)
 	if found, _ := filepath.Glob(filepath.Join(dir, examinePrefix+"*")); len(found) > 0 {
-		t.Errorf("left: %v", found)
+		t.Errorf("temporary files = %v, want none", found)
 	}
 }

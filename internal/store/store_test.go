@@ -35,7 +35,7 @@ func TestOwnerAndRowsSurviveReopening(t *testing.T) {
 	s := open(t, dir)
 	owner := s.Owner()
 	if !runtime.ValidID(owner) {
-		t.Fatalf("owner %q cannot name a container", owner)
+		t.Fatalf("owner = %q, want a valid name of a container", owner)
 	}
 	want := row("aaaaaaaa")
 	if err := s.Insert(t.Context(), want); err != nil {
@@ -51,14 +51,14 @@ func TestOwnerAndRowsSurviveReopening(t *testing.T) {
 	}
 	s = open(t, dir)
 	if s.Owner() != owner {
-		t.Fatalf("owner was %s and is %s", owner, s.Owner())
+		t.Fatalf("owner after reopening = %s, want %s", s.Owner(), owner)
 	}
 	got, err := s.Live(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff([]Sandbox{want}, got); d != "" {
-		t.Fatal(d)
+		t.Fatalf("Live (-want +got):\n%s", d)
 	}
 }
 
@@ -73,16 +73,16 @@ func TestInvalidTransitionsAreRefused(t *testing.T) {
 	}
 	for _, to := range []State{Warm, Leased, Stopping, Gone} {
 		if err := set(to); err != nil {
-			t.Fatalf("to %s: %v", to, err)
+			t.Fatalf("Update to %s: %v", to, err)
 		}
 	}
 	for _, to := range []State{Creating, Warm, Leased, Stopping} {
 		if err := set(to); !errors.Is(err, errdefs.ErrFailedPrecondition) {
-			t.Fatalf("from gone to %s: %v", to, err)
+			t.Fatalf("Update from gone to %s: %v, want FailedPrecondition", to, err)
 		}
 	}
 	if _, err := s.Sandbox(t.Context(), "nothing1"); !errors.Is(err, errdefs.ErrNotFound) {
-		t.Fatal(err)
+		t.Fatalf("Sandbox of an unknown id: %v, want NotFound", err)
 	}
 }
 
@@ -90,31 +90,31 @@ func TestBeginKeyReservesOnce(t *testing.T) {
 	s := open(t, t.TempDir())
 	k := Key{Caller: "me", Key: "k", Op: "run", Hash: "h", Created: time.Unix(1, 0)}
 	if _, fresh, err := s.BeginKey(t.Context(), k); err != nil || !fresh {
-		t.Fatal(fresh, err)
+		t.Fatalf("BeginKey = fresh %t, %v; want a fresh key", fresh, err)
 	}
 	if got, fresh, err := s.BeginKey(t.Context(), k); err != nil || fresh || got.State == KeyAnswered {
-		t.Fatal(got, fresh, err)
+		t.Fatalf("second BeginKey = %+v, fresh %t, %v; want the running one", got, fresh, err)
 	}
 	other := k
 	other.Hash = "x"
 	if _, _, err := s.BeginKey(t.Context(), other); !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Fatal(err)
+		t.Fatalf("BeginKey with another request: %v, want InvalidArgument", err)
 	}
 	if open, err := s.OpenKeys(t.Context()); err != nil || len(open) != 1 {
-		t.Fatal(open, err)
+		t.Fatalf("OpenKeys = %v, %v; want one", open, err)
 	}
 	if err := s.FinishKey(t.Context(), "me", "k", "ref", []byte("answer"), manyKeys); err != nil {
 		t.Fatal(err)
 	}
 	if got, fresh, err := s.BeginKey(t.Context(),
 		k); err != nil || fresh || got.State != KeyAnswered || string(got.Answer) != "answer" || got.Ref != "ref" {
-		t.Fatal(got, fresh, err)
+		t.Fatalf("BeginKey after FinishKey = %+v, fresh %t, %v; want the answer and ref", got, fresh, err)
 	}
 	if err := s.DropKey(t.Context(), "me", "k"); err != nil { // a finished key stays
 		t.Fatal(err)
 	}
 	if _, fresh, _ := s.BeginKey(t.Context(), k); fresh {
-		t.Fatal("a finished key was given back")
+		t.Fatal("DropKey of a finished key made it fresh, want it kept")
 	}
 }
 
@@ -136,14 +136,14 @@ func TestShellEndsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if list, err := s.Shells(ctx, "aaaaaaaa"); err != nil || len(list) != 2 || list[0].TTY || !list[1].TTY {
-		t.Errorf("shells are %+v, %v", list, err)
+		t.Errorf("Shells = %+v, %v; want two, only the second with a TTY", list, err)
 	}
 	if err := s.DeleteShell(ctx, "s2"); err != nil {
 		t.Error(err)
 	}
 	got, err := s.Shell(ctx, "s1")
 	if err != nil || got.Result.Ending != runtime.Exited {
-		t.Fatal(got, err)
+		t.Fatalf("Shell = %+v, %v; want ending %s", got, err, runtime.Exited)
 	}
 }
 
@@ -163,10 +163,10 @@ func TestForgetDeletesEndedOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := s.Forget(ctx, time.Unix(11, 0)); err != nil || n != 1 {
-		t.Fatal(n, err)
+		t.Fatalf("Forget = %d, %v; want 1", n, err)
 	}
 	if live, err := s.Live(ctx); err != nil || len(live) != 1 {
-		t.Fatal(live, err)
+		t.Fatalf("Live = %v, %v; want one", live, err)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestLockIsExclusive(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := LockDir(dir); !errors.Is(err, errdefs.ErrUnavailable) {
-		t.Fatalf("second lock: %v", err)
+		t.Fatalf("second LockDir: %v, want Unavailable", err)
 	}
 	if err := l.Unlock(); err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func TestNewerDatabaseIsRefused(t *testing.T) {
 	}
 	s.Close()
 	if _, err := Open(t.Context(), dir); !errors.Is(err, errdefs.ErrFailedPrecondition) {
-		t.Fatal(err)
+		t.Fatalf("Open of a newer version: %v, want FailedPrecondition", err)
 	}
 }
 
@@ -224,7 +224,7 @@ func TestForgetKeepsRunningKeys(t *testing.T) {
 			_, fresh, err := s.BeginKey(t.Context(),
 				Key{Caller: "me", Key: key, Op: "run", Hash: "h", Created: time.Now()})
 			if err != nil || fresh == kept {
-				t.Errorf("%s: fresh %v, %v", key, fresh, err)
+				t.Errorf("BeginKey(%s) after Forget = fresh %t, %v; want fresh %t", key, fresh, err, !kept)
 			}
 		}
 	}
@@ -290,7 +290,7 @@ func TestWriteThatHasBegunCompletes(t *testing.T) {
 	}
 	var got int
 	if err := s.db.QueryRowContext(t.Context(), "SELECT count(*) FROM numbers").Scan(&got); err != nil || got != rows {
-		t.Errorf("%d rows, %v; want %d", got, err, rows)
+		t.Errorf("table has %d rows, %v; want %d", got, err, rows)
 	}
 	if _, err := exec(ctx, s.db, "DELETE FROM numbers"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("exec with an ended context = %v, want %v", err, context.DeadlineExceeded)

@@ -41,7 +41,7 @@ func TestTokensAreStoredAndRevokedOnce(t *testing.T) {
 		}
 	}
 	if _, err := s.RevokeToken(t.Context(), "none", at); !errdefs.IsNotFound(err) {
-		t.Fatal(err)
+		t.Fatalf("RevokeToken of an unknown id: %v, want NotFound", err)
 	}
 }
 
@@ -59,11 +59,11 @@ func TestCallsAreCountedPerDay(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := s.Calls(t.Context(), c.day); err != nil || got["ann"] != c.n {
-			t.Fatalf("Calls = %v, %v", got, err)
+			t.Fatalf("Calls(%s) = %v, %v; want ann: %d", c.day, got, err, c.n)
 		}
 	}
 	if got, err := s.Calls(t.Context(), "2026-01-01"); err != nil || len(got) != 0 {
-		t.Fatalf("an old day is kept: %v %v", got, err)
+		t.Fatalf("Calls of an old day = %v, %v; want none", got, err)
 	}
 }
 
