@@ -31,7 +31,7 @@ func TestBudgetPeriod(t *testing.T) {
 	} {
 		start, until := budgetPeriod(c.period, at(c.now))
 		if !start.Equal(at(c.start)) || !until.Equal(at(c.until)) {
-			t.Errorf("%s %s: %s to %s", c.period, c.now, start, until)
+			t.Errorf("budgetPeriod(%s, %s) = %s to %s; want %s to %s", c.period, c.now, start, until, c.start, c.until)
 		}
 	}
 }
@@ -61,7 +61,7 @@ func TestBudgetIsUsedUpAndRenewed(t *testing.T) {
 			for _, s := range []string{"rule b", c.period, "bash", "2 of 2", c.end.Format(time.RFC3339),
 				d.RetryAfter.String()} {
 				if !strings.Contains(d.Message, s) {
-					t.Errorf("%q is not in %q", s, d.Message)
+					t.Errorf("message = %q, want %q in it", d.Message, s)
 				}
 			}
 			other := call("y", r)
@@ -101,7 +101,7 @@ func TestBudgetCountsAmountsExactly(t *testing.T) {
 		t.Fatalf("decision on amount 0 = %+v, want approved", d)
 	}
 	if d := spend("f", 1e-9); d.Outcome != OutcomeDenied {
-		t.Fatalf("next to nothing is not free: %+v", d)
+		t.Fatalf("decision on amount 1e-9 = %+v, want denied", d)
 	}
 	for k, cost := range map[string]any{"negative": -1.0, "text": "0", "missing": nil, "large": 1e300, "more": 0.31} {
 		d := spend(k, cost)
@@ -169,7 +169,7 @@ func TestUnapprovedRequestRefundsBudget(t *testing.T) {
 			a.Reasons = []Reason{{Rule: "push"}}
 			d := w.want(t, a, OutcomeAsked)
 			if d.Reservation == "" {
-				t.Fatal("decision has no reservation")
+				t.Fatal("decision has no reservation, want one")
 			}
 			w.want(t, call("b", r), OutcomeDenied)
 			end(t, w, d.Request.ID)
@@ -197,7 +197,7 @@ func TestUnapprovedRequestRefundsBudget(t *testing.T) {
 		a := call("b", r)
 		a.Reasons = []Reason{{Rule: "push"}}
 		if _, err := w.Decide(t.Context(), a); err == nil {
-			t.Fatal("there was no room")
+			t.Fatal("Decide without room for a request succeeded, want an error")
 		}
 		w.want(t, call("c", r), OutcomeApproved)
 	})
@@ -236,7 +236,7 @@ func TestConcurrentCallsStayWithinBudget(t *testing.T) {
 		}
 	}
 	if approved.Load() != 25 {
-		t.Fatalf("%d calls of a budget of 25", approved.Load())
+		t.Fatalf("%d calls were approved, want 25", approved.Load())
 	}
 }
 
@@ -258,7 +258,7 @@ func BenchmarkBudget(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if d, err := w.Decide(b.Context(), a); err != nil || d.Outcome != OutcomeApproved {
-			b.Fatal(d, err)
+			b.Fatalf("Decide = %+v, %v; want approved", d, err)
 		}
 	}
 }

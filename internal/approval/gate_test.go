@@ -40,17 +40,17 @@ func TestRequestIsCreatedOncePerKeyAndCall(t *testing.T) {
 		t.Fatalf("request = %+v, want pending with reason and input", first.Request)
 	}
 	if again := w.want(t, a, OutcomeAsked); again.Request.ID != first.Request.ID {
-		t.Fatal("asked twice")
+		t.Fatalf("second request of the key = %s, want %s", again.Request.ID, first.Request.ID)
 	}
 	other := a
 	other.Hash = "another"
 	if _, err := w.Decide(t.Context(), other); !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Fatal(err)
+		t.Fatalf("Decide on another call of the key: %v, want InvalidArgument", err)
 	}
 	other = a
 	other.Caller = "bea"
 	if d := w.want(t, other, OutcomeAsked); d.Request.ID == first.Request.ID {
-		t.Fatal("a key of another caller found the request")
+		t.Fatalf("request of another caller with the key = %s, want another one", d.Request.ID)
 	}
 	w.answer(t, first.Request.ID, Answer{Action: AnswerApprove, Note: "fine"})
 	if d := w.want(t, a, OutcomeApproved); d.Request.By != "bob" || d.Message != "fine" {
@@ -61,11 +61,11 @@ func TestRequestIsCreatedOncePerKeyAndCall(t *testing.T) {
 	}
 	if err := w.Use(t.Context(), first.Request.ID); !errors.Is(err,
 		errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "used at") {
-		t.Fatal(err)
+		t.Fatalf("second Use: %v, want FailedPrecondition with the time of the first", err)
 	}
 	if _, err := w.Decide(t.Context(), a); !errors.Is(err,
 		errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "already used") {
-		t.Fatal(err)
+		t.Fatalf("Decide after Use: %v, want FailedPrecondition", err)
 	}
 }
 
@@ -75,7 +75,7 @@ func TestAnswerIsFinal(t *testing.T) {
 	w.answer(t, d.Request.ID, Answer{Action: AnswerDeny, Note: "no"})
 	w.clock = w.clock.Add(time.Minute)
 	if r := w.answer(t, d.Request.ID, Answer{Action: AnswerDeny, Note: "no"}); !r.Decided.Equal(noon) {
-		t.Fatalf("the same answer changed it: %+v", r)
+		t.Fatalf("request after the same answer = %+v, want it decided at %v", r, noon)
 	}
 	for _, c := range []struct {
 		by string
@@ -92,7 +92,7 @@ func TestAnswerIsFinal(t *testing.T) {
 		t.Fatalf("decision = %+v, want denied by bob", d)
 	}
 	if err := w.Use(t.Context(), d.Request.ID); !errors.Is(err, errdefs.ErrFailedPrecondition) {
-		t.Fatal(err)
+		t.Fatalf("Use of a denied request: %v, want FailedPrecondition", err)
 	}
 }
 
@@ -133,10 +133,10 @@ func TestInvalidAnswersNameField(t *testing.T) {
 	}
 	if _, err := w.Answer(t.Context(), "nope", "bob", Answer{Action: AnswerApprove}); !errors.Is(err,
 		errdefs.ErrNotFound) {
-		t.Error(err)
+		t.Errorf("Answer to an unknown request: %v, want NotFound", err)
 	}
 	if _, err := w.List(t.Context(), Filter{State: "nope"}); !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Error(err)
+		t.Errorf("List with an unknown state: %v, want InvalidArgument", err)
 	}
 	r := w.answer(t, d.Request.ID, Answer{Action: AnswerModify, Input: json.RawMessage(`{"command":"ls -l"}`)})
 	if r.State != Approved || string(r.Modified) != `{"command":"ls -l"}` {
@@ -169,7 +169,7 @@ func TestSessionAnswerCoversLaterCalls(t *testing.T) {
 				a := call("other-"+name, r)
 				change(&a)
 				if d := w.decide(t, a); d.Outcome != OutcomeAsked {
-					t.Errorf("another %s was %s", name, d.Outcome)
+					t.Errorf("decision on another %s = %s, want %s", name, d.Outcome, OutcomeAsked)
 				}
 			}
 			w.clock = w.clock.Add(DefaultGrant)
@@ -258,7 +258,7 @@ func TestNewerSessionAnswerWins(t *testing.T) {
 			w.answer(t, asked[i], Answer{Action: action, Scope: ScopeSession})
 		}
 		if got := w.decide(t, call("later", r)); got.Outcome != c.want || got.Granted != asked[1] {
-			t.Errorf("%s, then %s: %+v, want %s", c.first, c.second, got, c.want)
+			t.Errorf("decision after %s, then %s = %+v, want %s", c.first, c.second, got, c.want)
 		}
 	}
 }
@@ -312,30 +312,30 @@ func TestWaitEndsWithAnswer(t *testing.T) {
 		}
 	}
 	if r, err := w.Wait(t.Context(), d.Request.ID); err != nil || r.State != Approved {
-		t.Fatal(r, err)
+		t.Fatalf("Wait after the answer = %+v, %v; want approved", r, err)
 	}
 	d = w.want(t, call("b", prompts(t)), OutcomeAsked)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("gone")
 	cancel(why)
 	if _, err := w.Wait(ctx, d.Request.ID); !errors.Is(err, why) {
-		t.Fatal(err)
+		t.Fatalf("Wait: %v, want %v", err, why)
 	}
 	if err := w.Abandon(t.Context(), d.Request.ID); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := w.Wait(t.Context(), d.Request.ID); err != nil || r.State != Cancelled {
-		t.Fatal(r, err)
+		t.Fatalf("Wait after Abandon = %+v, %v; want cancelled", r, err)
 	}
 	if err := w.Abandon(t.Context(), d.Request.ID); err != nil {
-		t.Fatal("a second time:", err)
+		t.Fatalf("second Abandon: %v", err)
 	}
 	if _, err := w.Answer(t.Context(), d.Request.ID, "bob", Answer{Action: AnswerApprove}); !errors.Is(err,
 		errdefs.ErrConflict) {
-		t.Fatal(err)
+		t.Fatalf("Answer after Abandon: %v, want Conflict", err)
 	}
 	if _, err := w.Wait(t.Context(), "nope"); !errors.Is(err, errdefs.ErrNotFound) {
-		t.Fatal(err)
+		t.Fatalf("Wait for an unknown request: %v, want NotFound", err)
 	}
 }
 
@@ -348,12 +348,12 @@ func TestRequestsSurviveRestart(t *testing.T) {
 		OutcomeAsked)
 	w.restart(t)
 	if d2 := w.want(t, a, OutcomeAsked); d2.Request.ID != d.Request.ID || d2.Request.Expires != d.Request.Expires {
-		t.Fatalf("%+v, was %+v", d2.Request, d.Request)
+		t.Fatalf("request after a restart = %+v, want %+v", d2.Request, d.Request)
 	}
 	w.clock = w.clock.Add(2 * time.Second)
 	w.restart(t)
 	if r, err := w.Get(t.Context(), late.Request.ID); err != nil || r.State != Expired {
-		t.Fatal(r, err)
+		t.Fatalf("Get after a restart = %+v, %v; want expired", r, err)
 	}
 	w.answer(t, d.Request.ID, Answer{Action: AnswerApprove, Scope: ScopeSession})
 	w.restart(t)
@@ -363,7 +363,7 @@ func TestRequestsSurviveRestart(t *testing.T) {
 	}
 	w.restart(t)
 	if err := w.Use(t.Context(), d.Request.ID); !errors.Is(err, errdefs.ErrFailedPrecondition) {
-		t.Fatal(err)
+		t.Fatalf("second Use: %v, want FailedPrecondition", err)
 	}
 	w.want(t, call("next", prompts(t)), OutcomeApproved) // by the session's grant
 }
@@ -377,7 +377,7 @@ func TestPendingRequestsAreBounded(t *testing.T) {
 	}
 	if _, err := w.Decide(t.Context(), call("x", r)); !errors.Is(err,
 		errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "2 of caller ann") {
-		t.Fatal(err)
+		t.Fatalf("Decide beyond the caller's share: %v, want ResourceExhausted for 2 of caller ann", err)
 	}
 	w.want(t, call(key(1), r), OutcomeAsked) // an existing request is found
 	other := call("y", r)
@@ -386,7 +386,7 @@ func TestPendingRequestsAreBounded(t *testing.T) {
 	other.Caller = "cleo"
 	if _, err := w.Decide(t.Context(), other); !errors.Is(err,
 		errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "approvals.max_pending") {
-		t.Fatal(err)
+		t.Fatalf("Decide beyond all requests: %v, want ResourceExhausted for approvals.max_pending", err)
 	}
 	w.answer(t, last.Request.ID, Answer{Action: AnswerDeny})
 	w.want(t, call("x", r), OutcomeAsked)
@@ -401,7 +401,7 @@ func TestConcurrentCallsOfOneKeyCreateOneRequest(t *testing.T) {
 		wg.Go(func() {
 			d, err := w.Decide(context.Background(), a)
 			if err != nil || d.Request == nil {
-				t.Error(d, err)
+				t.Errorf("Decide = %+v, %v; want a request", d, err)
 				return
 			}
 			ids <- d.Request.ID
@@ -412,7 +412,7 @@ func TestConcurrentCallsOfOneKeyCreateOneRequest(t *testing.T) {
 	first := <-ids
 	for id := range ids {
 		if id != first {
-			t.Fatal("asked twice")
+			t.Fatalf("concurrent calls have requests %s and %s, want the same", first, id)
 		}
 	}
 	// Of many concurrent uses, one succeeds.
@@ -427,11 +427,11 @@ func TestConcurrentCallsOfOneKeyCreateOneRequest(t *testing.T) {
 		if err := <-used; err == nil {
 			n++
 		} else if !errors.Is(err, errdefs.ErrFailedPrecondition) {
-			t.Error(err)
+			t.Errorf("Use: %v, want success or FailedPrecondition", err)
 		}
 	}
 	if n != 1 {
-		t.Fatalf("used %d times", n)
+		t.Fatalf("%d uses succeeded, want 1", n)
 	}
 }
 
@@ -446,12 +446,12 @@ func TestListIsPerCallerNewestFirst(t *testing.T) {
 	}
 	all, err := w.List(t.Context(), Filter{})
 	if err != nil || len(all) != 4 || all[0].Key != "k3" || all[3].Key != "k0" {
-		t.Fatal(all, err)
+		t.Fatalf("List = %+v, %v; want k3 to k0", all, err)
 	}
 	w.answer(t, all[0].ID, Answer{Action: AnswerDeny})
 	hers, err := w.List(t.Context(), Filter{Caller: "bea", State: Pending, Limit: 5})
 	if err != nil || len(hers) != 1 || hers[0].Key != "k1" {
-		t.Fatal(hers, err)
+		t.Fatalf("List of bea's pending = %+v, %v; want only k1", hers, err)
 	}
 }
 
@@ -462,13 +462,13 @@ func TestLongInputIsElidedForApprovers(t *testing.T) {
 	in := string(w.want(t, a, OutcomeAsked).Request.Input)
 	if len(in) > maxInput || !json.Valid([]byte(in)) || !strings.Contains(in, `"path":"x"`) || !strings.Contains(in,
 		"bytes are not shown") || !strings.Contains(in, `END"`) {
-		t.Fatal(in)
+		t.Fatalf("shown input = %s, want JSON with both ends, at most %d bytes", in, maxInput)
 	}
 	b := call("b", prompts(t))
 	zeros, _ := json.Marshal(map[string]any{"l": make([]int, 100_000)})
 	b.Input = showing(string(zeros))
 	in = string(w.want(t, b, OutcomeAsked).Request.Input)
 	if len(in) > maxInput || !json.Valid([]byte(in)) {
-		t.Fatal(in)
+		t.Fatalf("shown input = %s, want JSON of at most %d bytes", in, maxInput)
 	}
 }

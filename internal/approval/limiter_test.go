@@ -9,44 +9,43 @@ import (
 	"pgregory.net/rapid"
 )
 
+// wantRefused fails unless the limiter refuses a call of bash by caller a with this retry delay.
+func wantRefused(t *testing.T, l *Limiter, r Rate, delay time.Duration) {
+	t.Helper()
+	if wait, ok := l.Allow("a", "bash", r); ok || wait != delay {
+		t.Fatalf("Allow = %v, %t; want %v, false", wait, ok, delay)
+	}
+}
+
 func TestLimiterReturnsExactRetryDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Limiter
 		r := Rate{MaxCalls: 3, WindowMS: 1000}
 		for range 3 {
-			if _, ok := l.Allow("a", "bash", r); !ok {
-				t.Fatal("refused")
+			if wait, ok := l.Allow("a", "bash", r); !ok {
+				t.Fatalf("Allow within the rate = %v, false; want true", wait)
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		wait, ok := l.Allow("a", "bash", r)
-		if ok || wait != 700*time.Millisecond {
-			t.Fatal(wait, ok)
+		wantRefused(t, &l, r, 700*time.Millisecond)
+		if wait, ok := l.Allow("b", "bash", r); !ok {
+			t.Fatalf("Allow for another caller = %v, false; want true", wait)
 		}
-		if _, ok := l.Allow("b", "bash", r); !ok {
-			t.Fatal("another caller was refused")
+		if wait, ok := l.Allow("a", "fs.read", r); !ok {
+			t.Fatalf("Allow for another tool = %v, false; want true", wait)
 		}
-		if _, ok := l.Allow("a", "fs.read", r); !ok {
-			t.Fatal("another tool was refused")
-		}
-		time.Sleep(wait - time.Nanosecond)
-		if again, ok := l.Allow("a", "bash", r); ok || again != 1 {
-			t.Fatal(again, ok)
-		}
+		time.Sleep(700*time.Millisecond - time.Nanosecond)
+		wantRefused(t, &l, r, 1)
 		time.Sleep(time.Nanosecond)
-		if _, ok := l.Allow("a", "bash", r); !ok {
-			t.Fatal("refused at the time it had said")
+		if wait, ok := l.Allow("a", "bash", r); !ok {
+			t.Fatalf("Allow after the retry delay = %v, false; want true", wait)
 		}
-		if wait, ok := l.Allow("a", "bash", r); ok || wait != 100*time.Millisecond {
-			t.Fatal(wait, ok)
-		}
-		if _, ok := l.Allow("a", "bash", Rate{}); !ok {
-			t.Fatal("no rate refuses nothing")
+		wantRefused(t, &l, r, 100*time.Millisecond)
+		if wait, ok := l.Allow("a", "bash", Rate{}); !ok {
+			t.Fatalf("Allow without a rate = %v, false; want true", wait)
 		}
 		// A lower rate applies at once.
-		if wait, ok := l.Allow("a", "bash", Rate{MaxCalls: 1, WindowMS: 1000}); ok || wait != time.Second {
-			t.Fatal(wait, ok)
-		}
+		wantRefused(t, &l, Rate{MaxCalls: 1, WindowMS: 1000}, time.Second)
 	})
 }
 
@@ -68,10 +67,11 @@ func TestLimiterBoundsEveryWindow(t *testing.T) {
 					}
 				}
 				if ok != (recent < r.MaxCalls) {
-					t.Fatalf("%d calls in the window of %s, at most %d: allowed %v", recent, window, r.MaxCalls, ok)
+					t.Fatalf("%d calls in the window of %s, at most %d: Allow = %t, want %t",
+						recent, window, r.MaxCalls, ok, recent < r.MaxCalls)
 				}
 				if !ok && (wait <= 0 || wait > window) {
-					t.Fatalf("wait %s", wait)
+					t.Fatalf("retry delay = %s, want more than 0 and at most %s", wait, window)
 				}
 				if ok {
 					allowed = append(allowed, time.Now())
@@ -87,15 +87,15 @@ func TestLimiterForgetsIdleCallers(t *testing.T) {
 		r := Rate{MaxCalls: 1, WindowMS: 10_000}
 		for i := range maxLimited {
 			if _, ok := l.Allow(fmt.Sprint(i), "t", r); !ok {
-				t.Fatal(i)
+				t.Fatalf("Allow for caller %d = false, want true", i)
 			}
 		}
 		if wait, ok := l.Allow("one more", "t", r); ok || wait <= 0 {
-			t.Fatal(wait, ok)
+			t.Fatalf("Allow for one more caller = %v, %t; want false with a delay", wait, ok)
 		}
 		time.Sleep(10 * time.Second)
 		if _, ok := l.Allow("one more", "t", r); !ok || len(l.keys) != 1 {
-			t.Fatal(ok, len(l.keys))
+			t.Fatalf("Allow after the window = %t with %d callers kept; want true with 1", ok, len(l.keys))
 		}
 	})
 }

@@ -66,7 +66,7 @@ func TestSubscribeSendsCallersEvents(t *testing.T) {
 	expect("all", all, "decided", before.Request.ID)
 	select {
 	case e := <-beas:
-		t.Fatalf("bea heard of ann's: %+v", e)
+		t.Fatalf("bea got %+v of ann, want no event", e)
 	default:
 	}
 }
@@ -110,10 +110,10 @@ func TestSlowListenerIsDropped(t *testing.T) {
 	}
 	close(leave)
 	if err := <-ended; !errors.Is(err, errdefs.ErrResourceExhausted) {
-		t.Fatal(err)
+		t.Fatalf("Subscribe of a slow listener: %v, want ResourceExhausted", err)
 	}
 	if len(w.listeners) != 0 {
-		t.Fatal("it is still there")
+		t.Fatalf("%d listeners are left, want 0", len(w.listeners))
 	}
 }
 
@@ -136,10 +136,10 @@ func TestSubscribeReturnsSinkError(t *testing.T) {
 	w.want(t, call("a", prompts(t)), OutcomeAsked)
 	broken := errors.New("the connection broke")
 	if err := w.Subscribe(t.Context(), "", func(Event) error { return broken }); !errors.Is(err, broken) {
-		t.Fatal(err)
+		t.Fatalf("Subscribe: %v, want %v", err, broken)
 	}
 	if len(w.listeners) != 0 {
-		t.Fatal("it is still there")
+		t.Fatalf("%d listeners are left, want 0", len(w.listeners))
 	}
 }
 
@@ -164,7 +164,7 @@ func BenchmarkAskWhileTenThousandWait(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if d, err := w.Decide(b.Context(), a); err != nil || d.Outcome != OutcomeAsked {
-			b.Fatal(d, err)
+			b.Fatalf("Decide = %+v, %v; want asked", d, err)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func BenchmarkFindRequestByKeyAmongTenThousand(b *testing.B) {
 	a.Caller = "caller0"
 	for b.Loop() {
 		if d, err := w.Decide(b.Context(), a); err != nil || d.Outcome != OutcomeAsked {
-			b.Fatal(d, err)
+			b.Fatalf("Decide = %+v, %v; want asked", d, err)
 		}
 	}
 }
@@ -184,7 +184,7 @@ func BenchmarkListOfOneCallerAmongTenThousand(b *testing.B) {
 	w := full(b)
 	for b.Loop() {
 		if l, err := w.List(b.Context(), Filter{Caller: "caller7", State: Pending}); err != nil || len(l) != 100 {
-			b.Fatal(len(l), err)
+			b.Fatalf("List = %d requests, %v; want 100", len(l), err)
 		}
 	}
 }
@@ -193,7 +193,7 @@ func BenchmarkListThousandOfTenThousand(b *testing.B) {
 	w := full(b)
 	for b.Loop() {
 		if l, err := w.List(b.Context(), Filter{State: Pending}); err != nil || len(l) != MaxList {
-			b.Fatal(len(l), err)
+			b.Fatalf("List = %d requests, %v; want %d", len(l), err, MaxList)
 		}
 	}
 }

@@ -97,7 +97,7 @@ func (w *world) want(tb testing.TB, a Ask, o Outcome) Decision {
 	tb.Helper()
 	d := w.decide(tb, a)
 	if d.Outcome != o {
-		tb.Fatalf("%s, want %s: %+v", d.Outcome, o, d)
+		tb.Fatalf("decision = %+v, want %s", d, o)
 	}
 	return d
 }

@@ -45,7 +45,7 @@ func TestCompileNamesInvalidRule(t *testing.T) {
 		var re *RuleError
 		if !errors.As(err, &re) || re.Path != c.path || !strings.Contains(re.Reason, c.reason) || !errors.Is(err,
 			errdefs.ErrInvalidArgument) {
-			t.Errorf("%+v: %v, want %s: %s", c.rule, err, c.path, c.reason)
+			t.Errorf("Compile(%+v): %v, want %s: %s", c.rule, err, c.path, c.reason)
 		}
 	}
 }
@@ -74,12 +74,12 @@ func TestFindReturnsFirstMatch(t *testing.T) {
 	} {
 		got, ok := r.find(t.Context(), c.tool, map[string]any{"amount": c.amount}, c.facts)
 		if got.ID != c.rule || ok != (c.rule != "") {
-			t.Errorf("find for %+v = %q", c, got.ID)
+			t.Errorf("find for %+v = %q, %t; want %q", c, got.ID, ok, c.rule)
 		}
 	}
 	var none *Rules
 	if _, ok := none.find(t.Context(), "bash", nil, CallFacts{}); ok {
-		t.Error("no rules, and one was found")
+		t.Error("find without rules = true, want false")
 	}
 }
 
@@ -97,10 +97,10 @@ func TestFailingConditionFailsClosed(t *testing.T) {
 	} {
 		got, ok := rules(t, c.rule).find(t.Context(), "bash", nil, CallFacts{})
 		if ok != c.found || got.Action != c.want {
-			t.Errorf("find for %+v = %v, %v", c.rule, ok, got)
+			t.Errorf("find for %+v = %+v, %t; want action %q, %t", c.rule, got, ok, c.want, c.found)
 		}
 		if ok && !strings.Contains(got.Message, "could not be evaluated") {
-			t.Errorf("%+v: message %q", c.rule, got.Message)
+			t.Errorf("find for %+v has message %q, want that the condition could not be evaluated", c.rule, got.Message)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func BenchmarkFindAmongTwentyRules(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, ok := r.find(b.Context(), "bash", in, CallFacts{Caller: "a"}); !ok {
-			b.Fatal("not found")
+			b.Fatal("find = false, want true")
 		}
 	}
 }

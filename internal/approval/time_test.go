@@ -48,15 +48,15 @@ func TestRequestExpires(t *testing.T) {
 		quick := w.want(t, call("quick", rules(t, Rule{Tool: "*", Action: Prompt, ExpiresMS: 1500})), OutcomeAsked)
 		r, err := w.Wait(t.Context(), quick.Request.ID)
 		if err != nil || r.State != Expired || time.Since(begin) != 1500*time.Millisecond {
-			t.Fatal(r, err, time.Since(begin))
+			t.Fatalf("Wait = %+v, %v after %v; want expired after 1.5s", r, err, time.Since(begin))
 		}
 		if _, err := w.Answer(t.Context(), r.ID, "bob", Answer{Action: AnswerApprove}); !errors.Is(err,
 			errdefs.ErrConflict) {
-			t.Fatal(err)
+			t.Fatalf("Answer to an expired request: %v, want Conflict", err)
 		}
 		r, err = w.Wait(t.Context(), slow.Request.ID)
 		if err != nil || r.State != Expired || time.Since(begin) != DefaultExpiry {
-			t.Fatal(r, err, time.Since(begin))
+			t.Fatalf("Wait = %+v, %v after %v; want expired after %v", r, err, time.Since(begin), DefaultExpiry)
 		}
 	})
 }
@@ -76,7 +76,7 @@ func TestEscalationRestartsExpiry(t *testing.T) {
 		}
 		r, err := w.Wait(t.Context(), d.Request.ID)
 		if err != nil || r.State != Expired || r.Escalated != "owner" || time.Since(begin) != 28*time.Minute {
-			t.Fatal(r, err, time.Since(begin))
+			t.Fatalf("Wait = %+v, %v after %v; want expired at owner after 28m", r, err, time.Since(begin))
 		}
 	})
 }
@@ -115,7 +115,7 @@ func TestOldRequestsAreDeleted(t *testing.T) {
 		time.Sleep(forgetEvery + time.Minute)
 		synctest.Wait()
 		if _, err := w.Get(t.Context(), d.Request.ID); !errors.Is(err, errdefs.ErrNotFound) {
-			t.Fatal(err)
+			t.Fatalf("Get of a forgotten request: %v, want NotFound", err)
 		}
 	})
 }

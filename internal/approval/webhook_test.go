@@ -25,7 +25,7 @@ func TestWebhookRequiresHTTPSOrLoopback(t *testing.T) {
 	} {
 		_, err := newWebhookSender(Webhook{URL: address}, slog.New(slog.DiscardHandler))
 		if ok != (err == nil) || !ok && !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("webhook at %q: %v", address, err)
+			t.Errorf("newWebhookSender(%q): %v, want success %t or else InvalidArgument", address, err, ok)
 		}
 	}
 }
@@ -42,7 +42,7 @@ func TestWebhookDeliversInOrderSigned(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if r.Header.Get(HeaderSignature) != sign(secret, r.Header.Get(HeaderTimestamp), body) {
-			t.Error("the signature is wrong")
+			t.Error("the request has a wrong signature, want that of its body")
 		}
 		var e Event
 		if err := json.Unmarshal(body, &e); err != nil {
@@ -65,7 +65,7 @@ func TestWebhookDeliversInOrderSigned(t *testing.T) {
 	first, again, second := <-got, <-got, <-got
 	if first.event.Type != "asked" || again.event.Type != "asked" || again.delivery != first.delivery ||
 		second.event.Type != "decided" || second.event.Request.By != "bob" || second.delivery == first.delivery {
-		t.Fatalf("%+v\n%+v\n%+v", first, again, second)
+		t.Fatalf("deliveries =\n%+v\n%+v\n%+v\nwant asked twice with one id, then decided by bob", first, again, second)
 	}
 	stop()
 	if err := <-ended; err != nil {
@@ -96,12 +96,12 @@ func TestDeadWebhookDoesNotBlock(t *testing.T) {
 			w.mu.Unlock()
 		}
 		if time.Since(begin) != 0 || w.hook.dropped.Load() == 0 {
-			t.Fatal(time.Since(begin), w.hook.dropped.Load())
+			t.Fatalf("publish took %v and dropped %d events; want 0s and some", time.Since(begin), w.hook.dropped.Load())
 		}
 		time.Sleep(hookTries*hookTimeout + 7*hookBackoff + time.Millisecond)
 		synctest.Wait()
 		if d.tries != hookTries+1 {
-			t.Fatalf("%d tries", d.tries)
+			t.Fatalf("%d attempts, want %d", d.tries, hookTries+1)
 		}
 	})
 }
