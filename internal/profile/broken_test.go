@@ -164,7 +164,7 @@ func TestInvalidFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := load(t, map[string]string{"x.yaml": c.text})
 			if err == nil || !strings.HasPrefix(err.Error(), "x.yaml") || !strings.Contains(err.Error(), c.want) {
-				t.Fatalf("Load = %v\nwant %s", err, c.want)
+				t.Fatalf("Load: %v\nwant an error of x.yaml with %s", err, c.want)
 			}
 			if e, ok := errors.AsType[*FileError](err); !ok || !errdefs.IsInvalidArgument(err) || e.Reason == "" {
 				t.Errorf("error of type %T, want a *FileError with a reason", err)
@@ -184,7 +184,7 @@ func TestLoadReportsAllErrors(t *testing.T) {
 		`d.yaml:1: name: is "c", which c.yml has too`,
 	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("Load = %v\nwant %s", err, want)
+			t.Errorf("Load: %v\nwant %s", err, want)
 		}
 	}
 	if n := strings.Count(err.Error(), "\n"); n != 2 {

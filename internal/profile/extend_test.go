@@ -69,7 +69,7 @@ func TestExtend(t *testing.T) {
 	}
 	p := c.Profile
 	if p.Title != "Child" || p.Workspace != WorkspaceCaller || p.Name != "child" {
-		t.Errorf("settings of child: %+v", p)
+		t.Errorf("title %q, workspace %q, name %q; want Child, %s, child", p.Title, p.Workspace, p.Name, WorkspaceCaller)
 	}
 	if d := cmp.Diff(map[string]string{"/src": "/workspace", "/tmp/x": "/tmp"}, p.Paths); d != "" {
 		t.Errorf("paths (-want +got):\n%s", d)
@@ -104,7 +104,7 @@ func TestExtend(t *testing.T) {
 	}
 	if b := mustTool(t, base, "system.bash"); b.Trust() != 2 || b.Caps().Output.Limit != 10 ||
 		len(base.Profile.Policy.Deny) != 1 {
-		t.Errorf("extending changed the parent: %+v", base.Profile)
+		t.Errorf("parent after extending = %+v, want it unchanged", base.Profile)
 	}
 	checkGrandchildren(t, s)
 }
@@ -117,7 +117,7 @@ func checkGrandchildren(t *testing.T, s *Set) {
 		t.Fatal(err)
 	}
 	if mustTool(t, g, "fs.read").Enabled() || !mustTool(t, g, "fs.write").Enabled() {
-		t.Error("fs.read is enabled, or fs.write disabled, in the grandchild")
+		t.Error("tools of the grandchild: want fs.read disabled and fs.write enabled")
 	}
 	l, err := s.Get("literal")
 	if err != nil {
@@ -143,10 +143,11 @@ func checkChildTools(t *testing.T, c *Compiled) {
 	caps := bash.Caps()
 	if bash.Trust() != 0 || caps.Timeout != 2*time.Second || caps.MaxTimeout != 5*time.Second || caps.Clamp ||
 		caps.Output.Limit != 20 || caps.Output.Keep != "head" {
-		t.Errorf("system.bash: trust %d, caps %+v", bash.Trust(), caps)
+		t.Errorf("system.bash: trust %d, caps %+v; want trust 0, timeouts of 2s and 5s, the first 20 of output",
+			bash.Trust(), caps)
 	}
 	if bash.errors["timeout"].kind != "A" || bash.errors["oom"].kind != "C" {
-		t.Errorf("errors of system.bash: %+v", bash.errors)
+		t.Errorf("errors of system.bash = %+v, want timeout A and oom C", bash.errors)
 	}
 }
 
@@ -169,6 +170,6 @@ func TestWriterProfile(t *testing.T) {
 	}
 	if caps := mustTool(t, c, "run_command").Caps(); caps.Timeout != 5*time.Minute ||
 		caps.MaxTimeout != 10*time.Minute || caps.Output.Limit != 50000 {
-		t.Errorf("caps of run_command: %+v", caps)
+		t.Errorf("caps of run_command = %+v, want timeouts 5m and 10m, output 50000", caps)
 	}
 }

@@ -51,7 +51,7 @@ func FuzzLoad(f *testing.F) {
 		l.add(file, []byte(text), false)
 		s, err := l.compile()
 		if took := time.Since(start); took > 2*time.Minute {
-			t.Fatalf("compile took %v", took)
+			t.Fatalf("compile took %v, want at most 2m", took)
 		}
 		if err != nil {
 			if e, ok := errors.AsType[*FileError](err); !ok || e.File != file || e.Reason == "" || e.Line < 0 {
@@ -60,7 +60,7 @@ func FuzzLoad(f *testing.F) {
 			return
 		}
 		if len(s.profiles) != before+1 {
-			t.Fatalf("%d profiles without an error", len(s.profiles))
+			t.Fatalf("%d profiles, want %d", len(s.profiles), before+1)
 		}
 		for _, c := range s.List() {
 			if !strings.HasPrefix(c.Source, "profiles/") {

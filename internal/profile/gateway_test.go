@@ -33,7 +33,7 @@ func TestGatewayExample(t *testing.T) {
 	}
 	p := c.Profile
 	if p.Extends != Gateway || p.Name != "team" || !strings.HasSuffix(c.Source, "team.json") {
-		t.Errorf("settings: %+v", p)
+		t.Errorf("profile %q extends %q from %s; want team, %s, team.json", p.Name, p.Extends, c.Source, Gateway)
 	}
 	if d := cmp.Diff(map[string]string{"/home/user/projects": "/workspace"}, p.Paths); d != "" {
 		t.Errorf("paths (-want +got):\n%s", d)
@@ -57,7 +57,7 @@ func TestGatewayExample(t *testing.T) {
 		"tools.sandbox.enabled: is false", "tools.sandbox.image: ",
 	} {
 		if !strings.Contains(strings.Join(p.Warnings, "\n"), w) {
-			t.Errorf("warning %q not found in %q", w, p.Warnings)
+			t.Errorf("warnings = %q, want %q among them", p.Warnings, w)
 		}
 	}
 	if len(p.Warnings) != 2 {
@@ -78,10 +78,10 @@ func checkExampleTools(t *testing.T, c *Compiled) {
 	b, f := bash.Caps(), files.Caps()
 	if b.Timeout != 30*time.Second || b.Output.Limit != 10240 || b.MemoryBytes != 512<<20 ||
 		!cmp.Equal(b.Dirs, []string{"/workspace"}) {
-		t.Errorf("caps of bash: %+v", b)
+		t.Errorf("caps of bash = %+v, want 30s, output 10240, memory 512 MiB, dir /workspace", b)
 	}
 	if f.MaxFile != 10485760 || f.ReadOnly || f.NoFollow || !cmp.Equal(f.Dirs, []string{"/workspace", "/tmp"}) {
-		t.Errorf("caps of filesystem: %+v", f)
+		t.Errorf("caps of filesystem = %+v, want writable files of 10485760 bytes in /workspace and /tmp", f)
 	}
 	h := mustTool(t, c, "http").Caps()
 	web := reach.Hosts{
@@ -242,7 +242,7 @@ func TestFromGatewayErrors(t *testing.T) {
 	for _, c := range gatewayErrors {
 		_, err := parseGateway("x", c.doc)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("fromGateway(%s) = %v\nwant %s", c.doc, err, c.want)
+			t.Errorf("parseGateway(%s): %v\nwant %s", c.doc, err, c.want)
 		}
 	}
 }

@@ -50,7 +50,7 @@ func TestBuiltin(t *testing.T) {
 	}
 	for _, c := range s.List() {
 		if len(c.Profile.Warnings) > 0 {
-			t.Errorf("warnings of %s: %v", c.Profile.Name, c.Profile.Warnings)
+			t.Errorf("warnings of %s = %v, want none", c.Profile.Name, c.Profile.Warnings)
 		}
 	}
 }

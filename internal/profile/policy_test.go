@@ -130,7 +130,7 @@ func TestReadonlyMessages(t *testing.T) {
 	for _, name := range strings.Split(whitelist, ", ") {
 		v := p.ArgvRules().Programs
 		if _, ok := v[name]; !ok {
-			t.Errorf("%s is not in ArgvRules", name)
+			t.Errorf("ArgvRules has no program %s, want it", name)
 		}
 	}
 	if n := len(p.ArgvRules().Programs); n != 23 {
@@ -157,7 +157,7 @@ func TestReadonlyMessages(t *testing.T) {
 	} {
 		argv, v := p.Line(command)
 		if v.Action != policy.Allow != (want != "") || v.Message != want || (argv == nil) != (want != "") {
-			t.Errorf("Line(%q) = %q, %+v", command, argv, v)
+			t.Errorf("Line(%q) = %q, %+v; want message %q, denied if not empty", command, argv, v, want)
 		}
 	}
 	for _, command := range []string{"find . -delete", "find . -exec rm {} +", "sed -i s/a/b/ x", "sort -o x y",
@@ -195,7 +195,7 @@ func TestGatewayPolicy(t *testing.T) {
 		v := p.Argv(row.argv)
 		if v.Action != row.verdict || !strings.HasPrefix(v.Rule, row.rule) ||
 			!strings.HasPrefix(v.Message, row.message) {
-			t.Errorf("Argv(%q) = %+v", row.argv, v)
+			t.Errorf("Argv(%q) = %+v, want %s by %s: %s", row.argv, v, row.verdict, row.rule, row.message)
 		}
 	}
 }

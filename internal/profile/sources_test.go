@@ -31,13 +31,13 @@ func sameJSON(t *testing.T, what, got, want string) {
 		got = "null"
 	}
 	if err := json.Unmarshal([]byte(got), &g); err != nil {
-		t.Errorf("%s is not JSON: %s", what, got)
+		t.Errorf("%s = %s, want JSON", what, got)
 	}
 	if err := json.Unmarshal([]byte(want), &w); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(w, g); d != "" {
-		t.Errorf("%s (-want +got):\n%s", what, d)
+		t.Errorf("JSON of %s (-want +got):\n%s", what, d)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestPrepare(t *testing.T) {
 				return
 			}
 			if _, err := call.Base.Check(call.Input); err != nil {
-				t.Errorf("the built-in tool refuses the input: %v", err)
+				t.Errorf("Check of the built-in tool: %v", err)
 			}
 		})
 	}
@@ -410,11 +410,11 @@ func TestBuiltinCaps(t *testing.T) {
 		got := row{ct.Trust(), c.Timeout.Milliseconds(), c.MaxTimeout.Milliseconds(), c.Clamp, c.Output.Limit,
 			c.Output.Unit, c.Output.Keep, c.Output.Marker}
 		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("%s (-want +got):\n%s", name, d)
+			t.Errorf("trust and caps of %s (-want +got):\n%s", name, d)
 		}
 	}
 	if f := toolOf(t, "gateway", "filesystem").Caps(); f.MaxFile != 10485760 || f.ReadOnly || f.NoFollow {
-		t.Errorf("caps of filesystem: %+v", f)
+		t.Errorf("caps of filesystem = %+v, want writable files of 10485760 bytes, with links", f)
 	}
 	got := toolOf(t, "phase2", "system.bash").Effects()
 	if d := cmp.Diff([]tool.Effect{tool.CallsShell, tool.WritesFiles, tool.Spawns}, got); d != "" {
@@ -425,7 +425,9 @@ func TestBuiltinCaps(t *testing.T) {
 		ct := toolOf(t, profile, web)
 		if d := cmp.Diff([]tool.Effect{tool.CallsNetwork}, ct.Effects()); d != "" || !ct.Enabled() ||
 			ct.Trust() != map[string]int{"phase2": 1, "gateway": 0}[profile] || ct.Cacheable() != (web == "web.fetch") {
-			t.Errorf("%s: enabled %v, trust %d, cacheable %v %s", name, ct.Enabled(), ct.Trust(), ct.Cacheable(), d)
+			t.Errorf("%s: enabled %t, trust %d, cacheable %t; want true, %d, %t; effects (-want +got):\n%s", name,
+				ct.Enabled(), ct.Trust(), ct.Cacheable(), map[string]int{"phase2": 1, "gateway": 0}[profile],
+				web == "web.fetch", d)
 		}
 	}
 }
