@@ -26,7 +26,7 @@ func TestCommentedFileEqualsDefault(t *testing.T) {
 	}
 	got, err := Parse([]byte(b.String()))
 	if err != nil {
-		t.Fatalf("%v in\n%s", err, b.String())
+		t.Fatalf("Parse: %v in\n%s", err, b.String())
 	}
 	if d := cmp.Diff(Default(), got, cmpopts.IgnoreUnexported(Config{})); d != "" {
 		t.Fatalf("default.yaml is not the default (-code +file):\n%s", d)
@@ -35,7 +35,7 @@ func TestCommentedFileEqualsDefault(t *testing.T) {
 		"calls", "max_waiting", "max_pending", "dir", "webhook", "secret_file", "expiry", "patterns", "enabled",
 		"workspaces"} {
 		if !strings.Contains(b.String(), key+":") {
-			t.Errorf("default.yaml does not show %s", key)
+			t.Errorf("default.yaml has no key %s, want it shown", key)
 		}
 	}
 }
@@ -60,10 +60,10 @@ func TestParseErrorsNameTheKey(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Parse([]byte(c.yaml))
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Fatalf("got %v, want an error with %q", err, c.want)
+				t.Fatalf("Parse: %v, want an error with %q", err, c.want)
 			}
 			if !errors.Is(err, errdefs.ErrInvalidArgument) {
-				t.Fatalf("%v is not an invalid argument", err)
+				t.Fatalf("Parse: %v, want InvalidArgument", err)
 			}
 		})
 	}
@@ -141,11 +141,11 @@ func TestValidateNamesTheKey(t *testing.T) {
 	} {
 		got, err := Parse([]byte(c.yaml))
 		if err != nil {
-			t.Errorf("%s: %v", c.yaml, err)
+			t.Errorf("Parse(%s): %v", c.yaml, err)
 			continue
 		}
 		if err := got.Validate(); err == nil || !strings.Contains(err.Error(), c.want+" ") {
-			t.Errorf("%s: got %v, want an error about %s", c.yaml, err, c.want)
+			t.Errorf("Validate of %s: %v, want an error about %s", c.yaml, err, c.want)
 		}
 	}
 }
@@ -160,7 +160,7 @@ func TestEgressAllowanceParsesRuleAndCallers(t *testing.T) {
 		t.Error(err)
 	}
 	if a := c.Egress.Allow[0]; a.Host != "a.example" || len(a.Ports) != 1 || len(a.Callers) != 1 || len(a.Profiles) != 1 {
-		t.Errorf("%+v", a)
+		t.Errorf("allowance = %+v, want a.example with one port, one caller and one profile", a)
 	}
 	if _, err := Parse([]byte("egress: {allow: [{hots: a.example}]}")); err == nil ||
 		!strings.Contains(err.Error(), `unknown key egress.allow[0].hots; did you mean "host"?`) {
@@ -177,7 +177,7 @@ func TestReadonlyShellRequiresLocalListener(t *testing.T) {
 		c.Listen = listen
 		c.ReadonlyShell.Enabled, c.ReadonlyShell.Workspaces = true, map[string]string{"/srv/a": "a"}
 		if err := c.Validate(); (err == nil) != ok {
-			t.Errorf("listen %s: %v", listen, err)
+			t.Errorf("Validate with listen %s: %v, want success %t", listen, err, ok)
 		}
 	}
 }
@@ -191,7 +191,7 @@ func TestEnvironmentOverridesFile(t *testing.T) {
 		return "oci", key == "ORCHESTRATOR_RUNTIME"
 	})
 	if c.Runtime != "oci" {
-		t.Fatalf("runtime is %q", c.Runtime)
+		t.Fatalf("Runtime = %q, want oci", c.Runtime)
 	}
 }
 
@@ -202,7 +202,7 @@ func FuzzParse(f *testing.F) {
 		if c, err := Parse(text); err == nil {
 			_ = c.Validate()
 		} else if !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Fatalf("%v is not an invalid argument", err)
+			t.Fatalf("Parse: %v, want InvalidArgument", err)
 		}
 	})
 }

@@ -57,15 +57,15 @@ func TestSourcesReadsTemplatesDir(t *testing.T) {
 	}
 	got := sourcesOf(t, c, "/etc/o.yaml")
 	if len(got) != 10 {
-		t.Errorf("%d templates: %v", len(got), got)
+		t.Errorf("sources = %v, want 10", got)
 	}
 	py := got["py"]
 	if py.Err != nil || py.Template.Image != "python:3" || !py.Template.Pool.Adaptive ||
 		py.Template.Pool.Max != defaultTemplate().Pool.Max || py.Template.Entrypoint != nil {
-		t.Errorf("py: %+v", py)
+		t.Errorf("py = %+v, want image python:3 with an adaptive pool of the default size and no entrypoint", py)
 	}
 	if d := got["default"]; d.Err != nil || d.Template.Image != "mine:1" || len(d.Template.Entrypoint) != 1 {
-		t.Errorf("default: %+v", d)
+		t.Errorf("default = %+v, want image mine:1 with an entrypoint of one word", d)
 	}
 	for name, want := range map[string]string{
 		"bad":   dir + `/bad.yaml: unknown key pool.mn; did you mean "min"?`,
@@ -78,7 +78,7 @@ func TestSourcesReadsTemplatesDir(t *testing.T) {
 	} {
 		if err := got[name].Err; err == nil || !strings.Contains(err.Error(), want) ||
 			!errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%s: %v, want %q", name, err, want)
+			t.Errorf("error of %s: %v, want %q", name, err, want)
 		}
 	}
 	if _, err := c.WithTemplatesDir(""); err == nil {
@@ -104,7 +104,7 @@ func TestParseTemplateRefusesInvalid(t *testing.T) {
 		{"image: x\nimage: y", "already set"},
 	} {
 		if _, err := ParseTemplate("a", []byte(c.yaml)); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q: %v, want %q", c.yaml, err, c.want)
+			t.Errorf("ParseTemplate(%q): %v, want %q", c.yaml, err, c.want)
 		}
 	}
 }
@@ -145,14 +145,14 @@ func TestParseTemplateErrorNamesField(t *testing.T) {
 			_, err := ParseTemplate("a", []byte(text))
 			if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errdefs.ErrInvalidArgument) ||
 				len(err.Error()) > 300 {
-				t.Errorf("%q: %v, want %q", text, err, want)
+				t.Errorf("ParseTemplate(%q): %v, want InvalidArgument with %q", text, err, want)
 			}
 		}
 	}
 	for _, text := range []string{"---\nimage: x\n", "%YAML 1.1\n---\nimage: x\n...\n# end\n",
 		"image: |\n  a\n  ---\n  b\n", "{\"image\":\n\"x\"}", "image: x\nuser: '4294967294:1'", "image: x\nuser: node"} {
 		if _, err := ParseTemplate("a", []byte(text)); err != nil {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("ParseTemplate(%q): %v", text, err)
 		}
 	}
 }
@@ -161,7 +161,7 @@ func TestSourcesMissingDirIsAnError(t *testing.T) {
 	c := Default()
 	c.TemplatesDir = "/nowhere/at/all"
 	if list, err := c.Sources(""); err == nil || len(list) != 1 {
-		t.Errorf("%v, %v", list, err)
+		t.Errorf("Sources of a missing directory = %v, %v; want one and an error", list, err)
 	}
 }
 
@@ -171,7 +171,7 @@ func FuzzParseTemplate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		got, err := ParseTemplate("a", text)
 		if err == nil && got.validate("") != nil {
-			t.Error("ParseTemplate succeeded with an invalid template")
+			t.Error("ParseTemplate succeeded with an invalid template, want an error")
 		}
 	})
 }

@@ -35,7 +35,7 @@ func TestInvalidWebValueNamesKey(t *testing.T) {
 			err = got.Validate()
 		}
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v; want %q", c.text, err, c.says)
+			t.Errorf("%s: %v; want InvalidArgument with %q", c.text, err, c.says)
 		}
 	}
 	for _, text := range []string{
@@ -47,7 +47,7 @@ func TestInvalidWebValueNamesKey(t *testing.T) {
 			err = got.Validate()
 		}
 		if err != nil {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("Parse or Validate of %s: %v", text, err)
 		}
 	}
 }
