@@ -20,7 +20,7 @@ func TestCompatRefusalText(t *testing.T) {
 		},
 	} {
 		if got := compatRefusal(v); got != want {
-			t.Errorf("%q; want %q", got, want)
+			t.Errorf("compatRefusal(%+v) = %q, want %q", v, got, want)
 		}
 	}
 }

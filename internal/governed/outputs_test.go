@@ -27,18 +27,18 @@ func TestOutputsAreSeparatePerCaller(t *testing.T) {
 		k.Write([]byte(part))
 	}
 	if have, err := k.done(true); !have || err != nil {
-		t.Fatal(have, err)
+		t.Fatalf("done of a cut output = %t, %v; want true", have, err)
 	}
 	got, err := o.read("ann", id, core.OutputRequest{Offset: 2, Limit: 3})
 	if err != nil || got.Data != "cde" || got.NextOffset != 5 || got.EOF {
-		t.Errorf("%+v %v", got, err)
+		t.Errorf("read = %+v, %v; want cde, next offset 5, not the end", got, err)
 	}
 	if got, err := o.read("ann", id, core.OutputRequest{Stream: "stderr"}); err != nil || !got.EOF {
-		t.Errorf("the stream that was not cut: %+v %v", got, err)
+		t.Errorf("read of a stream that was not cut = %+v, %v; want the end", got, err)
 	}
 	for caller, of := range map[string]string{"bob": id, "ann": "../" + id} {
 		if _, err := o.read(caller, of, core.OutputRequest{}); !errdefs.IsNotFound(err) {
-			t.Errorf("%s reads %s: %v", caller, of, err)
+			t.Errorf("read of %s by %s: %v, want NotFound", of, caller, err)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func TestOutputThatFitsIsNotKept(t *testing.T) {
 	k := o.newOutput("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 4)
 	k.Write([]byte("abcd"))
 	if have, err := k.done(false); have || err != nil {
-		t.Error(have, err)
+		t.Errorf("done of an output that fits = %t, %v; want false", have, err)
 	}
 }
 
@@ -76,12 +76,12 @@ func TestOutputsAreBoundedAndExpire(t *testing.T) {
 	k := o.newOutput("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 0)
 	k.Write([]byte(strings.Repeat("x", 1000)))
 	if _, err := k.done(true); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("over a caller's bound: %v", err)
+		t.Errorf("done beyond the caller's bound: %v, want ResourceExhausted", err)
 	}
 	other := o.newOutput("bob", ids[0], "stdout", 0)
 	other.Write([]byte("y"))
 	if _, err := other.done(true); err != nil {
-		t.Errorf("another caller: %v", err)
+		t.Errorf("done for another caller: %v", err)
 	}
 	old := time.Now().Add(-2 * keptTime)
 	if err := os.Chtimes(o.path("ann", ids[0], "stdout"), old, old); err != nil {
@@ -91,10 +91,10 @@ func TestOutputsAreBoundedAndExpire(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := o.read("ann", ids[0], core.OutputRequest{}); !errdefs.IsNotFound(err) {
-		t.Errorf("an old one: %v", err)
+		t.Errorf("read of an old output: %v, want NotFound", err)
 	}
 	if _, err := o.read("ann", ids[1], core.OutputRequest{}); err != nil {
-		t.Errorf("a new one: %v", err)
+		t.Errorf("read of a new output: %v", err)
 	}
 }
 

@@ -28,7 +28,7 @@ func TestHomeLinksKeepsOnlyWorkspaceLinks(t *testing.T) {
 		},
 	} {
 		if diff := cmp.Diff(c.want, homeLinks(c.paths)); diff != "" {
-			t.Errorf("%s: %s", c.name, diff)
+			t.Errorf("%s: homeLinks (-want +got):\n%s", c.name, diff)
 		}
 	}
 }

@@ -14,20 +14,20 @@ func TestEveryToolCanRun(t *testing.T) {
 	for _, b := range builtin.All() {
 		p, err := b.Check(json.RawMessage(minimal[b.Name]))
 		if err != nil {
-			t.Errorf("%s: %v", b.Name, err)
+			t.Errorf("Check of %s: %v", b.Name, err)
 			continue
 		}
 		switch p.Call.(type) {
 		case tool.Run[tool.Runner], tool.Run[tool.Files]:
 			if !p.NeedsSandbox {
-				t.Errorf("%s runs in a sandbox and does not ask for one", b.Name)
+				t.Errorf("%s: NeedsSandbox = false, want true", b.Name)
 			}
 		case tool.Run[tool.Shells], tool.Run[webtool.Web], tool.Run[webtool.Browser]:
 			if p.NeedsSandbox {
-				t.Errorf("%s asks for a sandbox that it does not get", b.Name)
+				t.Errorf("%s: NeedsSandbox = true, want false", b.Name)
 			}
 		default:
-			t.Errorf("%s needs %T, which transaction.run does not provide", b.Name, p.Call)
+			t.Errorf("%s needs %T, want a type that transaction.run provides", b.Name, p.Call)
 		}
 	}
 }

@@ -81,7 +81,7 @@ func TestExecClosesKeptOutputs(t *testing.T) {
 			t.Errorf("Exec() = rest %q, %v, want the error %v", rest, err, failure)
 		}
 		if n := openFiles(t, b.s.outputs.dir); n != 0 {
-			t.Errorf("%d kept outputs are still open after error %v", n, failure)
+			t.Errorf("%d kept outputs are open after error %v, want 0", n, failure)
 		}
 	}
 }
