@@ -20,7 +20,7 @@ func TestSlowEventReaderGetsGap(t *testing.T) {
 	seen, gaps, last := 0, 0, int64(0)
 	err := h.Watch(t.Context(), op, Query{Follow: true}, func(ev v1.ServiceEvent) error {
 		if ev.ID <= last {
-			t.Fatalf("%d after %d", ev.ID, last)
+			t.Fatalf("event id = %d, want more than %d", ev.ID, last)
 		}
 		last = ev.ID
 		switch ev.Type {
@@ -39,20 +39,23 @@ func TestSlowEventReaderGetsGap(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, errEnough) || gaps != 1 || seen != maxEvents-1 {
-		t.Errorf("%v, %d gaps, %d seen", err, gaps, seen)
+		t.Errorf("Watch: %v, %d gaps, %d events; want %v, 1, %d", err, gaps, seen, errEnough, maxEvents-1)
 	}
 	// A position of an earlier process, and one of a clock that was ahead.
 	for _, id := range []int64{5, last + 1e12} {
 		var first string
-		if err := h.Watch(t.Context(), op, Query{After: id}, func(ev v1.ServiceEvent) error { first = ev.Type; return errEnough }); !errors.Is(
-			err,
-			errEnough,
-		) ||
-			first != "gap" {
-			t.Errorf("after %d: %q, %v", id, first, err)
+		err := h.Watch(t.Context(), op, Query{After: id}, func(ev v1.ServiceEvent) error {
+			first = ev.Type
+			return errEnough
+		})
+		if !errors.Is(err, errEnough) || first != "gap" {
+			t.Errorf("Watch after %d: first event %q, %v; want gap, %v", id, first, err, errEnough)
 		}
 	}
-	if err := h.Watch(t.Context(), op, Query{After: -1}, func(ev v1.ServiceEvent) error { t.Errorf("told %+v", ev); return nil }); err != nil {
+	if err := h.Watch(t.Context(), op, Query{After: -1}, func(ev v1.ServiceEvent) error {
+		t.Errorf("Watch after -1 sent %+v, want no event", ev)
+		return nil
+	}); err != nil {
 		t.Error(err)
 	}
 }
@@ -64,7 +67,7 @@ func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 		t.Helper()
 		err := h.Watch(t.Context(), p, Query{After: after}, func(ev v1.ServiceEvent) error {
 			if !p.Operator && ev.Type != "gap" && ev.Caller != p.Caller {
-				t.Errorf("%s is told %+v", p.Caller, ev)
+				t.Errorf("%s got %+v, want only its own events", p.Caller, ev)
 			}
 			kinds, last = append(kinds, ev.Type), ev.ID
 			return nil
@@ -82,14 +85,14 @@ func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 		h.Publish(v1.ServiceEvent{Type: "shell.started", Caller: "hog", Sandbox: "h", Shell: fmt.Sprint("h", i)})
 	}
 	if kinds, _ := list(ann, first-2); !slices.Equal(kinds, []string{"shell.started"}) {
-		t.Errorf("another caller is told %v", kinds)
+		t.Errorf("events of another caller = %v, want only shell.started", kinds)
 	}
 	kinds, last := list(hog, first)
 	if len(kinds) != maxEvents || kinds[0] != "gap" || kinds[1] != "shell.started" {
-		t.Errorf("the caller itself is told %d events, %.40v", len(kinds), kinds)
+		t.Errorf("the caller got %d events, first %.40v; want %d: gap, shell.started", len(kinds), kinds, maxEvents)
 	}
 	if kinds, _ := list(caller.Local(""), first); len(kinds) != maxEvents || kinds[0] != "gap" {
-		t.Errorf("operators are told %d events, %.40v", len(kinds), kinds)
+		t.Errorf("operators got %d events, first %.40v; want %d with gap first", len(kinds), kinds, maxEvents)
 	}
 	if n := h.events.Len(); n != maxEvents {
 		t.Errorf("%d events are kept, want %d", n, maxEvents)
@@ -97,15 +100,13 @@ func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 	h.Publish(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "t"})
 	h.Publish(v1.ServiceEvent{Type: "shell.ended", Shell: "t"})
 	h.Publish(v1.ServiceEvent{Type: "sandbox.gone", Caller: "ann", Sandbox: "a"})
-	if kinds, _ := list(ann, last); !slices.Equal(
-		kinds,
-		[]string{"shell.started", "shell.ended", "shell.ended", "sandbox.gone"},
-	) {
-		t.Errorf("of shells with others' around, another caller is told %v", kinds)
+	want := []string{"shell.started", "shell.ended", "shell.ended", "sandbox.gone"}
+	if kinds, _ := list(ann, last); !slices.Equal(kinds, want) {
+		t.Errorf("events of another caller among others' shells = %v, want %v", kinds, want)
 	}
 	h.Publish(v1.ServiceEvent{Type: "sandbox.gone", Caller: "hog", Sandbox: "h"})
 	if len(h.open) != 0 || len(h.openOf) != 0 {
-		t.Errorf("%d shells of %d callers are still waited for", len(h.open), len(h.openOf))
+		t.Errorf("%d open shells of %d callers are kept, want 0", len(h.open), len(h.openOf))
 	}
 }
 
@@ -130,6 +131,6 @@ func TestEventGapIsReportedOnce(t *testing.T) {
 		},
 	)
 	if !errors.Is(err, errEnough) || gaps != 1 {
-		t.Errorf("%v, told %d times", err, gaps)
+		t.Errorf("Watch: %v, %d gaps; want %v, 1", err, gaps, errEnough)
 	}
 }
