@@ -15,7 +15,7 @@ func policies(tb testing.TB) map[string]*Policy {
 	tb.Helper()
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
-		tb.Fatal("no rule sets found:", err)
+		tb.Fatalf("rule sets = %v, %v; want at least one", files, err)
 	}
 	out := map[string]*Policy{}
 	for _, f := range files {
@@ -25,11 +25,11 @@ func policies(tb testing.TB) map[string]*Policy {
 		}
 		var rules Rules
 		if err := yaml.UnmarshalStrict(data, &rules); err != nil {
-			tb.Fatalf("%s: %v", f, err)
+			tb.Fatalf("rules of %s: %v", f, err)
 		}
 		p, err := Compile(rules)
 		if err != nil {
-			tb.Fatalf("%s: %v", f, err)
+			tb.Fatalf("Compile(%s): %v", f, err)
 		}
 		out[strings.TrimSuffix(filepath.Base(f), ".yaml")] = p
 	}
@@ -75,7 +75,7 @@ func TestEvasions(t *testing.T) {
 	for _, e := range list {
 		p := all[e.profile]
 		if p == nil {
-			t.Fatalf("line %d: rule set %q not found", e.line, e.profile)
+			t.Fatalf("evasions.txt:%d: rule set %q not found", e.line, e.profile)
 		}
 		v := p.Command(e.command)
 		if string(v.Action) != e.verdict || e.rule != "..." && v.Rule != e.rule {
@@ -86,7 +86,8 @@ func TestEvasions(t *testing.T) {
 			t.Errorf("evasions.txt:%d: Command(%q) = %+v, want a position and a message", e.line, e.command, v)
 		}
 		if v.At != nil && (v.At.Offset < 0 || v.At.Offset > len(e.command)) {
-			t.Errorf("evasions.txt:%d: position %+v is outside the command", e.line, v.At)
+			t.Errorf("evasions.txt:%d: position = %+v, want one within the %d bytes of the command",
+				e.line, v.At, len(e.command))
 		}
 	}
 	if len(list) < 300 {

@@ -18,14 +18,14 @@ func checkVerdict(t *testing.T, command string, v Verdict) {
 		t.Fatalf("Command(%q) = %+v, want a valid action", command, v)
 	}
 	if v.Rule == ruleUnreadable {
-		t.Fatalf("Command(%q) panicked", command)
+		t.Fatalf("Command(%q) panicked: %+v, want a verdict", command, v)
 	}
 	if v.Action != Allow && (v.Message == "" || v.Class == "" || v.Rule == "") {
 		t.Fatalf("Command(%q) = %+v, want message, class and rule", command, v)
 	}
 	if v.At != nil && (v.At.Offset < 0 || v.At.Offset > len(command) || v.At.Line < 1 || v.At.Column < 1 ||
 		len(v.At.Text) > maxShown+len("…")) {
-		t.Fatalf("Command(%q): invalid position %+v", command, v.At)
+		t.Fatalf("Command(%q): position = %+v, want one within the command", command, v.At)
 	}
 	if len(v.Message) > 4096 || len(v.Program) > maxShown+len("…") {
 		t.Fatalf("Command(%q) = %+v, want bounded texts", command, v)
@@ -42,7 +42,7 @@ func FuzzCommand(f *testing.F) {
 			v := p.Command(command)
 			checkVerdict(t, command, v)
 			if again := p.Command(command); !reflect.DeepEqual(v, again) {
-				t.Fatalf("%s: Command(%q) = %+v, then %+v", name, command, v, again)
+				t.Fatalf("%s: Command(%q) = %+v, then %+v; want the same", name, command, v, again)
 			}
 			if p.rules.Match == Literal || v.Class != ClassRule && v.Class != ClassDenyList &&
 				v.Class != ClassAllowList {
@@ -50,8 +50,8 @@ func FuzzCommand(f *testing.F) {
 			}
 			for _, w := range wrapped(command) {
 				if got := p.Command(w); rank(got.Action) < rank(v.Action) {
-					t.Fatalf("%s: Command(%q) = %s by %s, but Command(%q) = %s by %s", name, command, v.Action,
-						v.Rule, w, got.Action, got.Rule)
+					t.Fatalf("%s: Command(%q) = %s by %s, want at least %s as for %q by %s", name, w, got.Action,
+						got.Rule, v.Action, command, v.Rule)
 				}
 			}
 		}
@@ -97,7 +97,7 @@ func FuzzLine(f *testing.F) {
 			t.Fatalf("Line(%q) = %q, %+v; want words only if not denied", line, words, v)
 		}
 		if words != nil && (rules.Check(words) != nil || strings.ContainsAny(line, ";|$`<>")) {
-			t.Fatalf("Line(%q) allows %q", line, words)
+			t.Fatalf("Line(%q) = %q, want words that pass the rules and no metacharacters", line, words)
 		}
 	})
 }
@@ -112,8 +112,8 @@ func FuzzArgv(f *testing.F) {
 		for _, p := range all {
 			got := p.Argv(v)
 			checkVerdict(t, strings.Join(v, " "), got)
-			if !reflect.DeepEqual(got, p.Argv(v)) {
-				t.Fatalf("Argv(%q) is not deterministic", v)
+			if again := p.Argv(v); !reflect.DeepEqual(got, again) {
+				t.Fatalf("Argv(%q) = %+v, then %+v; want the same", v, got, again)
 			}
 		}
 	})

@@ -12,7 +12,7 @@ const typical = `cd /workspace/project && export PATH="$PWD/bin:$PATH" && for f 
 
 func BenchmarkCommandOf200Characters(b *testing.B) {
 	if len(typical) < 195 || len(typical) > 205 {
-		b.Fatal(len(typical))
+		b.Fatalf("the command has %d characters, want 195 to 205", len(typical))
 	}
 	p := policies(b)["phase2"]
 	b.ReportAllocs()

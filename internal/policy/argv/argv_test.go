@@ -37,7 +37,7 @@ func TestReadOnlyRulesHave23Programs(t *testing.T) {
 		t.Errorf("the readonly rules have %d programs, want 23", len(rules.Programs))
 	}
 	if err := rules.Validate(); err != nil {
-		t.Errorf("Validate = %v", err)
+		t.Errorf("Validate: %v", err)
 	}
 }
 
@@ -66,7 +66,7 @@ func TestReadOnlyAllows(t *testing.T) {
 	} {
 		words, err := Split(line)
 		if err != nil {
-			t.Fatal(line, err)
+			t.Fatalf("Split(%q): %v", line, err)
 		}
 		if no := readOnlyRules(t, "/workspace").Check(words); no != nil {
 			t.Errorf("Check(%s) = %q, want nil", line, no.Message)
@@ -129,7 +129,7 @@ func TestReadOnlyRefuses(t *testing.T) {
 			for _, l := range splitBars(line) {
 				words, err := Split(l)
 				if err != nil {
-					t.Fatal(l, err)
+					t.Fatalf("Split(%q): %v", l, err)
 				}
 				no := readOnlyRules(t, "/workspace").Check(words)
 				if no == nil || no.Class != class {
@@ -228,7 +228,7 @@ func TestFilesOnlyRefusesDirectories(t *testing.T) {
 	} {
 		words, err := Split(line)
 		if err != nil {
-			t.Fatal(line, err)
+			t.Fatalf("Split(%q): %v", line, err)
 		}
 		if no := readOnlyRules(t, root).CheckHere(words, root); (no == nil) != allowed {
 			t.Errorf("CheckHere(%s) = %+v, want allowed %v", line, no, allowed)
@@ -311,7 +311,7 @@ func FuzzArgv(f *testing.F) {
 		no := rules.Check(words)
 		again := rules.Check(words)
 		if (no == nil) != (again == nil) {
-			t.Fatal("Check is not deterministic")
+			t.Fatalf("Check(%q) = %+v, then %+v; want the same", words, no, again)
 		}
 		if no != nil {
 			if no.Message == "" || no.Class == "" || no.Index < 0 || no.Index >= len(words) {
@@ -320,12 +320,12 @@ func FuzzArgv(f *testing.F) {
 			return
 		}
 		if _, ok := rules.Programs[words[0]]; !ok {
-			t.Fatalf("Check(%q) = nil for an unlisted program", words[0])
+			t.Fatalf("Check(%q) = nil for an unlisted program, want a refusal", words[0])
 		}
 		// A file outside the workspace is never allowed if operands are files.
 		if p := rules.Programs[words[0]]; p.Operands == "" && !p.SingleDash && p.Script == "" {
 			if no := rules.Check([]string{words[0], "--", "/etc/passwd"}); no == nil {
-				t.Fatalf("Check(%q -- /etc/passwd) = nil", words[0])
+				t.Fatalf("Check(%q -- /etc/passwd) = nil, want a refusal", words[0])
 			}
 		}
 	})
