@@ -135,7 +135,7 @@ func TestEvalErrors(t *testing.T) {
 		_, err := compile(t, source).Eval(t.Context(), input(t, small))
 		if want == nil {
 			if err != nil {
-				t.Errorf("Eval(%s) = %v", source, err)
+				t.Errorf("Eval(%s): %v, want no error", source, err)
 			}
 			continue
 		}
@@ -210,7 +210,7 @@ func TestEvalIsBounded(t *testing.T) {
 		took := time.Since(start)
 		t.Logf("%8s %.60s: %v", took.Round(time.Millisecond), source, err)
 		if took > 120*MaxTime {
-			t.Errorf("Eval(%.60s) took %s", source, took)
+			t.Errorf("Eval(%.60s) took %s, want at most %s", source, took, 120*MaxTime)
 		}
 		if err == nil {
 			t.Errorf("Eval(%.60s) succeeded, want an error", source)
@@ -268,7 +268,7 @@ func FuzzEval(f *testing.F) {
 		x, err := Compile(source, "input")
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") {
-				t.Fatalf("error on several lines: %q", err)
+				t.Fatalf("Compile: %q, want one line", err)
 			}
 			return
 		}
@@ -279,7 +279,7 @@ func FuzzEval(f *testing.F) {
 		got, err := x.Eval(t.Context(), map[string]any{"input": v})
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") {
-				t.Fatalf("error on several lines: %q", err)
+				t.Fatalf("Eval: %q, want one line", err)
 			}
 			return
 		}
@@ -295,7 +295,7 @@ func BenchmarkBool(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if ok, err := x.Bool(b.Context(), vars); err != nil || !ok {
-			b.Fatal(ok, err)
+			b.Fatalf("Bool = %t, %v; want true", ok, err)
 		}
 	}
 }
@@ -324,7 +324,7 @@ func BenchmarkMaxCost(b *testing.B) {
 	vars := input(b, string(long))
 	for b.Loop() {
 		if _, err := x.Eval(b.Context(), vars); !errors.Is(err, errdefs.ErrResourceExhausted) {
-			b.Fatal(err)
+			b.Fatalf("Eval: %v, want ResourceExhausted", err)
 		}
 	}
 }
