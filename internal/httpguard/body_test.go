@@ -34,7 +34,7 @@ func TestCopyOfChunkedBodyIsCharged(t *testing.T) {
 			t.Errorf("at most %d bytes were charged, want at least %d", peak, 2*size)
 		}
 		if c.ok && (held < size || held > size+1<<10) || !c.ok && held != 0 {
-			t.Errorf("%d bytes are charged after Hold() of %d bytes, %v", held, size, err)
+			t.Errorf("%d bytes are charged after Hold(): %v; want %d to %d if it succeeds, else 0", held, err, size, size+1<<10)
 		}
 		in.Release()
 	}

@@ -20,7 +20,7 @@ func TestPaceDeadline(t *testing.T) {
 	}
 	p.Stall = time.Second
 	if at := p.deadline(began.Add(-5*time.Second), 0); time.Until(at) > time.Second {
-		t.Errorf("deadline of a body that stalls is in %s", time.Until(at))
+		t.Errorf("deadline of a stalled body is in %s, want at most 1s", time.Until(at))
 	}
 }
 
@@ -54,7 +54,7 @@ func TestBudgetReservesShares(t *testing.T) {
 	}
 	b.Release(ann, 512<<10)
 	if err := b.Charge(eve, smallHeld, smallHeld); err != nil {
-		t.Errorf("what was given back: %v", err)
+		t.Errorf("Charge of released bytes: %v", err)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestAccountReturnsWhatItCharged(t *testing.T) {
 	}
 	var none *Account
 	if none.Charge(1<<60) != nil {
-		t.Error("an account without a budget has a bound")
+		t.Error("Charge without a budget failed, want no error")
 	}
 	none.Release(1)
 	none.Close()

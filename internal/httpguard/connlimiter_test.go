@@ -95,7 +95,7 @@ func TestAcceptWithoutDescriptorsClosesCallerConnection(t *testing.T) {
 		t.Fatalf("Accept() = %v, want %v", err, syscall.EMFILE)
 	}
 	if _, err := io.Copy(io.Discard, theirs); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("the caller's connection is open")
+		t.Error("the caller's connection is open, want it closed")
 	}
 	if n, _ := l.Len(); n != 0 {
 		t.Errorf("Len() = %d, want 0", n)
@@ -161,26 +161,26 @@ func TestConnectionsOverLimitAreBounded(t *testing.T) {
 	for i := range maxOver {
 		c, drop := over("ann")
 		if drop {
-			t.Errorf("connection %d over the limit gets no answer", i)
+			t.Errorf("connection %d over the limit is dropped, want an answer", i)
 		}
 		last = c
 	}
 	dropped, drop := over("ann")
 	if !drop {
-		t.Errorf("connection %d over the limit gets an answer", maxOver)
+		t.Errorf("connection %d over the limit gets an answer, want it dropped", maxOver)
 	}
 	dropped.Close()
 	last.Close()
 	if _, drop := over("ann"); drop {
-		t.Error("a connection over the limit gets no answer after another was closed")
+		t.Error("a connection over the limit is dropped after another was closed, want an answer")
 	}
 	for i := range maxOver {
 		if _, drop := over("ben"); drop {
-			t.Errorf("connection %d of another caller gets no answer", i)
+			t.Errorf("connection %d of another caller is dropped, want an answer", i)
 		}
 	}
 	if _, drop := over("eve"); !drop {
-		t.Error("half of the anonymous share is over limits, and a further connection gets an answer")
+		t.Error("a connection beyond half of the anonymous share gets an answer, want it dropped")
 	}
 }
 
@@ -218,6 +218,6 @@ func TestEvictionIsLoggedWithoutTheLock(t *testing.T) {
 			t.Errorf("%d connections are open after the eviction, want 1", n)
 		}
 	case <-time.After(time.Minute):
-		t.Error("the eviction was not logged within a minute")
+		t.Error("the eviction was not logged within a minute, want it logged")
 	}
 }

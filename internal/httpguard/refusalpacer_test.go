@@ -93,7 +93,7 @@ func TestAnonymousWaitersAreBounded(t *testing.T) {
 			t.Errorf("%d of %d requests without a caller were answered, want %d", got, clients, want)
 		}
 		if !p.WaitAmong(caller.Principal{}, 1, most) {
-			t.Error("no request may wait after the others left")
+			t.Error("WaitAmong = false after the others left, want true")
 		}
 	})
 }
