@@ -72,7 +72,7 @@ func TestExpiredTokensLeaveMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Identify(t.Context(), short.Secret); err != nil {
-		t.Fatalf("Identify() before the expiry = %v", err)
+		t.Fatalf("Identify() before the expiry: %v", err)
 	}
 	ended := time.Now().Add(time.Hour)
 	for i := len(s.tokens); i < maxTokens; i++ {
@@ -85,7 +85,7 @@ func TestExpiredTokensLeaveMemory(t *testing.T) {
 	}
 	s.Now = func() time.Time { return ended }
 	if _, err := s.CreateToken(t.Context(), op, v1.TokenRequest{Caller: "ben"}); err != nil {
-		t.Errorf("CreateToken() after the others have expired = %v", err)
+		t.Errorf("CreateToken() after the others have expired: %v, want no error", err)
 	}
 	if len(s.tokens) != 1 {
 		t.Errorf("%d tokens in memory, want 1", len(s.tokens))
@@ -95,7 +95,7 @@ func TestExpiredTokensLeaveMemory(t *testing.T) {
 		t.Fatalf("%d stored tokens, %v; want 2", len(rows), err)
 	}
 	if rows[1].ID != short.ID || rows[1].Used.IsZero() {
-		t.Errorf("the last use of the expired token was not stored: %+v", rows[1])
+		t.Errorf("row of the expired token = %+v, want token %s with its last use", rows[1], short.ID)
 	}
 	if _, err := s.store.RevokeToken(t.Context(), rows[0].ID, ended); err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func TestTokenThatIsNotStoredIsInvalid(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.CreateToken(ctx, Local(""), v1.TokenRequest{Caller: "ben"}); err == nil {
-		t.Fatal("CreateToken() with a canceled context succeeded")
+		t.Fatal("CreateToken() with a canceled context succeeded, want an error")
 	}
 	if len(s.tokens) != 0 {
 		t.Errorf("%d tokens in memory, want none", len(s.tokens))
