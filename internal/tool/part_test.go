@@ -2,7 +2,7 @@ package tool
 
 import "testing"
 
-func TestInAPartOfAFolderNoLinkIsFollowed(t *testing.T) {
+func TestPartOfDirForbidsLinks(t *testing.T) {
 	for _, c := range []struct {
 		dirs  []string
 		path  string
@@ -18,7 +18,7 @@ func TestInAPartOfAFolderNoLinkIsFollowed(t *testing.T) {
 	} {
 		r, err := Caps{Dirs: c.dirs}.request(c.path)
 		if err != nil || r.NoFollow != c.plain {
-			t.Errorf("%v %s: %+v %v", c.dirs, c.path, r, err)
+			t.Errorf("request(%s) with dirs %v = %+v, %v; want NoFollow %t", c.path, c.dirs, r, err, c.plain)
 		}
 	}
 }

@@ -17,19 +17,19 @@ func get(t *testing.T, name string) *Tool {
 	return Tools()[i]
 }
 
-func TestTheSchemaOfACommandHasItsFields(t *testing.T) {
+func TestCommandSchemaHasItsFields(t *testing.T) {
 	b := get(t, "system.bash")
 	for _, field := range []string{"command", "cwd", "env", "stdin", "timeout_ms", "run_in_background"} {
 		if !strings.Contains(string(b.Input), `"`+field+`"`) {
-			t.Errorf("%s has no %s", b.Input, field)
+			t.Errorf("schema = %s, want field %s", b.Input, field)
 		}
 	}
 	if !strings.Contains(string(b.Input), `"required":["command"]`) {
-		t.Errorf("%s requires something else", b.Input)
+		t.Errorf("schema = %s, want only command required", b.Input)
 	}
 }
 
-func TestInputsAreChecked(t *testing.T) {
+func TestCheckRejectsInvalidInputs(t *testing.T) {
 	for _, c := range []struct{ tool, input, want string }{
 		{"system.bash", `{}`, "command is missing"},
 		{"system.bash", `{"command": ""}`, "command is empty"},
@@ -58,12 +58,12 @@ func TestInputsAreChecked(t *testing.T) {
 		{"fs.glob", `{"pattern": "*", "max_results": -4}`, "max_results is -4: from 0 to 1000"},
 	} {
 		if _, err := get(t, c.tool).Check(json.RawMessage(c.input)); err == nil || err.Error() != c.want {
-			t.Errorf("%s %s: %v, want %s", c.tool, c.input, err, c.want)
+			t.Errorf("Check of %s with %s: %v, want %s", c.tool, c.input, err, c.want)
 		}
 	}
 }
 
-func TestPathsStayInTheFoldersOfTheCaps(t *testing.T) {
+func TestPathsStayInDirsOfCaps(t *testing.T) {
 	c := Caps{Dirs: []string{"/workspace", "/tmp"}, Alias: map[string]string{"/home/user/projects": "/workspace"}}
 	for in, want := range map[string]string{
 		"a":                             "/workspace/a",
@@ -83,12 +83,12 @@ func TestPathsStayInTheFoldersOfTheCaps(t *testing.T) {
 	} {
 		got, err := c.path("path", in)
 		if want == "" && err == nil || want != "" && (err != nil || got != want) {
-			t.Errorf("%q: %q %v, want %q", in, got, err, want)
+			t.Errorf("path(%q) = %q, %v; want %q", in, got, err, want)
 		}
 	}
 }
 
-func TestCutsKeepWhatTheySay(t *testing.T) {
+func TestKeeperCuts(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		cut  Cut
@@ -120,7 +120,7 @@ func TestCutsKeepWhatTheySay(t *testing.T) {
 				rest = rest[n:]
 			}
 			if got, more := k.Text(); got != c.want || more != c.more || k.Total() != int64(len(c.in)) {
-				t.Errorf("%s in steps of %d: %q %v, want %q %v", c.name, step, got, more, c.want, c.more)
+				t.Errorf("%s in steps of %d: Text = %q, %t; want %q, %t", c.name, step, got, more, c.want, c.more)
 			}
 		}
 	}

@@ -6,12 +6,12 @@ import (
 	"testing"
 )
 
-func TestEveryToolHasSchemasAndAName(t *testing.T) {
+func TestEveryToolHasNameAndSchemas(t *testing.T) {
 	names := []string{}
 	for _, b := range All() {
 		names = append(names, b.Name)
 		if b.Title == "" || b.Description == "" || len(b.Effects) == 0 {
-			t.Errorf("%s lacks a title, a description or effects", b.Name)
+			t.Errorf("%s = %+v, want a title, a description and effects", b.Name, b)
 		}
 		for _, schema := range []json.RawMessage{b.Input, b.Output} {
 			var s struct {
@@ -19,22 +19,22 @@ func TestEveryToolHasSchemasAndAName(t *testing.T) {
 				Properties map[string]any
 			}
 			if err := json.Unmarshal(schema, &s); err != nil || s.Type != "object" {
-				t.Errorf("%s: schema %s: %v", b.Name, schema, err)
+				t.Errorf("%s: schema = %s, %v; want an object", b.Name, schema, err)
 			}
 		}
 	}
 	if !slices.IsSorted(names) {
-		t.Errorf("not sorted: %v", names)
+		t.Errorf("names = %v, want them sorted", names)
 	}
 }
 
 func TestGetFindsEveryTool(t *testing.T) {
 	for _, want := range All() {
 		if got, ok := Get(want.Name); !ok || got != want {
-			t.Errorf("Get(%q) = %v, %t", want.Name, got, ok)
+			t.Errorf("Get(%q) = %v, %t; want %v, true", want.Name, got, ok, want)
 		}
 	}
 	if got, ok := Get("system.none"); ok {
-		t.Errorf("Get of an unknown name = %v", got)
+		t.Errorf("Get(system.none) = %v, true; want false", got)
 	}
 }
