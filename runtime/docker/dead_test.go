@@ -122,7 +122,7 @@ func TestADeadEngineIsNeverNothingThere(t *testing.T) {
 				"destroy, again": box.Destroy(t.Context()),
 			} {
 				if !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) {
-					t.Errorf("%s: %v", what, err)
+					t.Errorf("%s: %v; want Unavailable and not NotFound", what, err)
 				}
 			}
 			if mode == ModeLocal {
@@ -160,12 +160,12 @@ func TestAStreamOutlivesNoEngineButTheSandboxDoes(t *testing.T) {
 	_ = conn.SetDeadline(time.Now().Add(60 * time.Second))
 	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) ||
 		errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a stream that was cut ends with %v", err)
+		t.Errorf("read from a stream that was cut: %v; want an error other than EOF and timeout", err)
 	}
 	_ = conn.Close()
 	p.start(t)
 	if got := ask(t, box, "/proc/self/status"); !strings.Contains(got, "Pid:") {
-		t.Errorf("answer after the engine came back: %q", got)
+		t.Errorf("answer after the engine came back = %q, want it to contain %q", got, "Pid:")
 	}
 	if _, err := d.api.ContainerKill(t.Context(), containerName(s.ID), client.ContainerKillOptions{}); err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestStreamSurvivesEngineOutage(t *testing.T) {
 	}
 	got, err := io.ReadAll(conn)
 	if err != nil || !strings.Contains(string(got), "Pid:") {
-		t.Errorf("answer over a stream that was cut twice: %q, %v", got, err)
+		t.Errorf("answer over a stream that was cut twice = %q, %v; want %q in it and no error", got, err, "Pid:")
 	}
 }
 

@@ -82,7 +82,7 @@ func TestEveryWallIsAskedForInBothModes(t *testing.T) {
 				"scratch": (h.Tmpfs[wire.Workspace] != "") == (name == "stdio"),
 			} {
 				if !ok {
-					t.Errorf("%s is not asked for: %+v %+v", what, c, h)
+					t.Errorf("the configuration lacks %s, want it in\n%+v\n%+v", what, c, h)
 				}
 			}
 			for _, m := range h.Mounts {
@@ -90,7 +90,7 @@ func TestEveryWallIsAskedForInBothModes(t *testing.T) {
 					t.Error("the guest's folder is writable")
 				}
 				if m.Type == mount.TypeBind && m.BindOptions.Propagation != mount.PropagationRSlave {
-					t.Errorf("%s is not rslave", m.Target)
+					t.Errorf("propagation of %s = %q, want %q", m.Target, m.BindOptions.Propagation, mount.PropagationRSlave)
 				}
 			}
 		})
@@ -101,8 +101,9 @@ func TestAnEntrypointComesBeforeTheGuest(t *testing.T) {
 	s := spec()
 	s.Entrypoint = []string{"/entry.sh", "-x"}
 	c := configured(t, s, image{}, engine{api: "1.41"}, places{run: "/r", slot: "/s"}).Config
-	if all := append(c.Entrypoint, c.Cmd...); !slices.Equal(all[:3], []string{"/entry.sh", "-x", wire.GuestPath}) {
-		t.Fatalf("command line is %q", all)
+	want := []string{"/entry.sh", "-x", wire.GuestPath}
+	if all := append(c.Entrypoint, c.Cmd...); !slices.Equal(all[:3], want) {
+		t.Fatalf("command line = %q, want it to start with %q", all, want)
 	}
 }
 
@@ -119,7 +120,8 @@ func TestNewerEnginesAreToldMore(t *testing.T) {
 	} {
 		h := configured(t, spec(), image{}, c.e, places{run: "/r", slot: "/s"}).HostConfig
 		if h.Mounts[0].BindOptions.ReadOnlyNonRecursive == c.recursive || string(h.CgroupnsMode) != c.cgroupns {
-			t.Errorf("%+v: %+v, cgroup namespace %q", c.e, h.Mounts[0].BindOptions, h.CgroupnsMode)
+			t.Errorf("%+v: read only but not recursively = %v, cgroup namespace %q; want %v, %q",
+				c.e, h.Mounts[0].BindOptions.ReadOnlyNonRecursive, h.CgroupnsMode, !c.recursive, c.cgroupns)
 		}
 	}
 }
@@ -133,7 +135,7 @@ func TestAnImagesEnvironmentIsTakenOut(t *testing.T) {
 		t.Fatalf("environment is %q, want %q", env, want)
 	}
 	if _, err := environment(make([]string, maxImageEnv+1)); !errdefs.IsFailedPrecondition(err) {
-		t.Fatalf("an image with too many variables: %v", err)
+		t.Fatalf("environment with too many variables: %v, want FailedPrecondition", err)
 	}
 }
 
@@ -164,7 +166,7 @@ func TestAnImagesVolumesAreCoveredOrRefused(t *testing.T) {
 		s := spec()
 		got, err := configure(s, image{volumes: []string{c.volume}}, engine{api: "1.41"}, places{run: "/r", slot: "/s"}, "")
 		if c.refused != errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%q: %v", c.volume, err)
+			t.Errorf("configure with the volume %q: %v; want FailedPrecondition: %v", c.volume, err, c.refused)
 			continue
 		}
 		if err != nil {
@@ -173,12 +175,13 @@ func TestAnImagesVolumesAreCoveredOrRefused(t *testing.T) {
 		plain := configured(t, s, image{}, engine{api: "1.41"}, places{run: "/r", slot: "/s"})
 		if added := len(got.HostConfig.Tmpfs) - len(plain.HostConfig.Tmpfs); added != len(c.at[:min(1, len(c.at))]) ||
 			c.at != "" && got.HostConfig.Tmpfs[c.at] != shadowOptions {
-			t.Errorf("%q is covered like this: %v", c.volume, got.HostConfig.Tmpfs)
+			t.Errorf("tmpfs with the volume %q = %v; want one more, at %q with options %q, or the same if that is empty",
+				c.volume, got.HostConfig.Tmpfs, c.at, shadowOptions)
 		}
 	}
 	many := make([]string, maxVolumes+1)
 	if _, err := configure(spec(), image{volumes: many}, engine{}, places{}, ""); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("an image with too many volumes: %v", err)
+		t.Errorf("configure with too many volumes: %v, want FailedPrecondition", err)
 	}
 }
 
@@ -187,12 +190,12 @@ func TestLimitsKeepTheirNumbers(t *testing.T) {
 	seen := map[string]int64{}
 	for _, u := range ulimits(ocispec.Rlimits(l)) {
 		if u.Hard < 0 || u.Soft != u.Hard {
-			t.Errorf("%+v", u)
+			t.Errorf("%s: soft limit %d, hard limit %d; want both equal and not negative", u.Name, u.Soft, u.Hard)
 		}
 		seen[u.Name] = u.Hard
 	}
 	if core, ok := seen["core"]; seen["nofile"] != 77 || !ok || core != 0 {
-		t.Errorf("limits are %v", seen)
+		t.Errorf("limits = %v, want 77 for nofile and 0 for core", seen)
 	}
 }
 
@@ -213,7 +216,8 @@ func TestOldAndForeignEnginesAreRefusedByName(t *testing.T) {
 		err := checkVersion(c.v)
 		if (c.want == "") != (err == nil) || err != nil &&
 			(!strings.Contains(err.Error(), c.want) || !errdefs.IsFailedPrecondition(err)) {
-			t.Errorf("%+v: %v", c.v, err)
+			t.Errorf("checkVersion(%+v) = %v, want FailedPrecondition with %q, or no error if that is empty",
+				c.v, err, c.want)
 		}
 	}
 }
@@ -233,7 +237,7 @@ func TestAnEngineWithoutACapIsRefused(t *testing.T) {
 		bad := good
 		spoil(&bad)
 		if err := checkInfo(bad); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), what) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("checkInfo without %s: %v, want FailedPrecondition that names it", what, err)
 		}
 	}
 	if checkSwap(engine{swapLimit: true}, ModeStdio) != nil || checkSwap(engine{}, ModeStdio) == nil {
@@ -252,7 +256,7 @@ func TestSwapIsOffOnlyWhenTheKernelSaysSo(t *testing.T) {
 			t.Fatal(err)
 		}
 		if swapOff(file) != want {
-			t.Errorf("%q", text)
+			t.Errorf("swapOff with %q = %v, want %v", text, !want, want)
 		}
 	}
 	if swapOff(file + "-missing") {
@@ -267,7 +271,7 @@ func TestAPIVersionsCompareAsNumbers(t *testing.T) {
 	}{{"1.41", "1.41", true}, {"1.9", "1.41", false}, {"v1.100", "1.41", true}, {"2.0", "1.41", true}, {"", "1.41", false},
 		{"1.x", "1.41", false}} {
 		if apiAtLeast(c.have, c.want) != c.ok {
-			t.Errorf("%+v", c)
+			t.Errorf("apiAtLeast(%q, %q) = %v, want %v", c.have, c.want, !c.ok, c.ok)
 		}
 	}
 }
@@ -279,7 +283,7 @@ func TestACapTheEngineDropsFailsTheCreate(t *testing.T) {
 		"harmless remark on something": false,
 	} {
 		if (checkWarnings([]string{w}) != nil) != bad {
-			t.Errorf("%q", w)
+			t.Errorf("checkWarnings(%q) fails: %v, want %v", w, !bad, bad)
 		}
 	}
 }
@@ -289,7 +293,7 @@ func TestEveryCapabilityHasAnAnswerInBothModes(t *testing.T) {
 		c := capabilities(mode, runtime.ClassContainer)
 		for _, name := range runtime.AllCapabilities() {
 			if c[name] == "" {
-				t.Errorf("%s says nothing about %s", mode, name)
+				t.Errorf("capability %s in mode %s is empty, want an answer", name, mode)
 			}
 		}
 	}
@@ -306,13 +310,13 @@ func TestNotesNameTheirOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.writeNote(s); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("a second note of the same id: %v", err)
+		t.Errorf("a second note of the same id: %v, want AlreadyExists", err)
 	}
 	if got, err := d.notes(s.Owner); err != nil || !slices.Equal(got, []string{"sandbox-0001", "sandbox-0002"}) {
-		t.Errorf("owner's notes are %q, %v", got, err)
+		t.Errorf("notes(%q) = %q, %v; want both sandboxes and no error", s.Owner, got, err)
 	}
 	if got, err := d.notes("owner-0002"); err != nil || !slices.Equal(got, []string{"sandbox-0002"}) {
-		t.Errorf("another owner's notes are %q, %v", got, err)
+		t.Errorf("notes of another owner = %q, %v; want only sandbox-0002 and no error", got, err)
 	}
 	if err := errors.Join(d.removeNote(s.ID), d.removeNote(s.ID)); err != nil {
 		t.Error(err)
@@ -326,7 +330,7 @@ func TestOptionsThatMakeNoSenseAreNamed(t *testing.T) {
 		"mode":       {StateDir: "/x", GuestPath: "/g", Mode: "remote"},
 	} {
 		if _, err := New(t.Context(), o); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), field) {
-			t.Errorf("%s: %v", field, err)
+			t.Errorf("New with a bad %s: %v, want InvalidArgument that names it", field, err)
 		}
 	}
 }
@@ -335,6 +339,6 @@ func TestADeadEngineIsUnavailable(t *testing.T) {
 	dir := t.TempDir()
 	_, err := New(t.Context(), Options{Host: "unix://" + filepath.Join(dir, "no.sock"), StateDir: dir, GuestPath: "/g"})
 	if !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) {
-		t.Fatalf("an engine that is not there: %v", err)
+		t.Fatalf("New with an engine that does not run: %v; want Unavailable and not NotFound", err)
 	}
 }

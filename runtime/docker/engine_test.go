@@ -24,23 +24,23 @@ func TestEngineOnThisHostIsFoundToBeLocal(t *testing.T) {
 	h := newHost(t)
 	d := h.open(t, ModeAuto)
 	if d.Mode() != ModeLocal || d.Name() != "docker" {
-		t.Fatalf("mode is %s", d.Mode())
+		t.Fatalf("mode = %s, name = %q; want %s, %q", d.Mode(), d.Name(), ModeLocal, "docker")
 	}
 	// The answer is kept: a second driver asks nothing.
 	b, err := os.ReadFile(filepath.Join(h.dir, "docker", "locality.json"))
 	var kept verdict
 	if err = errors.Join(err, json.Unmarshal(b, &kept)); err != nil || !kept.Local {
-		t.Fatalf("%+v, %v", kept, err)
+		t.Fatalf("kept verdict = %+v, %v; want local and no error", kept, err)
 	}
 	if again := h.open(t, ""); again.Mode() != ModeLocal {
-		t.Fatalf("mode is %s the second time", again.Mode())
+		t.Fatalf("mode the second time = %s, want %s", again.Mode(), ModeLocal)
 	}
 	// A path that the engine cannot see is reported as missing.
 	if seen, err := d.sees(t.Context(), "/proc/1/fd/99999/none"); err != nil || seen {
-		t.Fatalf("a file that does not exist is seen: %v, %v", seen, err)
+		t.Fatalf("sees a file that does not exist = %v, %v; want false and no error", seen, err)
 	}
 	if got := mine(t, d); len(got) != 0 {
-		t.Fatalf("helpers are left: %q", got)
+		t.Fatalf("helpers left = %q, want none", got)
 	}
 }
 
@@ -84,7 +84,7 @@ func TestHelpersOfAKilledProcessAreSwept(t *testing.T) {
 	}
 	h.open(t, ModeStdio)
 	if got := mine(t, d); len(got) != 0 {
-		t.Fatalf("helpers are left: %q", got)
+		t.Fatalf("helpers left = %q, want none", got)
 	}
 }
 
@@ -93,15 +93,15 @@ func TestAnUnknownImageIsNamed(t *testing.T) {
 	d := h.open(t, ModeStdio)
 	img := runtime.Image{Ref: "nowhere", ID: "sha256:" + strings.Repeat("0", 64)}
 	if err := d.Prepare(t.Context(), img); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "nowhere") {
-		t.Errorf("an image nobody has: %v", err)
+		t.Errorf("Prepare of an unknown image: %v, want NotFound that names it", err)
 	}
 	img.Archive = h.archive
 	if err := d.Prepare(t.Context(), img); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("an archive with another image: %v", err)
+		t.Errorf("Prepare of an archive with another image: %v, want FailedPrecondition", err)
 	}
 	img.ID = "latest"
 	if err := d.Prepare(t.Context(), img); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("an image by tag: %v", err)
+		t.Errorf("Prepare of an image by tag: %v, want InvalidArgument", err)
 	}
 }
 
@@ -135,13 +135,13 @@ func TestHostileImageConfigurationDoesNothing(t *testing.T) {
 	s.Image = runtime.Image{Ref: "hostile", ID: hostile.ID}
 	box := create(t, d, s)
 	if env := ask(t, box, "/proc/1/environ"); strings.Contains(env, "LD_PRELOAD") || strings.Contains(env, "EMPTY") {
-		t.Errorf("environment: %q", env)
+		t.Errorf("environment = %q, want neither LD_PRELOAD nor EMPTY in it", env)
 	}
 	mounts := ask(t, box, "/proc/self/mountinfo")
 	for _, line := range strings.Split(mounts, "\n") {
 		for _, at := range []string{" /data ", " /var/lib/x ", " /tmp ", " /workspace "} {
 			if strings.Contains(line, at) && !strings.Contains(line, " - tmpfs ") {
-				t.Errorf("a volume is there: %s", line)
+				t.Errorf("the image's volume is mounted: %s; want only tmpfs there", line)
 			}
 		}
 	}
@@ -159,7 +159,7 @@ func TestHostileImageConfigurationDoesNothing(t *testing.T) {
 			continue
 		}
 		if _, err := d.api.VolumeInspect(t.Context(), m.Name, client.VolumeInspectOptions{}); !errdefs.IsNotFound(err) {
-			t.Errorf("a volume for %s is left: %v", m.Destination, err)
+			t.Errorf("VolumeInspect of the volume for %s: %v, want NotFound", m.Destination, err)
 		}
 	}
 }
@@ -177,16 +177,16 @@ func TestBridgeIsDialledAgain(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			if got := ask(t, box, "/proc/self/status"); !strings.Contains(got, "Pid:") {
-				t.Errorf("answer: %q", got)
+				t.Errorf("answer = %q, want it to contain %q", got, "Pid:")
 			}
 		})
 	}
 	wg.Wait()
 	if err := box.Bind(t.Context(), runtime.Binding{Source: "/tmp"}); !errdefs.IsNotImplemented(err) {
-		t.Errorf("bind: %v", err)
+		t.Errorf("Bind: %v, want NotImplemented", err)
 	}
 	if err := box.Unbind(t.Context()); !errdefs.IsNotImplemented(err) {
-		t.Errorf("unbind: %v", err)
+		t.Errorf("Unbind: %v, want NotImplemented", err)
 	}
 }
 
@@ -199,14 +199,14 @@ func TestGuestVolumeIsFilledOnceAndPurged(t *testing.T) {
 	}
 	again, err := h.open(t, ModeStdio).guestVolume(t.Context())
 	if err != nil || again != name {
-		t.Fatalf("%s, then %s, %v", name, again, err)
+		t.Fatalf("guestVolume = %s, then %s, %v; want the same twice and no error", name, again, err)
 	}
 	mounts := []mount.Mount{{Type: mount.TypeVolume, Source: name, Target: "/v"}}
 	err = d.withHelper(t.Context(), mounts, func(helper string) error {
 		for path, want := range map[string]os.FileMode{"/v": 0o700, "/v/guest": 0o555} {
 			got, err := d.api.ContainerStatPath(t.Context(), helper, client.ContainerStatPathOptions{Path: path})
 			if err != nil || got.Stat.Mode.Perm() != want {
-				t.Errorf("%s: %v, %v", path, got.Stat.Mode, err)
+				t.Errorf("mode of %s = %v, %v; want %v and no error", path, got.Stat.Mode, err, want)
 			}
 		}
 		return nil
@@ -226,6 +226,6 @@ func TestGuestVolumeIsFilledOnceAndPurged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := d.api.VolumeInspect(t.Context(), name, client.VolumeInspectOptions{}); !errdefs.IsNotFound(err) {
-		t.Errorf("the volume is left: %v", err)
+		t.Errorf("VolumeInspect after Purge: %v, want NotFound", err)
 	}
 }

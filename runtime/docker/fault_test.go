@@ -47,7 +47,7 @@ func TestVictim(t *testing.T) {
 	if err == nil {
 		err = box.Destroy(t.Context())
 	}
-	t.Fatalf("nothing killed the victim: %v", err)
+	t.Fatalf("Create and Destroy: %v; want this process killed at the failpoint", err)
 }
 
 func TestWhatAKilledProcessLeavesIsFoundAndRemoved(t *testing.T) {
@@ -84,10 +84,10 @@ func killAtEveryPoint(t *testing.T, mode string, class runtime.Class, points ...
 			out, err := cmd.CombinedOutput()
 			exit := (*exec.ExitError)(nil)
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-				t.Fatalf("the victim was not killed at %s: %v\n%s", point, err, out)
+				t.Fatalf("the victim ended with %v, want SIGKILL at %s\n%s", err, point, out)
 			}
 			if got := ids(t, d, s.Owner); !slices.Equal(got, []string{s.ID}) {
-				t.Errorf("found afterwards: %q", got)
+				t.Errorf("listed after the kill = %q, want %q", got, s.ID)
 			}
 			if err := d.Remove(t.Context(), s.ID); err != nil {
 				t.Fatal(err)
@@ -115,11 +115,11 @@ func TestATryThatWasCutShortIsRemovedAtTheNextStart(t *testing.T) {
 			out, err := cmd.CombinedOutput()
 			exit := (*exec.ExitError)(nil)
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-				t.Fatalf("the victim was not killed at %s: %v\n%s", point, err, out)
+				t.Fatalf("the victim ended with %v, want SIGKILL at %s\n%s", err, point, out)
 			}
 			left, err := filepath.Glob(filepath.Join(h.dir, "docker", "sandboxes", proberPrefix+"*"))
 			if err != nil || len(left) != 1 {
-				t.Fatalf("the victim left the notes %q, %v", left, err)
+				t.Fatalf("notes that the victim left = %q, %v; want one and no error", left, err)
 			}
 			d := h.open(t, ModeLocal)
 			nothingLeft(t, d, runtime.Spec{ID: filepath.Base(left[0]), Owner: d.prober()})

@@ -20,19 +20,21 @@ func TestForGVisorNothingIsMountedLaterAndTheCapsHoldItsKernelToo(t *testing.T) 
 	forGVisor(h, s.Limits, "runsc", "seccomp={}")
 	if h.Runtime != "runsc" || h.NetworkMode != "none" || !h.ReadonlyRootfs ||
 		!slices.Contains(h.SecurityOpt, "no-new-privileges") {
-		t.Errorf("runtime %q, network %q, root %v, options %q", h.Runtime, h.NetworkMode, h.ReadonlyRootfs, h.SecurityOpt)
+		t.Errorf("runtime %q, network %q, read-only root %v, options %q; want runsc, none, true, no-new-privileges",
+			h.Runtime, h.NetworkMode, h.ReadonlyRootfs, h.SecurityOpt)
 	}
 	if len(h.Mounts) != 1 || h.Mounts[0].Target != wire.RunDir || !h.Mounts[0].ReadOnly {
-		t.Errorf("mounted are %+v", h.Mounts)
+		t.Errorf("mounts = %+v, want only %s, read only", h.Mounts, wire.RunDir)
 	}
 	if !strings.Contains(h.Tmpfs[wire.Workspace], "size=") {
-		t.Errorf("the workspace is %q", h.Tmpfs[wire.Workspace])
+		t.Errorf("options of the workspace = %q, want a size", h.Tmpfs[wire.Workspace])
 	}
 	if h.Memory <= s.Limits.MemoryBytes || h.MemorySwap != h.Memory || *h.PidsLimit <= s.Limits.Pids {
-		t.Errorf("memory %d, with swap %d, pids %d", h.Memory, h.MemorySwap, *h.PidsLimit)
+		t.Errorf("memory %d, with swap %d, pids %d; want more than %d, the same with swap, more than %d",
+			h.Memory, h.MemorySwap, *h.PidsLimit, s.Limits.MemoryBytes, s.Limits.Pids)
 	}
 	if u := h.Ulimits[len(h.Ulimits)-1]; u.Name != "nproc" || u.Hard != s.Limits.Pids-runtime.GuestReservePids {
-		t.Errorf("the last limit is %+v", u)
+		t.Errorf("last limit = %+v, want nproc of %d", u, s.Limits.Pids-runtime.GuestReservePids)
 	}
 }
 
@@ -49,7 +51,7 @@ func TestOnlyTheFlagsThatAreNeededAreTaken(t *testing.T) {
 		"--oci-seccomp --network=none -oci-seccomp=no": false,
 	} {
 		if got := unfitArgs(strings.Fields(args), need); (got == "") != fit {
-			t.Errorf("%q: %q", args, got)
+			t.Errorf("unfitArgs(%q) = %q; want none: %v", args, got, fit)
 		}
 	}
 }
@@ -69,7 +71,7 @@ func TestOnlyTheLauncherIsTheLauncher(t *testing.T) {
 		}
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 || !isLauncher(path) {
-		t.Errorf("what was laid down: %v, %v", info, err)
+		t.Errorf("launcher = %v, %v; want an executable launcher with mode 0700", info, err)
 	}
 }
 
@@ -100,7 +102,7 @@ func TestTheLauncherStartsNoContainerThatIsNotOurs(t *testing.T) {
 	}
 	if text, err := os.ReadFile(began); err != nil ||
 		string(text) != "--ignore-cgroups --oci-seccomp state nobody-named-it\n" {
-		t.Errorf("runsc was given %q, %v", text, err)
+		t.Errorf("arguments of runsc = %q, %v; want --ignore-cgroups before the engine's", text, err)
 	}
 }
 
@@ -109,10 +111,10 @@ func TestGVisorIsNotOfferedOnARemoteEngine(t *testing.T) {
 	d.search = func() error { return d.findGVisor(t.Context()) }
 	if got := d.Classes(); !slices.Equal(got, []runtime.Class{runtime.ClassContainer}) ||
 		d.Capabilities(runtime.ClassGVisor) != nil {
-		t.Errorf("offered are %q", got)
+		t.Errorf("classes = %q, want only %q, and no capabilities of %s", got, runtime.ClassContainer, runtime.ClassGVisor)
 	}
 	if err := d.Why(runtime.ClassGVisor); err == nil || !strings.Contains(err.Error(), "on this host") {
-		t.Errorf("why not: %v", err)
+		t.Errorf("Why(%s) = %v, want an error with %q", runtime.ClassGVisor, err, "on this host")
 	}
 	if d.Why(runtime.ClassVM) == nil {
 		t.Error("virtual machines are offered")
@@ -123,10 +125,10 @@ func TestAdviceIsWhatTheEngineReads(t *testing.T) {
 	d := &Driver{dir: "/s/docker", runsc: "mine"}
 	flags, missing := ocispec.GVisorFlags("  -network value\n  -host-uds value\n  -oci-seccomp\n")
 	if missing != "" {
-		t.Fatal(missing)
+		t.Fatalf("GVisorFlags misses %q, want nothing missing", missing)
 	}
 	want := `{"runtimes":{"mine":{"path":"/s/docker/runsc","runtimeArgs":["--network=none","--host-uds=open","--oci-seccomp"]}}}`
 	if got := d.advice(flags); !strings.Contains(got, want) {
-		t.Errorf("the advice is %s", got)
+		t.Errorf("advice = %s, want %s in it", got, want)
 	}
 }

@@ -145,7 +145,7 @@ func ask(t *testing.T, box runtime.Sandbox, line string) string {
 		}
 		// The bridge may be there a little before the guest is.
 		if ctx.Err() != nil {
-			t.Fatalf("no answer to %q: %v", line, err)
+			t.Fatalf("answer to %q = %q, %v; want one before the deadline", line, answer, err)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -177,18 +177,18 @@ func ids(t *testing.T, d *Driver, owner string) []string {
 func nothingLeft(t *testing.T, d *Driver, s runtime.Spec) {
 	t.Helper()
 	if got := ids(t, d, s.Owner); len(got) != 0 {
-		t.Errorf("listed: %q", got)
+		t.Errorf("listed = %q, want nothing", got)
 	}
 	_, err := d.api.ContainerInspect(t.Context(), containerName(s.ID), client.ContainerInspectOptions{})
 	if !errdefs.IsNotFound(err) {
-		t.Errorf("the container is left: %v", err)
+		t.Errorf("ContainerInspect of %s: %v, want NotFound", s.ID, err)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || strings.Contains(string(mounts), s.ID) {
-		t.Errorf("mounts are left: %v\n%s", err, mounts)
+		t.Errorf("mounts of %s are left, want none: %v\n%s", s.ID, err, mounts)
 	}
 	if dirs, err := ocidriver.CgroupsOf(s.ID); err != nil || len(dirs) != 0 {
-		t.Errorf("cgroups are left: %q, %v", dirs, err)
+		t.Errorf("cgroups left = %q, %v; want none and no error", dirs, err)
 	}
 	hands, err := filepath.Glob(filepath.Join(handDir, "*"))
 	if err != nil {
@@ -196,12 +196,12 @@ func nothingLeft(t *testing.T, d *Driver, s runtime.Spec) {
 	}
 	for _, hand := range hands {
 		if text, err := os.ReadFile(hand); err == nil && strings.Contains(string(text), s.ID) {
-			t.Errorf("%s is left", hand)
+			t.Errorf("%s still names %s, want it removed", hand, s.ID)
 		}
 	}
 	for _, dir := range []string{filepath.Join(d.cells, s.ID), filepath.Join(d.notesDir(), s.ID)} {
 		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", dir, err)
+			t.Errorf("Lstat(%q): %v, want it removed", dir, err)
 		}
 	}
 }

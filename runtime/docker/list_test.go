@@ -72,7 +72,7 @@ func TestListShowsWhatIsThereInAnyStateAndNothingElse(t *testing.T) {
 		{ID: "sandbox-0003", Template: "default"}, {ID: "sandbox-0004", Template: "default"}, {ID: "sandbox-0006"},
 	}
 	if err != nil || !slices.Equal(got, want) {
-		t.Fatalf("listed %+v, %v", got, err)
+		t.Fatalf("List = %+v, %v; want %+v and no error", got, err, want)
 	}
 }
 
@@ -83,13 +83,13 @@ func TestAnEngineThatFailsIsUnavailable(t *testing.T) {
 	for what, err := range map[string]error{"list": listErr, "adopt": adoptErr,
 		"remove": d.Remove(t.Context(), "sandbox-0001")} {
 		if !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "something broke") {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v; want Unavailable with the engine's message", what, err)
 		}
 	}
 	if _, err := d.Adopt(t.Context(), "sandbox-0002"); !errdefs.IsNotFound(err) {
-		t.Errorf("a sandbox the engine does not know: %v", err)
+		t.Errorf("Adopt of a sandbox unknown to the engine: %v, want NotFound", err)
 	}
 	if _, err := d.Adopt(t.Context(), "../x"); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("an id that is none: %v", err)
+		t.Errorf("Adopt of an invalid id: %v, want InvalidArgument", err)
 	}
 }

@@ -52,7 +52,7 @@ func TestAnArchiveIsKnownByItsConfiguration(t *testing.T) {
 	got, err := readArchive(archive(t, [2]string{"l/layer.tar", "xxxx"}, [2]string{"c.json", config},
 		[2]string{"manifest.json", `[{"Config":"c.json","RepoTags":["a:b"],"Layers":["l/layer.tar"]}]`}))
 	if err != nil || got.config != "sha256:"+hex.EncodeToString(sum[:]) || len(got.layers) != 2 || got.tags[0] != "a:b" {
-		t.Fatalf("%+v, %v", got, err)
+		t.Fatalf("readArchive = %+v, %v; want config sha256:%x, two layers, tag a:b and no error", got, err, sum)
 	}
 	for name, file := range map[string]string{
 		"no manifest":    archive(t, [2]string{"c.json", config}),
@@ -62,7 +62,7 @@ func TestAnArchiveIsKnownByItsConfiguration(t *testing.T) {
 		"not an archive": archive(t),
 	} {
 		if _, err := readArchive(file); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("readArchive with %s: %v, want InvalidArgument", name, err)
 		}
 	}
 }
@@ -70,11 +70,11 @@ func TestAnArchiveIsKnownByItsConfiguration(t *testing.T) {
 func TestAnErrorInAMessageIsAnError(t *testing.T) {
 	if said, err := messages(strings.NewReader(`{"stream":"Loaded image: a\n"}` + `{"status":"sha256:1"}`)); err != nil ||
 		len(said) != 2 || said[1] != "sha256:1" {
-		t.Fatalf("%q, %v", said, err)
+		t.Fatalf("messages = %q, %v; want two, the second sha256:1, and no error", said, err)
 	}
 	if _, err := messages(strings.NewReader(`{"error":"no space left"}`)); err == nil ||
 		!strings.Contains(err.Error(), "no space left") {
-		t.Fatal(err)
+		t.Fatalf("messages with an error: %v, want the engine's text", err)
 	}
 	if _, err := messages(strings.NewReader(`{"stream":"cut`)); err == nil {
 		t.Fatal("a truncated answer succeeded, want error")
@@ -95,7 +95,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := openProcess(pid, "test", "not-its-cgroup"); !errdefs.IsNotFound(err) {
-		t.Fatalf("a process of another container: %v", err)
+		t.Fatalf("openProcess in another container: %v, want NotFound", err)
 	}
 	p, err := openProcess(pid, "test", string(own))
 	if err != nil {
@@ -105,7 +105,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 	cut, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, errSlow)
 	defer cancel()
 	if err := p.Wait(cut); !errors.Is(err, errSlow) {
-		t.Fatalf("a wait that was cut: %v", err)
+		t.Fatalf("Wait that was cut: %v, want %v", err, errSlow)
 	}
 	over := make(chan error, 1)
 	go func() {
@@ -122,7 +122,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 	select {
 	case err := <-over:
 		if err != nil && !errdefs.IsNotFound(err) {
-			t.Fatal(err)
+			t.Fatalf("Wait: %v, want NotFound or no error", err)
 		}
 	case <-time.After(30 * time.Second):
 		t.Fatal("the end of a process was not seen")
@@ -132,7 +132,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 		t.Fatalf("a second kill: %v", err)
 	}
 	if _, err := openProcess(pid, "test", string(own)); !errdefs.IsNotFound(err) {
-		t.Fatalf("a process that has ended: %v", err)
+		t.Fatalf("openProcess of an ended process: %v, want NotFound", err)
 	}
 }
 
@@ -154,10 +154,10 @@ func TestPipesTakeStdoutAndNameTheReasonOfTheEnd(t *testing.T) {
 	}()
 	b := make([]byte, 11)
 	if _, err := io.ReadFull(p, b); err != nil || string(b) != "hello world" {
-		t.Fatalf("%q, %v", b, err)
+		t.Fatalf("read %q, %v; want %q and no error", b, err, "hello world")
 	}
 	if _, err := p.Read(b); err == nil || !strings.Contains(err.Error(), "no guest") {
-		t.Fatalf("end of the pipes: %v", err)
+		t.Fatalf("Read at the end: %v, want an error with %q", err, "no guest")
 	}
 }
 
@@ -184,10 +184,10 @@ func TestComplaintsAreBounded(t *testing.T) {
 	var c complaint
 	for range 100 {
 		if n, err := c.Write(bytes.Repeat([]byte("x"), 100)); n != 100 || err != nil {
-			t.Fatal(n, err)
+			t.Fatalf("Write = %d, %v; want 100 and no error", n, err)
 		}
 	}
 	if len(c) != maxComplaint {
-		t.Fatalf("%d bytes kept", len(c))
+		t.Fatalf("%d bytes kept, want %d", len(c), maxComplaint)
 	}
 }

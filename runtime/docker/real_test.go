@@ -27,22 +27,22 @@ func TestSandboxLivesAndLeavesNothing(t *testing.T) {
 			s := h.spec(t)
 			box := create(t, d, s)
 			if box.ID() != s.ID {
-				t.Errorf("id is %s", box.ID())
+				t.Errorf("ID = %s, want %s", box.ID(), s.ID)
 			}
 			found, err := d.List(t.Context(), s.Owner)
 			if want := (runtime.Found{ID: s.ID, Template: "default", Build: "test", Running: true}); err != nil ||
 				!slices.Equal(found, []runtime.Found{want}) {
-				t.Errorf("listed: %+v, %v", found, err)
+				t.Errorf("List = %+v, %v; want %+v and no error", found, err, want)
 			}
 			if got := ids(t, d, "someone-else"); len(got) != 0 {
-				t.Errorf("another owner sees %q", got)
+				t.Errorf("List of another owner = %q, want nothing", got)
 			}
 			walls(t, box, s)
 			if _, err := d.Create(t.Context(), s); !errdefs.IsAlreadyExists(err) {
-				t.Errorf("a second sandbox of the same id: %v", err)
+				t.Errorf("Create of the same id: %v, want AlreadyExists", err)
 			}
 			if _, err := d.Adopt(t.Context(), s.ID); !errdefs.IsAlreadyExists(err) {
-				t.Errorf("a sandbox in hand is adopted: %v", err)
+				t.Errorf("Adopt of a sandbox in use: %v, want AlreadyExists", err)
 			}
 			ask(t, box, "/proc/self/status") // and it was not touched by that
 			for range 2 {
@@ -52,7 +52,7 @@ func TestSandboxLivesAndLeavesNothing(t *testing.T) {
 			}
 			ended(t, box)
 			if _, err := box.Open(t.Context()); !errdefs.IsUnavailable(err) {
-				t.Errorf("a stream to a sandbox that is gone: %v", err)
+				t.Errorf("Open of a destroyed sandbox: %v, want Unavailable", err)
 			}
 			nothingLeft(t, d, s)
 			for range 2 {
@@ -61,7 +61,7 @@ func TestSandboxLivesAndLeavesNothing(t *testing.T) {
 				}
 			}
 			if _, err := d.Adopt(t.Context(), s.ID); !errdefs.IsNotFound(err) {
-				t.Errorf("a sandbox that is gone is adopted: %v", err)
+				t.Errorf("Adopt of a destroyed sandbox: %v, want NotFound", err)
 			}
 		})
 	}
@@ -73,40 +73,40 @@ func walls(t *testing.T, box *Sandbox, s runtime.Spec) {
 	for _, line := range []string{"CapBnd:\t00000000000000e0", "CapEff:\t00000000000000e0", "CapInh:\t0000000000000000",
 		"NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(status, line+"\n") {
-			t.Errorf("no %q in\n%s", line, status)
+			t.Errorf("status lacks %q, want it in\n%s", line, status)
 		}
 	}
 	// PATH and LANG, the engine's HOSTNAME and HOME, the shell's PWD
 	if env := strings.Split(strings.Trim(ask(t, box, "/proc/1/environ"), "\x00"), "\x00"); len(env) > 5 {
-		t.Errorf("environment of PID 1 is %q", env)
+		t.Errorf("environment of PID 1 = %q, want at most 5 variables", env)
 	}
 	if dev := ask(t, box, "/proc/net/dev"); strings.Count(dev, ":") != 1 || !strings.Contains(dev, "lo:") {
-		t.Errorf("interfaces:\n%s", dev)
+		t.Errorf("interfaces, want only lo:\n%s", dev)
 	}
 	for _, path := range []string{"/x", "/etc/x", wire.RunDir + "/x", "/proc/sys/kernel/msgmni"} {
 		if got := ask(t, box, "write "+path); got == "write: <nil>" {
-			t.Errorf("%s can be written", path)
+			t.Errorf("write to %s succeeded, want an error", path)
 		}
 	}
 	for _, path := range []string{"/tmp/x", wire.Workspace + "/x", "/run/x"} {
 		got := ask(t, box, "write "+path)
 		// The stand-in is root without CAP_DAC_OVERRIDE: /workspace is not its.
 		if path != wire.Workspace+"/x" && got != "write: <nil>" {
-			t.Errorf("%s: %s", path, got)
+			t.Errorf("write to %s: %s, want no error", path, got)
 		}
 	}
 	mounts := ask(t, box, "/proc/self/mountinfo")
 	for _, at := range []string{"/tmp", "/home/user", "/run", wire.RunDir, wire.Workspace, "/dev/shm"} {
 		if !strings.Contains(mounts, " "+at+" ") {
-			t.Errorf("%s is not a mount in\n%s", at, mounts)
+			t.Errorf("%s is not a mount, want it in\n%s", at, mounts)
 		}
 	}
 	if !strings.Contains(mounts, "size=65536k") || s.Limits.TmpBytes != 0 {
-		t.Errorf("no file system of 64 MiB in\n%s", mounts)
+		t.Errorf("/tmp limit %d; want the default, and a file system of 64 MiB in\n%s", s.Limits.TmpBytes, mounts)
 	}
 	if got := ask(t, box, "/proc/self/limits"); !strings.Contains(got,
 		"Max open files            4096                 4096") {
-		t.Errorf("limits:\n%s", got)
+		t.Errorf("limits, want 4096 open files:\n%s", got)
 	}
 }
 
@@ -131,7 +131,7 @@ func TestKilledPIDOneIsSeenAndRemoved(t *testing.T) {
 			p.Close()
 			ended(t, box)
 			if got := ids(t, d, s.Owner); !slices.Equal(got, []string{s.ID}) {
-				t.Errorf("a dead sandbox is listed as %q", got)
+				t.Errorf("listed after its death = %q, want %q", got, s.ID)
 			}
 			if err := box.Destroy(t.Context()); err != nil {
 				t.Fatal(err)
@@ -163,7 +163,7 @@ func TestADeadSandboxIsNotAdoptedButRemoved(t *testing.T) {
 			err = again.Release()
 		}
 		if err != nil || time.Now().After(deadline) {
-			t.Fatalf("a dead sandbox is adopted: %v", err)
+			t.Fatalf("Adopt of a dead sandbox: %v, want NotFound", err)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -190,7 +190,7 @@ func TestNextProcessAdopts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := ask(t, adopted, "/tmp/kept"); got != "x" {
-				t.Errorf("kept file: %q", got)
+				t.Errorf("kept file = %q, want %q", got, "x")
 			}
 			if err := adopted.Destroy(t.Context()); err != nil {
 				t.Fatal(err)
@@ -238,7 +238,7 @@ func TestRemoveWorksFromEveryState(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got := ids(t, d, s.Owner); !slices.Equal(got, []string{s.ID}) {
-					t.Errorf("listed: %q", got)
+					t.Errorf("listed = %q, want %q", got, s.ID)
 				}
 				if err := d.Remove(t.Context(), s.ID); err != nil {
 					t.Fatal(err)
@@ -287,18 +287,18 @@ func TestWorkspaceAppearsInARunningSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := ask(t, box, wire.Workspace+"/f"); got != "hello" {
-		t.Errorf("file of the workspace: %q", got)
+		t.Errorf("file of the workspace = %q, want %q", got, "hello")
 	}
 	if got := ask(t, box, "write "+wire.Workspace+"/g"); !strings.Contains(got, "read-only") {
-		t.Errorf("write to a read-only workspace: %q", got)
+		t.Errorf("write to a read-only workspace: %q, want %q in it", got, "read-only")
 	}
 	if err := box.Unbind(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := ask(t, box, wire.Workspace+"/f"); !strings.Contains(got, "no such file") {
-		t.Errorf("file of the workspace after its release: %q", got)
+		t.Errorf("file of the workspace after Unbind = %q, want %q in it", got, "no such file")
 	}
 	if mounts := ask(t, box, "/proc/self/mountinfo"); !strings.Contains(mounts, wire.CgroupDir+"/") {
-		t.Errorf("no cgroup is bound in\n%s", mounts)
+		t.Errorf("no cgroup is bound, want %s/ in\n%s", wire.CgroupDir, mounts)
 	}
 }
