@@ -54,7 +54,7 @@ func TestOptionsThatCannotBeUsed(t *testing.T) {
 		o := good(t)
 		c.change(&o)
 		if _, err := New(t.Context(), o); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("New with %s: %v, want an error with %q", what, err, c.says)
 		}
 	}
 }
@@ -64,19 +64,19 @@ func TestClassesThatAreNotOffered(t *testing.T) {
 	d := &Driver{}
 	d.search = func() (handler, error) { return d.findGVisor(t.Context(), "/no/such/runsc") }
 	if got := d.Classes(); len(got) != 1 || got[0] != runtime.ClassContainer {
-		t.Errorf("classes: %v", got)
+		t.Errorf("classes = %v, want only %s", got, runtime.ClassContainer)
 	}
 	for _, class := range []runtime.Class{runtime.ClassGVisor, runtime.ClassVM} {
 		if d.Capabilities(class) != nil {
-			t.Errorf("capabilities of class %s are told", class)
+			t.Errorf("Capabilities(%s) = %v, want nil", class, d.Capabilities(class))
 		}
 		if _, err := d.handlerOf(class); !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("class %s: %v", class, err)
+			t.Errorf("handlerOf(%s): %v, want FailedPrecondition", class, err)
 		}
 	}
 	for _, c := range runtime.AllCapabilities() {
 		if d.Capabilities("")[c] == "" {
-			t.Errorf("nothing is said of %s", c)
+			t.Errorf("capability %s is empty, want an answer", c)
 		}
 	}
 }
@@ -131,10 +131,10 @@ func TestLauncher(t *testing.T) {
 		out, err := exec.Command(h.binary, c.args...).Output()
 		want := "--platform=none --ignore-cgroups --a=$b ' " + strings.Join(c.args, " ") + "\n"
 		if (err == nil) != c.ok || c.ok && string(out) != want {
-			t.Errorf("%q: %q, %v", c.args, out, err)
+			t.Errorf("output of %q = %q, %v; want %q and no error: %v", c.args, out, err, want, c.ok)
 		}
 		if ocidriver.Exists(procs) != c.in {
-			t.Errorf("%q: in the cgroup is not %v", c.args, c.in)
+			t.Errorf("%q is in the cgroup = %v, want %v", c.args, !c.in, c.in)
 		}
 	}
 }
@@ -155,10 +155,10 @@ func TestDaemonThatIsNotThere(t *testing.T) {
 		o := good(t)
 		o.Address = address
 		if _, err := New(t.Context(), o); !errdefs.IsUnavailable(err) && !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%s: %v", address, err)
+			t.Errorf("New with %s: %v, want Unavailable or FailedPrecondition", address, err)
 		}
 		if _, err := peerOf(t.Context(), address); !errdefs.IsUnavailable(err) {
-			t.Errorf("%s: %v", address, err)
+			t.Errorf("peerOf(%s): %v, want Unavailable", address, err)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func TestPeerIsWhoListens(t *testing.T) {
 	}
 	defer l.Close()
 	if pid, err := peerOf(t.Context(), address); err != nil || pid != os.Getpid() {
-		t.Errorf("peer is %d, %v", pid, err)
+		t.Errorf("peerOf = %d, %v; want %d and no error", pid, err, os.Getpid())
 	}
 	if err := checkPeer(t.Context(), address); err != nil {
 		t.Error(err)
@@ -182,7 +182,7 @@ func TestImagesWithoutADigestAreRefused(t *testing.T) {
 	for _, id := range []string{"", "latest", "sha256:", "sha256:../../x"} {
 		err := (&Driver{}).Prepare(t.Context(), runtime.Image{Ref: "x", ID: id})
 		if !errdefs.IsInvalidArgument(err) {
-			t.Errorf("id %q: %v", id, err)
+			t.Errorf("Prepare with the id %q: %v, want InvalidArgument", id, err)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func TestTasksThatRun(t *testing.T) {
 func TestWhatIsNoShim(t *testing.T) {
 	d := &Driver{namespace: DefaultNamespace}
 	if got := d.shimsOf("nobody-has-this-id"); len(got) > 0 {
-		t.Errorf("shims: %v", got)
+		t.Errorf("shimsOf an unknown id = %v, want none", got)
 	}
 	if d.isShim(os.Getpid(), "nobody-has-this-id") {
 		t.Error("we are one")
@@ -216,6 +216,6 @@ func TestAnEndedContextIsTold(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
 	if err := said(ctx, errors.New("rpc error")); !errors.Is(err, why) {
-		t.Errorf("told %v", err)
+		t.Errorf("said = %v, want %v", err, why)
 	}
 }

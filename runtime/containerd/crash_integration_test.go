@@ -45,7 +45,7 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	} {
 		asking.Go(func() {
 			if err := ask(); !errdefs.IsUnavailable(err) {
-				t.Errorf("%s without the daemon: %v", what, err)
+				t.Errorf("%s without the daemon: %v, want Unavailable", what, err)
 			}
 		})
 	}
@@ -56,7 +56,7 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	wantDone(t, ended) // nobody is asked for it
 	up()
 	if got := <-slow; got != "through\n" {
-		t.Errorf("the command that ran meanwhile says %q", got)
+		t.Errorf("output of the command that ran without the daemon = %q, want %q", got, "through\n")
 	}
 	b.eventually(t, "the driver notices that the daemon is back",
 		func() bool { _, err := b.List(t.Context(), owner); return err == nil })
@@ -72,7 +72,7 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	}
 	wantAlive(t, adopted)
 	if _, err := next.Adopt(t.Context(), ended.ID()); !errdefs.IsNotFound(err) {
-		t.Errorf("adopting one that ended meanwhile: %v", err)
+		t.Errorf("Adopt of a sandbox that ended without the daemon: %v, want NotFound", err)
 	}
 	if err := adopted.Destroy(t.Context()); err != nil {
 		t.Error(err)
@@ -93,7 +93,7 @@ func (b bench) eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", patience, what)
+			t.Fatalf("not within %s, want: %s", patience, what)
 		}
 	}
 }
@@ -160,7 +160,7 @@ func TestShimIsKilled(t *testing.T) {
 			s := b.make(t)
 			shims := b.shimsOf(s.ID())
 			if len(shims) != 1 {
-				t.Fatalf("shims: %v", shims)
+				t.Fatalf("shims = %v, want one", shims)
 			}
 			if !alone {
 				daemon(t, "kill")
@@ -200,12 +200,12 @@ func TestShimThatHangs(t *testing.T) {
 	var asking sync.WaitGroup // both at once: each waits a while for the shim
 	asking.Go(func() {
 		if _, err := d.Adopt(t.Context(), s.ID()); !errdefs.IsUnavailable(err) {
-			t.Errorf("adopt: %v", err)
+			t.Errorf("Adopt: %v, want Unavailable", err)
 		}
 	})
 	asking.Go(func() {
 		if got, err := d.List(t.Context(), owner); err != nil || len(got) != 1 || !got[0].Running {
-			t.Errorf("list: %+v, %v", got, err)
+			t.Errorf("List = %+v, %v; want one that runs and no error", got, err)
 		}
 	})
 	asking.Wait()

@@ -63,7 +63,7 @@ func (b bench) die(t *testing.T, point string, spec runtime.Spec) {
 	cmd.Env = append(os.Environ(), failpoint.Env+"="+point, crashVar+"="+string(text))
 	out, err := cmd.CombinedOutput()
 	if status, ok := cmd.ProcessState.Sys().(interface{ Signal() unix.Signal }); !ok || status.Signal() != unix.SIGKILL {
-		t.Fatalf("the process did not die where it should: %v\n%s", err, out)
+		t.Fatalf("the process ended with %v, want SIGKILL at %s\n%s", err, point, out)
 	}
 }
 
@@ -80,14 +80,14 @@ func TestCrashAnywhere(t *testing.T) {
 			b.die(t, point, spec)
 			found, err := b.List(t.Context(), owner)
 			if err != nil || len(found) != 1 || found[0].ID != spec.ID {
-				t.Fatalf("list: %+v, %v", found, err)
+				t.Fatalf("List = %+v, %v; want only %s and no error", found, err, spec.ID)
 			}
 			if found[0].Running != adoptable {
-				t.Errorf("running: %v", found[0].Running)
+				t.Errorf("running = %v, want %v", found[0].Running, adoptable)
 			}
 			s, err := b.Adopt(t.Context(), spec.ID)
 			if (err == nil) != adoptable {
-				t.Errorf("adopt: %v", err)
+				t.Errorf("Adopt: %v; want success: %v", err, adoptable)
 			}
 			if err == nil {
 				wantAlive(t, s)

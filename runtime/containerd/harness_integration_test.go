@@ -165,20 +165,20 @@ func (b bench) another(tb testing.TB) *Driver {
 func (b bench) wantNothingLeft(tb testing.TB, id string) {
 	tb.Helper()
 	if left := b.leftOf(id); len(left) > 0 {
-		tb.Errorf("left: %v", left)
+		tb.Errorf("left = %v, want nothing", left)
 	}
 	if _, err := b.api.ContainerService().Get(context.Background(), id); !errdefs.IsNotFound(err) {
-		tb.Errorf("the record is left: %v", err)
+		tb.Errorf("record of %s: %v, want NotFound", id, err)
 	}
 	if bundle := filepath.Join(daemonTasks, b.namespace, id); ocidriver.Exists(bundle) {
-		tb.Errorf("left: %s", bundle)
+		tb.Errorf("the bundle %s exists, want it removed", bundle)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || strings.Contains(string(mounts), id) {
-		tb.Errorf("mounts are left: %v\n%s", err, mounts)
+		tb.Errorf("mounts of %s are left, want none: %v\n%s", id, err, mounts)
 	}
 	if dirs, err := ocidriver.CgroupsOf(id); err != nil || len(dirs) > 0 {
-		tb.Errorf("cgroups are left: %v, %v", dirs, err)
+		tb.Errorf("cgroups left = %v, %v; want none and no error", dirs, err)
 	}
 }
 
@@ -220,7 +220,7 @@ func sh(tb testing.TB, s runtime.Sandbox, line string) string {
 	defer cancel()
 	conn, err := s.Open(ctx)
 	if err != nil {
-		tb.Fatalf("%s: %v", line, err)
+		tb.Fatalf("Open for %q: %v", line, err)
 	}
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
@@ -228,11 +228,11 @@ func sh(tb testing.TB, s runtime.Sandbox, line string) string {
 	}
 	if err := json.NewEncoder(conn).Encode(map[string]any{"argv": []string{"/bin/sh", "-c", line},
 		"uid": 1000}); err != nil {
-		tb.Fatalf("%s: %v", line, err)
+		tb.Fatalf("send %q: %v", line, err)
 	}
 	var a answer
 	if err := json.NewDecoder(bufio.NewReader(conn)).Decode(&a); err != nil || a.Error != "" {
-		tb.Fatalf("%s: %+v, %v", line, a, err)
+		tb.Fatalf("answer to %q = %+v, %v; want no error", line, a, err)
 	}
 	return a.Output
 }
@@ -254,6 +254,6 @@ func wantAlive(tb testing.TB, s runtime.Sandbox) {
 	default:
 	}
 	if got := sh(tb, s, "echo here"); got != "here\n" {
-		tb.Errorf("a command says %q", got)
+		tb.Errorf("output = %q, want %q", got, "here\n")
 	}
 }

@@ -24,22 +24,22 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 	s := b.make(t)
 	want := runtime.Found{ID: s.ID(), Template: "base", Build: "test", Running: true}
 	if got, err := b.List(t.Context(), owner); err != nil || len(got) != 1 || got[0] != want {
-		t.Errorf("list: %+v, %v", got, err)
+		t.Errorf("List = %+v, %v; want %+v and no error", got, err, want)
 	}
 	if got, err := b.List(t.Context(), "somebody-else"); err != nil || len(got) != 0 {
-		t.Errorf("list of another owner: %+v, %v", got, err)
+		t.Errorf("List of another owner = %+v, %v; want none and no error", got, err)
 	}
 	if _, err := b.Adopt(t.Context(), s.ID()); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("adopting what is held: %v", err)
+		t.Errorf("Adopt of a sandbox in use: %v, want AlreadyExists", err)
 	}
 	again := b.spec()
 	again.ID = s.ID()
 	if _, err := b.Create(t.Context(), again); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("creating it again: %v", err)
+		t.Errorf("Create of the same id: %v, want AlreadyExists", err)
 	}
 	wantAlive(t, s)
 	if _, err := b.Adopt(t.Context(), "not-there"); !errdefs.IsNotFound(err) {
-		t.Errorf("adopting nothing: %v", err)
+		t.Errorf("Adopt of an unknown id: %v, want NotFound", err)
 	}
 	dir := t.TempDir()
 	if err := s.Bind(t.Context(), runtime.Binding{Source: dir}); err != nil {
@@ -66,7 +66,7 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 	wantDone(t, next)
 	b.wantNothingLeft(t, s.ID())
 	if _, err := d.Adopt(t.Context(), s.ID()); !errdefs.IsNotFound(err) {
-		t.Errorf("adopting what is gone: %v", err)
+		t.Errorf("Adopt of a removed sandbox: %v, want NotFound", err)
 	}
 	if _, err := os.Stat(dir); err != nil {
 		t.Errorf("the workspace: %v", err)
@@ -82,13 +82,13 @@ func TestEndOfTheFirstProcess(t *testing.T) {
 	}
 	wantDone(t, s)
 	if _, err := s.Open(t.Context()); !errdefs.IsUnavailable(err) {
-		t.Errorf("open: %v", err)
+		t.Errorf("Open of an ended sandbox: %v, want Unavailable", err)
 	}
 	if err := s.Release(); err != nil {
 		t.Error(err)
 	}
 	if _, err := b.Adopt(t.Context(), s.ID()); !errdefs.IsNotFound(err) {
-		t.Errorf("adopt: %v", err)
+		t.Errorf("Adopt of an ended sandbox: %v, want NotFound", err)
 	}
 	if err := b.Remove(t.Context(), s.ID()); err != nil {
 		t.Error(err)
@@ -138,7 +138,7 @@ func TestCreateThatIsCancelledLeavesNothing(t *testing.T) {
 			err = nil
 		}
 		if err != nil {
-			t.Errorf("after %s: %v", after, err)
+			t.Errorf("Create cancelled after %s: %v, want DeadlineExceeded or no error", after, err)
 		}
 		b.wantNothingLeft(t, spec.ID)
 	}
@@ -180,7 +180,7 @@ func TestCellWithoutARecordIsFound(t *testing.T) {
 	}
 	defer c.Close()
 	if got, err := b.List(t.Context(), owner); err != nil || len(got) != 1 || got[0].ID != spec.ID || got[0].Running {
-		t.Errorf("list: %+v, %v", got, err)
+		t.Errorf("List = %+v, %v; want only %s, not running, and no error", got, err, spec.ID)
 	}
 	if err := b.Remove(t.Context(), spec.ID); err != nil {
 		t.Error(err)
@@ -220,7 +220,7 @@ func TestRootOfALiveSandboxStaysAndThenGoes(t *testing.T) {
 	b.collect(t)
 	for _, name := range []string{viewName(b.image), rootName(b.image)} {
 		if _, err := snaps.Stat(t.Context(), name); !errdefs.IsNotFound(err) {
-			t.Errorf("%s is kept: %v", name, err)
+			t.Errorf("Stat of the snapshot %s: %v, want NotFound", name, err)
 		}
 	}
 	// A caller that did not learn of it still gets a sandbox.
