@@ -53,23 +53,23 @@ func TestCrashAnywhere(t *testing.T) {
 			cmd.Env = append(os.Environ(), failpoint.Env+"="+point, crashState+"="+b.state, crashGuest+"="+b.guest)
 			out, err := cmd.CombinedOutput()
 			if status, ok := cmd.ProcessState.Sys().(interface{ Signal() unix.Signal }); !ok || status.Signal() != unix.SIGKILL {
-				t.Fatalf("the process did not die where it should: %v\n%s", err, out)
+				t.Fatalf("the process ended with %v, want SIGKILL at %s\n%s", err, point, out)
 			}
 			found, err := b.List(t.Context(), owner)
 			if err != nil || len(found) != 1 {
-				t.Fatalf("list: %+v, %v", found, err)
+				t.Fatalf("List = %+v, %v; want one and no error", found, err)
 			}
 			id := found[0].ID
 			if found[0].Running != adoptable {
-				t.Errorf("running: %v", found[0].Running)
+				t.Errorf("running = %v, want %v", found[0].Running, adoptable)
 			}
 			s, err := b.Adopt(t.Context(), id)
 			if (err == nil) != adoptable {
-				t.Errorf("adopt: %v", err)
+				t.Errorf("Adopt: %v; want success: %v", err, adoptable)
 			}
 			if err == nil {
 				if got := sh(t, s, 1000, "echo here"); got.Output != "here\n" {
-					t.Errorf("adopted: %+v", got)
+					t.Errorf("answer of the adopted sandbox = %+v, want the output %q", got, "here\n")
 				}
 			}
 			for range 2 {

@@ -123,7 +123,7 @@ func (b bench) wantNothingLeft(tb testing.TB) {
 		tb.Fatal(err)
 	}
 	if strings.Contains(string(mounts), b.state) {
-		tb.Errorf("mounts are left below %s:\n%s", b.state, mounts)
+		tb.Errorf("mounts are left below %s, want none:\n%s", b.state, mounts)
 	}
 	for _, dir := range []string{b.RunDirs, b.runtime.Root} {
 		entries, err := os.ReadDir(dir)
@@ -131,7 +131,7 @@ func (b bench) wantNothingLeft(tb testing.TB) {
 			tb.Fatal(err)
 		}
 		for _, e := range entries {
-			tb.Errorf("left: %s", filepath.Join(dir, e.Name()))
+			tb.Errorf("%s exists, want nothing left in %s", e.Name(), dir)
 		}
 	}
 	entries, err := os.ReadDir(b.dir)
@@ -140,7 +140,7 @@ func (b bench) wantNothingLeft(tb testing.TB) {
 	}
 	for _, e := range entries {
 		if e.Name() != "runc" && e.Name() != ".skeleton" {
-			tb.Errorf("left: %s", filepath.Join(b.dir, e.Name()))
+			tb.Errorf("%s exists, want nothing left of a sandbox in %s", e.Name(), b.dir)
 		}
 	}
 }
@@ -152,7 +152,7 @@ func wantNoCgroup(tb testing.TB, id string) {
 		tb.Fatal(err)
 	}
 	if len(dirs) > 0 {
-		tb.Errorf("cgroups are left: %v", dirs)
+		tb.Errorf("cgroups left = %v, want none", dirs)
 	}
 }
 
@@ -215,7 +215,7 @@ func sh(tb testing.TB, s runtime.Sandbox, uid int, line string) answer {
 	tb.Helper()
 	a, err := ask(tb, s, map[string]any{"argv": []string{"/bin/sh", "-c", line}, "uid": uid})
 	if err != nil {
-		tb.Fatalf("%s: %v", line, err)
+		tb.Fatalf("answer to %q: %v", line, err)
 	}
 	return a
 }

@@ -22,24 +22,7 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)
 	pid := s.Init.Pid
-	want := runtime.Found{ID: s.ID(), Template: "base", Build: "test", Running: true}
-	if got, err := b.List(t.Context(), owner); err != nil || len(got) != 1 || got[0] != want {
-		t.Errorf("list: %+v, %v", got, err)
-	}
-	if got, err := b.List(t.Context(), "somebody-else"); err != nil || len(got) != 0 {
-		t.Errorf("list of another owner: %+v, %v", got, err)
-	}
-	if _, err := b.Adopt(t.Context(), s.ID()); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("adopting what is held: %v", err)
-	}
-	if _, err := b.Create(t.Context(), runtime.Spec{
-		ID: s.ID(), Owner: owner, Template: "base", Image: runtime.Image{Root: "/"},
-	}); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("creating it again: %v", err)
-	}
-	if _, err := b.Adopt(t.Context(), "not-there"); !errdefs.IsNotFound(err) {
-		t.Errorf("adopting nothing: %v", err)
-	}
+	wantInUse(t, b, s)
 	dir := t.TempDir()
 	if err := s.Bind(t.Context(), runtime.Binding{Source: dir}); err != nil {
 		t.Fatal(err)
@@ -60,13 +43,13 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := again.(*ocidriver.Sandbox).Init.Pid; got != pid {
-		t.Errorf("process %d became %d", pid, got)
+		t.Errorf("first process = %d, want %d", got, pid)
 	}
 	if got := sh(t, again, 1000, "echo here"); got.Output != "here\n" {
-		t.Errorf("after the change of hosts: %+v", got)
+		t.Errorf("answer after Adopt = %+v, want the output %q", got, "here\n")
 	}
 	if err := again.Unbind(t.Context()); err != nil {
-		t.Errorf("unbind what the other bound: %v", err)
+		t.Errorf("Unbind of what the other driver bound: %v", err)
 	}
 	for range 2 {
 		if err := again.Destroy(t.Context()); err != nil {
@@ -79,13 +62,36 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 	wantDone(t, again)
 	wantNoCgroup(t, s.ID())
 	if got, err := d.List(t.Context(), owner); err != nil || len(got) != 0 {
-		t.Errorf("list at the end: %+v, %v", got, err)
+		t.Errorf("List after Remove = %+v, %v; want none and no error", got, err)
 	}
 	if _, err := d.Adopt(t.Context(), s.ID()); !errdefs.IsNotFound(err) {
-		t.Errorf("adopting what is gone: %v", err)
+		t.Errorf("Adopt of a removed sandbox: %v, want NotFound", err)
 	}
 	if _, err := os.Stat(dir); err != nil {
 		t.Errorf("the workspace: %v", err)
+	}
+}
+
+// wantInUse checks what a driver says of a sandbox that it holds.
+func wantInUse(t *testing.T, b bench, s *ocidriver.Sandbox) {
+	t.Helper()
+	want := runtime.Found{ID: s.ID(), Template: "base", Build: "test", Running: true}
+	if got, err := b.List(t.Context(), owner); err != nil || len(got) != 1 || got[0] != want {
+		t.Errorf("List = %+v, %v; want %+v and no error", got, err, want)
+	}
+	if got, err := b.List(t.Context(), "somebody-else"); err != nil || len(got) != 0 {
+		t.Errorf("List of another owner = %+v, %v; want none and no error", got, err)
+	}
+	if _, err := b.Adopt(t.Context(), s.ID()); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("Adopt of a sandbox in use: %v, want AlreadyExists", err)
+	}
+	if _, err := b.Create(t.Context(), runtime.Spec{
+		ID: s.ID(), Owner: owner, Template: "base", Image: runtime.Image{Root: "/"},
+	}); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("Create of the same id: %v, want AlreadyExists", err)
+	}
+	if _, err := b.Adopt(t.Context(), "not-there"); !errdefs.IsNotFound(err) {
+		t.Errorf("Adopt of an unknown id: %v, want NotFound", err)
 	}
 }
 
@@ -101,16 +107,16 @@ func TestEndOfTheFirstProcess(t *testing.T) {
 			end(s)
 			wantDone(t, s)
 			if _, err := s.Open(t.Context()); !errdefs.IsUnavailable(err) {
-				t.Errorf("open: %v", err)
+				t.Errorf("Open of an ended sandbox: %v, want Unavailable", err)
 			}
 			if got, err := b.List(t.Context(), owner); err != nil || len(got) != 1 || got[0].Running {
-				t.Errorf("list: %+v, %v", got, err)
+				t.Errorf("List = %+v, %v; want one, not running, and no error", got, err)
 			}
 			if err := s.Release(); err != nil {
 				t.Error(err)
 			}
 			if _, err := b.Adopt(t.Context(), s.ID()); !errdefs.IsNotFound(err) {
-				t.Errorf("adopt: %v", err)
+				t.Errorf("Adopt of an ended sandbox: %v, want NotFound", err)
 			}
 			if err := b.Remove(t.Context(), s.ID()); err != nil {
 				t.Error(err)
@@ -132,7 +138,7 @@ func TestWhatTheRuntimeLeavesIsReaped(t *testing.T) {
 	}
 	wantDone(t, s)
 	if got, err := startStat(s.Init.Pid); err == nil && strings.Contains(got, "(guest) Z") {
-		t.Errorf("it is a zombie: %s", got)
+		t.Errorf("state of the first process = %s, want no zombie", got)
 	}
 }
 
@@ -147,7 +153,7 @@ func TestOpenGivesUpWhenTheSandboxEnds(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := s.Open(short); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("open without a guest: %v", err)
+		t.Errorf("Open without a guest: %v, want %v", err, context.DeadlineExceeded)
 	}
 	for end := time.Now().Add(patience); s.(*ocidriver.Sandbox).Stderr.(*words).String() == "" && time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
@@ -163,7 +169,7 @@ func TestOpenGivesUpWhenTheSandboxEnds(t *testing.T) {
 	}
 	wg.Wait()
 	if err := <-failed; !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "no guest here") {
-		t.Errorf("open while it ended: %v", err)
+		t.Errorf("Open while the sandbox ended: %v; want Unavailable with %q", err, "no guest here")
 	}
 }
 
@@ -208,12 +214,12 @@ func TestCreateThatIsCancelledLeavesNothing(t *testing.T) {
 		if err == nil {
 			err = s.Destroy(t.Context())
 		} else if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("after %s: %v", after, err)
+			t.Errorf("Create that is cancelled after %s: %v, want %v", after, err, context.DeadlineExceeded)
 		} else {
 			err = nil
 		}
 		if err != nil {
-			t.Errorf("after %s: %v", after, err)
+			t.Errorf("Destroy of the sandbox created within %s: %v", after, err)
 		}
 		wantNoCgroup(t, spec.ID)
 		b.wantNothingLeft(t)
@@ -233,7 +239,7 @@ func TestSandboxesInParallel(t *testing.T) {
 			}
 			if a, err := ask(t, s, map[string]any{"argv": []string{"/bin/echo", "x"}, "uid": 1000}); err != nil ||
 				a.Output != "x\n" {
-				t.Errorf("%+v, %v", a, err)
+				t.Errorf("answer = %+v, %v; want the output %q and no error", a, err, "x\n")
 			}
 			var both sync.WaitGroup
 			for range 2 {

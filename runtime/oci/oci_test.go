@@ -43,7 +43,7 @@ func TestRecordIsReadAsItWasWritten(t *testing.T) {
 	}
 	got, err := d.read(want.ID)
 	if err != nil || got != want {
-		t.Errorf("read %+v, %v; wrote %+v", got, err, want)
+		t.Errorf("read = %+v, %v; want %+v and no error", got, err, want)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestRecordIsReadStrictly(t *testing.T) {
 	change := func(old, with string) string {
 		s := strings.Replace(string(good), old, with, 1)
 		if s == string(good) {
-			t.Fatalf("%s is not in the record", old)
+			t.Fatalf("the record lacks %q, want it in\n%s", old, good)
 		}
 		return s
 	}
@@ -75,7 +75,7 @@ func TestRecordIsReadStrictly(t *testing.T) {
 		"no limits":         change(`"memory_bytes":536870912`, `"memory_bytes":0`),
 	} {
 		if _, err := parseRecord([]byte(text)); err == nil {
-			t.Errorf("%s: no error", what)
+			t.Errorf("parseRecord with %s succeeds, want an error", what)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		rec, err := parseRecord(text)
 		if err == nil && (!runtime.ValidID(rec.ID) || rec.Pid < 0 || rec.Pid == 1) {
-			t.Errorf("accepted %+v", rec)
+			t.Errorf("parseRecord = %+v, want a valid id, and a pid of 0 or over 1", rec)
 		}
 	})
 }
@@ -95,7 +95,7 @@ func TestCapabilitiesAreAllTold(t *testing.T) {
 	caps := (&Driver{}).Capabilities("")
 	for _, c := range runtime.AllCapabilities() {
 		if caps[c] == "" {
-			t.Errorf("nothing is said of %s", c)
+			t.Errorf("capability %s is empty, want an answer", c)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func TestWordsAreBoundedAndHarmless(t *testing.T) {
 	}
 	defer w.Close()
 	if got := w.Annotate("ended"); got != "ended" {
-		t.Errorf("without words: %q", got)
+		t.Errorf("Annotate before any output = %q, want %q", got, "ended")
 	}
 	cmd := exec.Command("sh", "-c",
 		`printf 'bad \033[2J\377 thing\n' >&2; head -c 1000000 /dev/zero | tr '\0' x >&2; exit 3`)
@@ -118,11 +118,11 @@ func TestWordsAreBoundedAndHarmless(t *testing.T) {
 	}
 	got := w.String()
 	if !strings.HasPrefix(got, "bad [2J? thing xxx") || len(got) > 1100 {
-		t.Errorf("words are %d bytes: %.60q", len(got), got)
+		t.Errorf("kept output = %.60q, %d bytes; want the escaped start, at most 1100 bytes", got, len(got))
 	}
 	info, err := w.file.Stat()
 	if err != nil || info.Size() != wordsBytes {
-		t.Errorf("size %v, %v", info, err)
+		t.Errorf("file of the output = %v, %v; want %d bytes and no error", info, err, wordsBytes)
 	}
 }
 
@@ -139,7 +139,8 @@ func TestImagesThatCannotBeUsed(t *testing.T) {
 		filepath.Dir(file): func(err error) bool { return err == nil },
 	} {
 		if err := (&Driver{}).Prepare(t.Context(), runtime.Image{Ref: "x", Root: root}); !class(err) {
-			t.Errorf("root %q: %v", root, err)
+			t.Errorf("Prepare of the root %q: %v; want no error for a directory, NotFound if missing, else InvalidArgument",
+				root, err)
 		}
 	}
 }

@@ -171,7 +171,7 @@ func TestRemoveFromAnyState(t *testing.T) {
 			}
 			found, err := h.b.List(t.Context(), owner)
 			if err != nil || len(found) != 1 || found[0].ID != h.spec.ID {
-				t.Errorf("list: %+v, %v", found, err)
+				t.Errorf("List = %+v, %v; want only %s and no error", found, err, h.spec.ID)
 			}
 			for range 2 {
 				if err := h.b.Remove(t.Context(), h.spec.ID); err != nil {
@@ -181,7 +181,7 @@ func TestRemoveFromAnyState(t *testing.T) {
 			wantNoCgroup(t, h.spec.ID)
 			h.b.wantNothingLeft(t)
 			if found, err := h.b.List(t.Context(), owner); err != nil || len(found) != 0 {
-				t.Errorf("list afterwards: %+v, %v", found, err)
+				t.Errorf("List after Remove = %+v, %v; want none and no error", found, err)
 			}
 		})
 	}
@@ -204,10 +204,10 @@ func TestAnotherProcessWithTheRecordedPid(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found, err := h.b.List(t.Context(), owner); err != nil || len(found) != 1 || found[0].Running {
-		t.Errorf("list: %+v, %v", found, err)
+		t.Errorf("List = %+v, %v; want one, not running, and no error", found, err)
 	}
 	if _, err := h.b.Adopt(t.Context(), h.spec.ID); err == nil || !strings.Contains(err.Error(), "has ended") {
-		t.Errorf("adopt: %v", err)
+		t.Errorf("Adopt: %v, want an error with %q", err, "has ended")
 	}
 	if err := h.b.Remove(t.Context(), h.spec.ID); err != nil { // and we live to see it
 		t.Error(err)

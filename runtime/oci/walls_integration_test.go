@@ -83,7 +83,7 @@ func TestCapsOnTheHost(t *testing.T) {
 	s := b.make(t)
 	dirs, err := ocidriver.CgroupsOf(s.ID())
 	if err != nil || len(dirs) == 0 {
-		t.Fatalf("cgroups %v, %v", dirs, err)
+		t.Fatalf("cgroups = %v, %v; want some and no error", dirs, err)
 	}
 	// Name of a cap on v1 or v2, and what it has to be.
 	want := map[string]string{
@@ -104,10 +104,10 @@ func TestCapsOnTheHost(t *testing.T) {
 		}
 	}
 	if seen < 4 {
-		t.Errorf("%d caps were found in %v", seen, dirs)
+		t.Errorf("%d caps found in %v, want at least 4", seen, dirs)
 	}
 	if a := sh(t, s, 0, "ls /run/orchestrator/cgroup/*/cgroup.procs"); a.Error != "" {
-		t.Errorf("no cgroups inside: %+v", a)
+		t.Errorf("list the cgroups inside: %+v, want no error", a)
 	}
 }
 
@@ -176,10 +176,10 @@ func TestForeignArchitectureIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := sh(t, s, 1000, "/workspace/native"); got.Output != "hello from /workspace/native\n" {
-		t.Errorf("native: %+v", got)
+		t.Errorf("native binary: %+v, want the output %q", got, "hello from /workspace/native\n")
 	}
 	if got := sh(t, s, 1000, "/workspace/foreign"); got.Error == "" || strings.Contains(got.Output, "hello") {
-		t.Errorf("foreign: %+v", got)
+		t.Errorf("foreign binary: %+v; want an error and no %q", got, "hello")
 	}
 	if err := s.Unbind(t.Context()); err != nil {
 		t.Error(err)
@@ -199,16 +199,16 @@ func TestWorkspaceComesAndGoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := sh(t, s, 1000, "cat /workspace/file"); got.Output != "mine" {
-			t.Errorf("read-only %v: read %+v", ro, got)
+			t.Errorf("read with read-only %v: %+v, want the output %q", ro, got, "mine")
 		}
 		if got := sh(t, s, 1000, "touch /workspace/new"); (got.Error != "") != ro {
-			t.Errorf("read-only %v: wrote %+v", ro, got)
+			t.Errorf("write with read-only %v: %+v; want an error: %v", ro, got, ro)
 		}
 		if err := s.Unbind(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if got := sh(t, s, 1000, "ls /workspace"); got.Output != "" {
-			t.Errorf("after it is taken away: %+v", got)
+			t.Errorf("list after Unbind: %+v, want no output", got)
 		}
 	}
 	link := filepath.Join(t.TempDir(), "link")
@@ -222,7 +222,7 @@ func TestWorkspaceComesAndGoes(t *testing.T) {
 		filepath.Join(dir, "none"): errdefs.IsNotFound,
 	} {
 		if err := s.Bind(t.Context(), runtime.Binding{Source: source}); !class(err) {
-			t.Errorf("bind %s: %v", source, err)
+			t.Errorf("Bind of %s: %v, want NotFound if it is missing, else InvalidArgument", source, err)
 		}
 	}
 }
