@@ -102,7 +102,7 @@ func result(t *testing.T, conn net.Conn) (runtime.Result, string) {
 	kind, last, stdout := finish(t, conn)
 	var r runtime.Result
 	if err := json.Unmarshal(last, &r); kind != wire.KindReply || err != nil {
-		t.Fatalf("last frame %c %s: %v", kind, last, err)
+		t.Fatalf("last frame = %c %s, %v; want a reply with a result", kind, last, err)
 	}
 	return r, stdout
 }
@@ -119,10 +119,10 @@ func TestASecondDriverAdoptsWhatTheFirstLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := a.Destroy(t.Context()); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("destroy after release: %v", err)
+		t.Errorf("Destroy after Release: %v, want FailedPrecondition", err)
 	}
 	if _, err := first.List(t.Context(), owner); !errdefs.IsUnavailable(err) {
-		t.Errorf("list on a closed driver: %v", err)
+		t.Errorf("List on a closed driver: %v, want Unavailable", err)
 	}
 	host.Kill("sandbox-b")
 
@@ -133,13 +133,13 @@ func TestASecondDriverAdoptsWhatTheFirstLeft(t *testing.T) {
 		{ID: "sandbox-b", Template: "default", Build: "b1"},
 	}
 	if err != nil || !slices.Equal(found, want) {
-		t.Errorf("list: %v, %v", found, err)
+		t.Errorf("List = %v, %v; want %v and no error", found, err, want)
 	}
 	if found, err := second.List(t.Context(), "someone-else"); err != nil || len(found) != 0 {
-		t.Errorf("list of another owner: %v, %v", found, err)
+		t.Errorf("List of another owner = %v, %v; want none and no error", found, err)
 	}
 	if _, err := second.Adopt(t.Context(), "sandbox-b"); !errdefs.IsNotFound(err) {
-		t.Errorf("adopt an ended one: %v", err)
+		t.Errorf("Adopt of an ended sandbox: %v, want NotFound", err)
 	}
 	adopted, err := second.Adopt(t.Context(), "sandbox-a")
 	if err != nil {
@@ -154,7 +154,7 @@ func TestASecondDriverAdoptsWhatTheFirstLeft(t *testing.T) {
 		}
 	}
 	if ids := host.IDs(); len(ids) != 0 {
-		t.Errorf("left over: %v", ids)
+		t.Errorf("sandboxes left = %v, want none", ids)
 	}
 }
 
@@ -165,23 +165,23 @@ func TestHooksDelayAndFail(t *testing.T) {
 		began := time.Now()
 		s, err := d.Create(t.Context(), spec("sandbox-a"))
 		if err != nil || time.Since(began) != 3*time.Second {
-			t.Fatalf("after %v: %v", time.Since(began), err)
+			t.Fatalf("Create: %v after %v, want no error after 3s", err, time.Since(began))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := d.Create(ctx, spec("sandbox-b")); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("create past its deadline: %v", err)
+			t.Errorf("Create past its deadline: %v, want %v", err, context.DeadlineExceeded)
 		}
 		boom := errors.New("boom")
 		d.Host().SetHook(fake.Fail(boom, 1, fake.OpCreated, fake.OpDestroy))
 		if _, err := d.Create(t.Context(), spec("sandbox-c")); !errors.Is(err, boom) {
-			t.Errorf("create: %v", err)
+			t.Errorf("Create: %v, want %v", err, boom)
 		}
 		if ids := d.Host().IDs(); !slices.Equal(ids, []string{"sandbox-a", "sandbox-c"}) {
-			t.Errorf("half-made is not listed: %v", ids)
+			t.Errorf("IDs = %v, want sandbox-a and the half-made sandbox-c", ids)
 		}
 		if err := s.Destroy(t.Context()); !errors.Is(err, boom) {
-			t.Errorf("destroy: %v", err)
+			t.Errorf("Destroy: %v, want %v", err, boom)
 		}
 		for _, id := range d.Host().IDs() {
 			if err := d.Remove(t.Context(), id); err != nil {
@@ -207,20 +207,20 @@ func TestTheGuestRunsItsWords(t *testing.T) {
 	} {
 		r, stdout := result(t, call(t, s, wire.OpExec, wire.Command{ID: "1", Argv: c.argv}))
 		if r.Ending != runtime.Exited || r.ExitCode != c.code || stdout != c.stdout {
-			t.Errorf("%q: %+v, %q", c.argv, r, stdout)
+			t.Errorf("%q = %+v, %q; want code %d, output %q", c.argv, r, stdout, c.code, c.stdout)
 		}
 	}
 	conn := call(t, s, wire.OpExec, wire.Command{ID: "2", Argv: []string{"cat"}, Stdin: true})
 	if kind, _, err := receive(conn); kind != wire.KindStarted || err != nil {
-		t.Fatalf("%c, %v", kind, err)
+		t.Fatalf("first frame = %c, %v; want %c and no error", kind, err, wire.KindStarted)
 	}
 	send(t, conn, wire.KindStdin, []byte("input"))
 	if _, payload, err := receive(conn); string(payload) != "input" || err != nil {
-		t.Fatalf("%q, %v", payload, err)
+		t.Fatalf("output = %q, %v; want %q and no error", payload, err, "input")
 	}
 	send(t, conn, wire.KindEOF, nil)
 	if r, _ := result(t, conn); r.Ending != runtime.Exited {
-		t.Errorf("cat: %+v", r)
+		t.Errorf("cat: %+v, want %s", r, runtime.Exited)
 	}
 }
 
@@ -229,7 +229,7 @@ func TestTheGuestEndsCommands(t *testing.T) {
 	r, _ := result(t, call(t, s, wire.OpExec,
 		wire.Command{ID: "1", Argv: []string{"sleep", "600"}, Timeout: time.Millisecond}))
 	if r.Ending != runtime.Timeout {
-		t.Errorf("timeout: %+v", r)
+		t.Errorf("command past its timeout: %+v, want %s", r, runtime.Timeout)
 	}
 	conn := call(t, s, wire.OpExec, wire.Command{ID: "2", Argv: []string{"cat"}, Stdin: true})
 	if _, _, err := receive(conn); err != nil {
@@ -237,7 +237,7 @@ func TestTheGuestEndsCommands(t *testing.T) {
 	}
 	send(t, conn, wire.KindSignal, []byte(`{"number":15}`))
 	if r, _ := result(t, conn); r.Ending != runtime.Signalled {
-		t.Errorf("signal: %+v", r)
+		t.Errorf("command after a signal: %+v, want %s", r, runtime.Signalled)
 	}
 	conn = call(t, s, wire.OpExec, wire.Command{ID: "3", Argv: []string{"lost"}})
 	for {
@@ -258,13 +258,13 @@ func TestClaimIsExclusive(t *testing.T) {
 		kind  wire.Kind
 	}{{"one", wire.KindReply}, {"one", wire.KindReply}, {"two", wire.KindFailure}} {
 		if kind, last, _ := finish(t, call(t, s, wire.OpClaim, wire.Claim{Lease: c.lease})); kind != c.kind {
-			t.Errorf("claim by %s: %c %s", c.lease, kind, last)
+			t.Errorf("claim by %s = %c %s, want %c", c.lease, kind, last, c.kind)
 		}
 	}
 	_, last, _ := finish(t, call(t, s, wire.OpPing, nil))
 	var pong wire.Pong
 	if err := json.Unmarshal(last, &pong); err != nil || !pong.Claimed || pong.Version != wire.Version {
-		t.Errorf("ping: %s, %v", last, err)
+		t.Errorf("ping = %s, %v; want claimed, version %d and no error", last, err, wire.Version)
 	}
 	if kind, _, _ := finish(t, call(t, s, wire.OpShells, nil)); kind != wire.KindFailure {
 		t.Error("an unknown operation was answered")
@@ -274,7 +274,7 @@ func TestClaimIsExclusive(t *testing.T) {
 	}
 	<-s.Done()
 	if _, err := s.Open(t.Context()); !errdefs.IsUnavailable(err) {
-		t.Errorf("open after the end: %v", err)
+		t.Errorf("Open after the end: %v, want Unavailable", err)
 	}
 }
 
@@ -286,10 +286,10 @@ func TestDeathCutsStreamsAndBindings(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, ok := d.Host().Bound("sandbox-a"); !ok || got != b {
-		t.Errorf("bound: %v, %v", got, ok)
+		t.Errorf("Bound = %v, %v; want %v, true", got, ok, b)
 	}
 	if err := s.Bind(t.Context(), b); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("second bind: %v", err)
+		t.Errorf("second Bind: %v, want FailedPrecondition", err)
 	}
 	conn, err := s.Open(t.Context())
 	if err != nil {
@@ -304,24 +304,24 @@ func TestDeathCutsStreamsAndBindings(t *testing.T) {
 	<-s.Done()
 	without := fake.New(fake.Options{Capabilities: runtime.Capabilities{runtime.CapLateBind: "it cannot"}})
 	if err := create(t, without, "sandbox-b").Bind(t.Context(), b); !errdefs.IsNotImplemented(err) {
-		t.Errorf("bind without the capability: %v", err)
+		t.Errorf("Bind without the capability: %v, want NotImplemented", err)
 	}
 }
 
 func TestBadSpecsAreRefused(t *testing.T) {
 	d := fake.New(fake.Options{})
 	if _, err := d.Create(t.Context(), runtime.Spec{ID: "x"}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("bad spec: %v", err)
+		t.Errorf("Create with a bad spec: %v, want InvalidArgument", err)
 	}
 	create(t, d, "sandbox-a")
 	if _, err := d.Create(t.Context(), spec("sandbox-a")); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("same id twice: %v", err)
+		t.Errorf("Create of the same id: %v, want AlreadyExists", err)
 	}
 	if err := d.Prepare(t.Context(), runtime.Image{}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("image without id: %v", err)
+		t.Errorf("Prepare of an image without id: %v, want InvalidArgument", err)
 	}
 	if err := d.Prepare(t.Context(), runtime.Image{ID: "sha256:1"}); err != nil ||
 		!slices.Equal(d.Host().Prepared(), []string{"sha256:1"}) {
-		t.Errorf("prepare: %v, %v", err, d.Host().Prepared())
+		t.Errorf("Prepare: %v, prepared %q; want no error and only sha256:1", err, d.Host().Prepared())
 	}
 }
