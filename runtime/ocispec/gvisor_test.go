@@ -21,20 +21,22 @@ func TestGVisorConfiguration(t *testing.T) {
 	for _, m := range got.Mounts {
 		if m.Destination == "/workspace" &&
 			(m.Type != "tmpfs" || !slices.Contains(m.Options, "size=67108864") || !slices.Contains(m.Options, "uid=1000")) {
-			t.Errorf("/workspace is %+v", m)
+			t.Errorf("/workspace = %+v, want a tmpfs with size=67108864 and uid=1000", m)
 		}
 	}
 	if *got.Linux.Resources.Memory.Limit <= l.MemoryBytes || *got.Linux.Resources.Pids.Limit <= l.Pids {
-		t.Errorf("the host's caps have no room for gVisor: %+v", got.Linux.Resources)
+		t.Errorf("memory %d, pids %d; want room for gVisor over %d and %d",
+			*got.Linux.Resources.Memory.Limit, *got.Linux.Resources.Pids.Limit, l.MemoryBytes, l.Pids)
 	}
 	i := slices.IndexFunc(got.Process.Rlimits, func(r specs.POSIXRlimit) bool { return r.Type == "RLIMIT_NPROC" })
 	if i < 0 || got.Process.Rlimits[i].Hard != uint64(l.Pids-runtime.GuestReservePids) {
-		t.Errorf("processes inside are not limited: %+v", got.Process.Rlimits)
+		t.Errorf("limits inside = %+v, want %d processes", got.Process.Rlimits, l.Pids-runtime.GuestReservePids)
 	}
 	if got.Linux.Seccomp == nil ||
 		slices.ContainsFunc(got.Linux.Namespaces,
 			func(n specs.LinuxNamespace) bool { return n.Type == specs.CgroupNamespace }) {
-		t.Errorf("filter %v, namespaces %v", got.Linux.Seccomp != nil, got.Linux.Namespaces)
+		t.Errorf("has a filter: %v, namespaces %v; want a filter and no cgroup namespace",
+			got.Linux.Seccomp != nil, got.Linux.Namespaces)
 	}
 	selects := false
 	for _, r := range got.Linux.Seccomp.Syscalls {
@@ -69,7 +71,7 @@ func TestGVisorFlags(t *testing.T) {
 	} {
 		got, missing := GVisorFlags(c.text)
 		if diff := cmp.Diff(c.want, got); diff != "" || missing != c.missing {
-			t.Errorf("%s: missing %q, %s", what, missing, diff)
+			t.Errorf("GVisorFlags of %s misses %q, want %q (-want +got):\n%s", what, missing, c.missing, diff)
 		}
 	}
 }
@@ -84,7 +86,7 @@ func TestGVisorPlatforms(t *testing.T) {
 		"": nil,
 	} {
 		if diff := cmp.Diff(want, GVisorPlatforms(text)); diff != "" {
-			t.Errorf("%q: %s", text, diff)
+			t.Errorf("GVisorPlatforms(%q) (-want +got):\n%s", text, diff)
 		}
 	}
 }

@@ -37,23 +37,23 @@ func TestProcess(t *testing.T) {
 	caps := []string{"CAP_KILL", "CAP_SETGID", "CAP_SETUID"}
 	if diff := cmp.Diff(&specs.LinuxCapabilities{Bounding: caps, Permitted: caps, Effective: caps},
 		p.Capabilities); diff != "" {
-		t.Errorf("capabilities: %s", diff)
+		t.Errorf("capabilities (-want +got):\n%s", diff)
 	}
 	if !p.NoNewPrivileges || p.Terminal || p.Cwd != "/" || p.User.UID != 0 {
-		t.Errorf("process is %+v", p)
+		t.Errorf("process = %+v, want no new privileges, no terminal, directory / and user 0", p)
 	}
 	if diff := cmp.Diff([]string{"/run/orchestrator/guest", "init", "--alone", "10m0s"}, p.Args); diff != "" {
-		t.Errorf("args: %s", diff)
+		t.Errorf("arguments (-want +got):\n%s", diff)
 	}
 	for _, e := range p.Env {
 		if !strings.HasPrefix(e, "PATH=") && !strings.HasPrefix(e, "LANG=") {
-			t.Errorf("environment has %s", e)
+			t.Errorf("environment has %s, want only PATH and LANG", e)
 		}
 	}
 	limits := map[string]uint64{}
 	for _, r := range p.Rlimits {
 		if r.Soft != r.Hard {
-			t.Errorf("%s can be raised from %d to %d", r.Type, r.Soft, r.Hard)
+			t.Errorf("%s: soft limit %d, hard limit %d; want both equal", r.Type, r.Soft, r.Hard)
 		}
 		limits[r.Type] = r.Hard
 	}
@@ -74,20 +74,20 @@ func TestEntrypointComesFirst(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"/bin/enter", "-x", "/run/orchestrator/guest", "init", "--alone", "1m0s"},
 		got.Process.Args); diff != "" {
-		t.Error(diff)
+		t.Errorf("arguments (-want +got):\n%s", diff)
 	}
 }
 
 func TestResources(t *testing.T) {
 	r := made(t).Linux.Resources
 	if *r.Memory.Limit != 256<<20 || *r.Memory.Swap != *r.Memory.Limit {
-		t.Errorf("memory %d, with swap %d", *r.Memory.Limit, *r.Memory.Swap)
+		t.Errorf("memory %d, with swap %d; want %d for both", *r.Memory.Limit, *r.Memory.Swap, 256<<20)
 	}
 	if *r.CPU.Quota != 150_000 || *r.CPU.Period != 100_000 || *r.CPU.Shares != 1536 {
-		t.Errorf("cpu %d of %d, shares %d", *r.CPU.Quota, *r.CPU.Period, *r.CPU.Shares)
+		t.Errorf("cpu %d of %d, shares %d; want 150000 of 100000, shares 1536", *r.CPU.Quota, *r.CPU.Period, *r.CPU.Shares)
 	}
 	if *r.Pids.Limit != 100 {
-		t.Errorf("pids %d", *r.Pids.Limit)
+		t.Errorf("pids = %d, want 100", *r.Pids.Limit)
 	}
 	if len(r.Devices) != 1 || r.Devices[0].Allow {
 		t.Errorf("devices %+v, want all denied", r.Devices)
@@ -99,16 +99,17 @@ func TestNamespacesAndRoot(t *testing.T) {
 	types := make([]string, 0, len(s.Linux.Namespaces))
 	for _, n := range s.Linux.Namespaces {
 		if n.Path != "" {
-			t.Errorf("%s namespace is that at %s", n.Type, n.Path)
+			t.Errorf("%s namespace has the path %s, want a new namespace", n.Type, n.Path)
 		}
 		types = append(types, string(n.Type))
 	}
 	slices.Sort(types)
 	if diff := cmp.Diff([]string{"cgroup", "ipc", "mount", "network", "pid", "uts"}, types); diff != "" {
-		t.Error(diff)
+		t.Errorf("namespaces (-want +got):\n%s", diff)
 	}
 	if !s.Root.Readonly || s.Linux.Seccomp == nil || s.Hooks != nil || s.Linux.RootfsPropagation != "rslave" {
-		t.Errorf("root %+v, hooks %v, propagation %s", s.Root, s.Hooks, s.Linux.RootfsPropagation)
+		t.Errorf("root %+v, has a filter: %v, hooks %v, propagation %q; want read only, a filter, no hooks, rslave",
+			s.Root, s.Linux.Seccomp != nil, s.Hooks, s.Linux.RootfsPropagation)
 	}
 }
 
@@ -130,11 +131,11 @@ func TestMounts(t *testing.T) {
 	} {
 		m, ok := at[place]
 		if !ok {
-			t.Errorf("nothing is mounted at %s", place)
+			t.Errorf("nothing is mounted at %s, want a mount", place)
 		}
 		for _, o := range want {
 			if !slices.Contains(m.Options, o) {
-				t.Errorf("%s has options %v, not %s", place, m.Options, o)
+				t.Errorf("options of %s = %v, want %s in them", place, m.Options, o)
 			}
 		}
 	}
@@ -143,7 +144,7 @@ func TestMounts(t *testing.T) {
 	}
 	for _, place := range []string{"/sys/fs/cgroup", "/dev/mqueue"} {
 		if _, ok := at[place]; ok {
-			t.Errorf("%s is mounted", place)
+			t.Errorf("%s is mounted, want no mount", place)
 		}
 	}
 }

@@ -48,7 +48,7 @@ func holds(t *testing.T, a specs.LinuxSeccompArg, v uint64) bool {
 		return v&a.Value == a.ValueTwo
 	default:
 	}
-	t.Fatalf("operator %s is not known to this test", a.Op)
+	t.Fatalf("operator %s of the filter is unknown to this test, want one of the cases above", a.Op)
 	return false
 }
 
@@ -71,7 +71,7 @@ func TestSeccompRefusesWhatIsNotNamed(t *testing.T) {
 	}
 	for _, name := range append(deniedCalls(), "clone3", "no_such_call") {
 		if got := decide(t, f, name); got == specs.ActAllow {
-			t.Errorf("%s is allowed", name)
+			t.Errorf("action for %s = %s, want another", name, got)
 		}
 	}
 }
@@ -102,7 +102,7 @@ func TestSeccompAllowsWhatTheGuestNeeds(t *testing.T) {
 		"process_vm_readv", "seccomp", "copy_file_range", "fallocate", "statx", "getdents64",
 	} {
 		if got := decide(t, f, name); got != specs.ActAllow {
-			t.Errorf("%s is %s", name, got)
+			t.Errorf("action for %s = %s, want %s", name, got, specs.ActAllow)
 		}
 	}
 }
@@ -173,7 +173,7 @@ func TestSeccompNoArgumentTwice(t *testing.T) {
 		seen := map[uint]bool{}
 		for _, a := range r.Args {
 			if seen[a.Index] {
-				t.Errorf("rule for %v has argument %d twice", r.Names, a.Index)
+				t.Errorf("rule for %v has argument %d twice, want it once", r.Names, a.Index)
 			}
 			seen[a.Index] = true
 		}
@@ -194,6 +194,6 @@ func TestSeccompJSONIsWhatDockerReads(t *testing.T) {
 	a, _ := json.Marshal(got)
 	b, _ := json.Marshal(filter(t))
 	if string(a) != string(b) {
-		t.Errorf("differs after Docker's reader:\n%s\n%s", a, b)
+		t.Errorf("after Docker's reader the filter = %s, want %s", a, b)
 	}
 }
