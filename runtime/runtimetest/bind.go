@@ -55,7 +55,7 @@ func checkLateBind(t *testing.T, s *suite) {
 		bash("cd /; until grep -q content /workspace/file 2>/dev/null; do sleep 0.05; done; echo seen"), guest.IO{})
 	b.bind(t, dir, false)
 	if got := b.mustOutput(t, "cat /workspace/file; pwd; ls"); got != "content\n/workspace\nfile" {
-		t.Errorf("workspace right after Bind: %q", got)
+		t.Errorf("file, directory and list right after Bind = %q, want %q", got, "content\n/workspace\nfile")
 	}
 	if o := early.waitResult(t); !strings.Contains(o.stdout, "seen") {
 		t.Errorf("command started before Bind: %v, want it to see the file", o)
@@ -118,12 +118,12 @@ func checkUnbindBusy(t *testing.T, b *box, dir string) {
 	after := size()
 	b.mustOutput(t, "for i in {1..20}; do echo lost >>/workspace/log; echo lost >>log; sleep 0.02; done")
 	if n := size(); n != after {
-		t.Errorf("log grew from %d to %d bytes after Unbind", after, n)
+		t.Errorf("log grew from %d to %d bytes after Unbind, want the same size", after, n)
 	}
 	b.mustOutput(t, "rm /workspace/log")
 	for _, left := range []string{"scratch", "lost"} {
 		if _, err := os.Lstat(filepath.Join(dir, left)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s exists in the workspace: %v", left, err)
+			t.Errorf("Lstat of %s in the workspace: %v, want that it does not exist", left, err)
 		}
 	}
 }

@@ -167,7 +167,7 @@ func (b *box) mustOutput(t *testing.T, line string) string {
 	t.Helper()
 	o := b.sh(t, line)
 	if !o.exited(0) {
-		t.Fatalf("%s: %v", line, o)
+		t.Fatalf("%s: %v, want exit code 0", line, o)
 	}
 	return strings.TrimSpace(o.stdout)
 }
@@ -191,7 +191,7 @@ func (b *box) runProgram(t *testing.T, into any, program string, args ...string)
 	t.Helper()
 	o := b.runCommand(t, python(program, args...))
 	if !o.exited(0) {
-		t.Fatalf("%s.py %q: %v", program, args, o)
+		t.Fatalf("%s.py %q: %v, want exit code 0", program, args, o)
 	}
 	if err := json.Unmarshal([]byte(o.stdout), into); err != nil {
 		t.Fatalf("%s.py: decode output %.400q: %v", program, o.stdout, err)
@@ -245,7 +245,7 @@ func (r *runningCommand) waitResult(t *testing.T) outcome {
 	select {
 	case <-r.ended:
 	case <-time.After(Patience):
-		t.Fatalf("command did not end in %s", Patience)
+		t.Fatalf("command still runs after %s, want it ended", Patience)
 	}
 	if r.err != nil {
 		t.Fatalf("command lost: %v", r.err)

@@ -53,7 +53,7 @@ func checkMemfd(t *testing.T, b *box) {
 	t.Helper()
 	o, err := b.tryCommand(t.Context(), python("room", "memfd"), guest.IO{})
 	if err != nil && b.suite.driver.Capabilities(b.suite.Class).Has(runtime.CapCommandCgroup) {
-		t.Fatalf("guest lost with the command: %v", err)
+		t.Fatalf("guest lost with the command: %v, want only the command lost", err)
 	}
 	if err == nil && (o.exited(0) || o.Ending == runtime.Disk) {
 		t.Errorf("unlimited memfd: %v, want failure", o)
@@ -93,7 +93,7 @@ func checkQuota(t *testing.T, s *suite) {
 	b.bind(t, data, false)
 	wantDiskFull(t, b.sh(t, "head -c 1G /dev/zero >x"), 1, "/workspace")
 	if fi, err := os.Stat(filepath.Join(data, "x")); err != nil || fi.Size() > size || fi.Size() < size*9/10 {
-		t.Errorf("file in a workspace of %d bytes: %v, %v", size, fi, err)
+		t.Errorf("file in a workspace of %d bytes: %v, %v; want 90%% to 100%% of the workspace", size, fi, err)
 	}
 	wantDiskFull(t, b.sh(t, "rm x; for i in {1..200}; do head -c 1M /dev/zero >$i || exit 3; done"), 3, "/workspace")
 	b.mustOutput(t, "rm [0-9]*; echo room >x; cat x")

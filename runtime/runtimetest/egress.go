@@ -114,7 +114,7 @@ func checkEcho(t *testing.T, nc net.Conn) {
 	got := make([]byte, len(want))
 	_, err := io.ReadFull(nc, got)
 	if err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("echo differs from what was sent: %v", err)
+		t.Fatalf("echo differs from what was sent: %v; want the same %d bytes and no error", err, len(want))
 	}
 	if err := <-sent; err != nil {
 		t.Fatal(err)
@@ -264,7 +264,7 @@ func checkGuestProgram(t *testing.T, b *box) {
 			t.Errorf("program runs as uid %q, want %d", got, runtime.CommandUID)
 		}
 	case <-web.ended:
-		t.Fatalf("program did not start: %v", web.err)
+		t.Fatalf("program ended: %v, want it started", web.err)
 	}
 	if _, err := io.WriteString(request, "{}"); err != nil {
 		t.Fatal(err)

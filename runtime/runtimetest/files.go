@@ -27,12 +27,12 @@ func checkFiles(t *testing.T, s *suite) {
 		info, err = b.WriteFile(t.Context(), wire.FileRequest{Path: "a/b/file", Mode: 0o640}, strings.NewReader(text))
 	}
 	if err != nil || info.Size != size || info.UID != runtime.CommandUID {
-		t.Fatalf("write: %+v, %v", info, err)
+		t.Fatalf("WriteFile = %+v, %v; want %d bytes of user %d and no error", info, err, size, runtime.CommandUID)
 	}
 	if got := b.mustOutput(t,
 		"python3 -c 'import os; s = os.stat(\"a/b/file\"); print(s.st_size, s.st_uid, s.st_gid, oct(s.st_mode & "+
 			"0o7777)[2:])'; md5sum <a/b/file"); !strings.HasPrefix(got, fmt.Sprintf("%d 1000 1000 640\n", size)) {
-		t.Errorf("file as seen by a command: %q", got)
+		t.Errorf("file as seen by a command = %q, want %d bytes, user and group 1000, mode 640", got, size)
 	}
 	if got := readFile(t, b, wire.FileRequest{Path: "/workspace/a/b/file", Offset: 16, Limit: 20}); got != text[16:36] {
 		t.Errorf("read 20 bytes at 16: %q, want %q", got, text[16:36])
@@ -45,7 +45,7 @@ func checkFiles(t *testing.T, s *suite) {
 	}
 	list, err := b.List(t.Context(), wire.FileRequest{Path: "."})
 	if err != nil || len(list.Items) != 2 || list.Items[1].Name != "moved" {
-		t.Errorf("list: %+v, %v", list, err)
+		t.Errorf("List = %+v, %v; want two items, the second %q, and no error", list, err, "moved")
 	}
 	if err := b.Remove(t.Context(), wire.FileRequest{Path: "a", Recursive: true}); err != nil {
 		t.Error(err)
@@ -74,7 +74,8 @@ func checkOutsidePaths(t *testing.T, b *box) {
 			t.Errorf("ReadFile(%.80q) succeeded, want error", path)
 		}
 		if errdefs.IsUnavailable(err) || time.Since(began) > Patience/2 {
-			t.Errorf("ReadFile(%.80q) took %s: %v", path, time.Since(began), err)
+			t.Errorf("ReadFile(%.80q) after %s: %v; want an answer of the guest within %s",
+				path, time.Since(began), err, Patience/2)
 		}
 	}
 	for _, path := range []string{"../tmp/x", "/tmp/../etc/x", "/var/tmp/x", "root/tmp/x", "up/x", "link", "root"} {

@@ -18,7 +18,7 @@ func checkCommandCgroup(t *testing.T, s *suite) {
 	t.Helper()
 	b := s.newSandbox(t, nil)
 	if pong := b.mustPing(t); pong.Kill != "cgroup" {
-		t.Errorf("kill method = %q", pong.Kill)
+		t.Errorf("kill method = %q, want %q", pong.Kill, "cgroup")
 	}
 	t.Logf("pings in an idle sandbox: %s", pingLatency(t, b, time.Second))
 	for name, cmd := range map[string]wire.Command{
@@ -38,7 +38,7 @@ func checkCommandCgroup(t *testing.T, s *suite) {
 				t.Errorf("pings: %s; want a median of at most %s", took, AnswerTime)
 			}
 			if o := r.waitResult(t); o.Unclean || o.Ending == runtime.SandboxLost {
-				t.Errorf("ending = %v", o)
+				t.Errorf("ending = %v; want a clean one, not %s", o, runtime.SandboxLost)
 			}
 			b.checkDead(t, runtime.CommandUID)
 			b.mustOutput(t, "true | true")
@@ -82,7 +82,7 @@ func checkOutputBuffers(t *testing.T, b *box) {
 	}
 	t.Logf("%d shells with %d MiB each: guest RSS at most %d KiB", len(all), 60, most>>10)
 	if most > runtime.GuestReserveBytes*3/2 {
-		t.Errorf("guest RSS = %d bytes, reserve is %d", most, runtime.GuestReserveBytes)
+		t.Errorf("guest RSS = %d bytes, want at most one and a half times the reserve of %d", most, runtime.GuestReserveBytes)
 	}
 	for _, sh := range all {
 		if _, err := b.Kill(t.Context(), wire.Kill{ID: sh.ID}); err != nil {
@@ -131,6 +131,6 @@ func pingLatency(t *testing.T, b *box, during time.Duration) latency {
 func checkNoCommandCgroup(t *testing.T, s *suite) {
 	t.Helper()
 	if pong := s.plain.mustPing(t); pong.Kill != "tag" {
-		t.Errorf("kill method = %q", pong.Kill)
+		t.Errorf("kill method = %q, want %q", pong.Kill, "tag")
 	}
 }

@@ -38,7 +38,7 @@ func (b *box) findByPID(t *testing.T) hostView {
 		}
 	}
 	if err != nil || len(v.cgroups) == 0 {
-		t.Fatalf("process %d has no separate cgroup among %q, %v", v.init, dirs, err)
+		t.Fatalf("cgroups of process %d = %q, %v; want a separate one and no error", v.init, dirs, err)
 	}
 	return v
 }
@@ -116,7 +116,7 @@ func (b *box) commandsSeenInside(t *testing.T) []process {
 	cmd.User = observerUser
 	o, err := b.tryCommand(t.Context(), cmd, guest.IO{})
 	if err != nil || !o.exited(0) {
-		t.Fatalf("list processes inside: %v, %v", o, err)
+		t.Fatalf("list processes inside: %v, %v; want exit code 0 and no error", o, err)
 	}
 	var found []process
 	for line := range strings.Lines(o.stdout) {

@@ -71,7 +71,7 @@ func (b *box) findOnHost(t *testing.T) hostView {
 		}
 	}
 	if v.init == 0 {
-		t.Fatalf("no PID 1 of %s found on the host", v.pidNamespace)
+		t.Fatalf("no PID 1 of %s found on the host, want one", v.pidNamespace)
 	}
 	dirs, err := cgroupsOf(v.init)
 	// In some hierarchies PID 1 may be in the engine's cgroup, which is not the sandbox's.
@@ -82,7 +82,7 @@ func (b *box) findOnHost(t *testing.T) hostView {
 		}
 	}
 	if err != nil || len(v.cgroups) == 0 {
-		t.Fatalf("process %d has no separate cgroup among %q, %v", v.init, dirs, err)
+		t.Fatalf("cgroups of process %d = %q, %v; want a separate one and no error", v.init, dirs, err)
 	}
 	return v
 }
@@ -195,7 +195,8 @@ func (b *box) checkDead(t *testing.T, uid int) {
 	}
 	for range 3 {
 		if left := slices.DeleteFunc(mine(), func(p process) bool { return !p.alive }); len(left) > 0 {
-			t.Errorf("%d processes alive after the reported ending, among them %v", len(left), left[:min(len(left), 5)])
+			t.Errorf("%d processes alive after the reported ending, want none; among them %v",
+				len(left), left[:min(len(left), 5)])
 			return
 		}
 	}
@@ -254,11 +255,11 @@ func (b *box) checkRemoved(t *testing.T) {
 	// Ignore zombies: whichever process inherited them has to reap them, not the driver.
 	if left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) }); b.host.init != 0 &&
 		len(left) > 0 {
-		t.Errorf("processes alive after removal: %v", left)
+		t.Errorf("processes alive after removal = %v, want none", left)
 	}
 	for _, dir := range b.host.cgroups {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("cgroup %s left after removal: %v", dir, err)
+			t.Errorf("cgroup %s after removal: %v, want it removed", dir, err)
 		}
 	}
 	b.suite.checkNoTrace(t, b.spec.ID)
@@ -273,7 +274,7 @@ func (s *suite) checkNoTrace(t *testing.T, id string) {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, id) {
-			t.Errorf("mount left after removal: %s", line)
+			t.Errorf("mount left after removal, want none: %s", line)
 		}
 	}
 	// Do not go deeper in the state directory: it contains root filesystems.
@@ -281,7 +282,7 @@ func (s *suite) checkNoTrace(t *testing.T, id string) {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			// Ignore errors: other programs create and remove cgroups at the same time.
 			if err == nil && strings.Contains(filepath.Base(path), id) {
-				t.Errorf("%s left after removal", path)
+				t.Errorf("%s exists after removal, want it removed", path)
 			}
 			if d != nil && d.IsDir() && strings.Count(path[len(top):], "/") >= depth {
 				return fs.SkipDir
@@ -300,13 +301,13 @@ func (s *suite) checkNoTrace(t *testing.T, id string) {
 	}
 	for _, f := range found {
 		if f.ID == id {
-			t.Errorf("sandbox still listed after removal: %+v", f)
+			t.Errorf("List after removal has %+v, want it removed", f)
 		}
 	}
 	if s.Leftovers == nil {
 		return
 	}
 	for _, left := range s.Leftovers(t, id) {
-		t.Errorf("left in the engine after removal: %s", left)
+		t.Errorf("the engine has %s after removal, want nothing left", left)
 	}
 }

@@ -56,10 +56,10 @@ func (s *suite) newHostileSandbox(t *testing.T) *box {
 func checkNeutralConfig(t *testing.T, s *suite) {
 	t.Helper()
 	b := s.newHostileSandbox(t)
+	const want = "1000 /workspace\nunset unset unset\n"
 	if o := b.runCommand(t,
-		bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout !=
-		"1000 /workspace\nunset unset unset\n" {
-		t.Errorf("user, working directory and environment of a command: %v", o)
+		bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != want {
+		t.Errorf("user, working directory and environment of a command: %v, want the output %q", o, want)
 	}
 	if environ := b.readInitFile(t, "environ"); strings.Contains(environ, markEnv) ||
 		strings.Contains(environ, "LD_PRELOAD") {
@@ -71,7 +71,7 @@ func checkNeutralConfig(t *testing.T, s *suite) {
 	// Engines create writable directories on their disk for declared volumes.
 	for _, volume := range []string{"/data", "/var/lib/volume", "/suid.d"} {
 		if o := b.runCommand(t, bash("echo x >"+volume+"/x")); o.exited(0) {
-			t.Errorf("image volume %s is writable", volume)
+			t.Errorf("write to the image volume %s succeeds, want an error", volume)
 		}
 	}
 	mounts := b.mustOutput(t, "while read -r line; do echo \"$line\"; done </proc/self/mountinfo")
@@ -79,7 +79,7 @@ func checkNeutralConfig(t *testing.T, s *suite) {
 		at := strings.Fields(line)[4]
 		if isBelow(at, []string{"/data", "/var/lib/volume", "/suid.d", "/tmp", "/workspace"}) &&
 			!strings.Contains(line, " - tmpfs ") {
-			t.Errorf("image volume is mounted: %s", line)
+			t.Errorf("image volume is mounted, want only tmpfs there: %s", line)
 		}
 	}
 	found, err := s.driver.List(t.Context(), "hostile-owner")

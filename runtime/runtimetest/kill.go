@@ -140,7 +140,7 @@ func (k *killer) checkRunawayWithin(t *testing.T, r runaway, timeout time.Durati
 			k.checkNothingAlive(t, o.Result)
 			return false
 		}
-		t.Errorf("runaway did not start: %v", o)
+		t.Errorf("runaway: %v, want %q in its output", o, "ready")
 	}
 	// gVisor sends SIGHUP to an orphaned process group that stops itself.
 	hungUp := k.suite.hidesProcesses() && r.name == "stopped" && o.Ending == runtime.Signalled && o.Signal == 1
@@ -157,7 +157,7 @@ func (k *killer) checkNothingAlive(t *testing.T, res runtime.Result) {
 	t.Helper()
 	if res.Unclean {
 		if k.suite.driver.Capabilities(k.suite.Class).Has(runtime.CapCommandCgroup) {
-			t.Errorf("guest could not kill the command: %+v", res)
+			t.Errorf("result = %+v, want a clean one: the guest kills by cgroup", res)
 		}
 		t.Logf("guest reported that it could not kill the command: %+v", res)
 		k.replaceSandbox(t)
@@ -198,7 +198,7 @@ func (k *killer) waitBystander(t *testing.T) {
 			t.Fatal(err)
 		}
 		if sh.Result != nil {
-			t.Fatalf("bystander shell ended: %+v", sh.Result)
+			t.Fatalf("bystander shell ended with %+v, want it running", sh.Result)
 		}
 		return sh.Stdout.End
 	}
@@ -282,7 +282,7 @@ func (k *killer) checkTracedThread(t *testing.T) {
 	by.waitOutput(t, "\n")
 	if said := by.out.String(); said != "kept\n" {
 		if !k.suite.hidesProcesses() { // gVisor does not allow tracing another command
-			t.Errorf("thread was not traced: %s", said)
+			t.Errorf("output of the tracer = %q, want %q", said, "kept\n")
 		}
 		by.cancel(errors.New("tracer traces nothing"))
 		r.cancel(errors.New("command is not traced"))
@@ -332,7 +332,7 @@ func (k *killer) checkShell(t *testing.T) {
 			continue
 		}
 		if err != nil || sh.Result == nil {
-			t.Fatalf("shell %s: %+v, %v", name, sh, err)
+			t.Fatalf("shell %s = %+v, %v; want a result and no error", name, sh, err)
 		}
 		if want := map[string]runtime.Ending{"killed": runtime.Cancelled,
 			"ended": runtime.Exited}[name]; sh.Result.Ending != want {
@@ -363,7 +363,8 @@ func (k *killer) checkSignals(t *testing.T) {
 		r.waitOutput(t, "got")
 		send(wire.Signal{ID: cmd.ID, Number: 15})
 		if o := r.waitResult(t); !o.exited(5) || strings.Contains(o.stdout, "child") != all {
-			t.Errorf("signals (to all: %v): %v", all, o)
+			t.Errorf("command after a signal (to all: %v): %v; want exit code 5, and %q in its output if to all",
+				all, o, "child")
 		}
 		k.box.checkDead(t, k.uid)
 	}

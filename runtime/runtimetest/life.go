@@ -105,8 +105,8 @@ func checkAdopt(t *testing.T, s *suite) {
 func checkPidsEnding(t *testing.T, s *suite, b *box) {
 	t.Helper()
 	o := b.runCommand(t, python("flood", "pids"))
-	if s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
-		t.Errorf("ending at the PID limit = %v", o)
+	if wanted := s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids); wanted != (o.Ending == runtime.Pids) {
+		t.Errorf("ending at the PID limit: %v; want %s: %v", o, runtime.Pids, wanted)
 	}
 }
 

@@ -21,17 +21,17 @@ func checkMemoryCap(t *testing.T, s *suite) {
 	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
 	switch {
 	case err != nil && s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup):
-		t.Fatalf("guest lost with the command: %v", err)
+		t.Fatalf("guest lost with the command: %v, want only the command lost", err)
 	case err != nil:
 		t.Logf("sandbox lost with the command: %v", err)
 		return
 	case o.exited(0):
 		t.Errorf("command over the memory limit of %d bytes: %v, want failure", b.spec.Limits.MemoryBytes, o)
 	case o.Usage.MemoryBytes > b.spec.Limits.MemoryBytes:
-		t.Errorf("memory usage = %d bytes, limit is %d", o.Usage.MemoryBytes, b.spec.Limits.MemoryBytes)
+		t.Errorf("memory usage = %d bytes, want at most %d", o.Usage.MemoryBytes, b.spec.Limits.MemoryBytes)
 	}
 	if o.Ending == runtime.Timeout || o.Unclean {
-		t.Errorf("ending = %v", o)
+		t.Errorf("ending: %v; want a clean one, not %s", o, runtime.Timeout)
 	}
 	if got := b.mustOutput(t, "echo fine"); got != "fine" {
 		t.Errorf("output of the next command = %q, want %q", got, "fine")
@@ -58,7 +58,7 @@ func checkSocketMemory(t *testing.T, b *box) {
 	}
 	t.Logf("socket buffers held %d MiB", held>>20)
 	if held > b.spec.Limits.MemoryBytes {
-		t.Errorf("socket buffers held %d bytes, limit is %d", held, b.spec.Limits.MemoryBytes)
+		t.Errorf("socket buffers held %d bytes, want at most %d", held, b.spec.Limits.MemoryBytes)
 	}
 }
 
@@ -101,7 +101,7 @@ func checkCPUCap(t *testing.T, s *suite) {
 	}
 	t.Logf("two busy processes used %.2f cores of 0.50", cores)
 	if cores > 0.75 {
-		t.Errorf("two busy processes used %.2f cores, limit is 0.5", cores)
+		t.Errorf("two busy processes used %.2f cores, want at most 0.75 with the limit 0.5", cores)
 	}
 }
 
@@ -116,11 +116,11 @@ func checkPidsCap(t *testing.T, s *suite) {
 			Count int64 `json:"count"`
 		}
 		if err := json.Unmarshal([]byte(o.stdout), &got); err != nil {
-			t.Fatalf("%s: %v", what, o)
+			t.Fatalf("flood %s: %v, want a count as JSON", what, o)
 		}
 		t.Logf("%d %s of %d", got.Count, what, b.spec.Limits.Pids)
 		if got.Count > b.spec.Limits.Pids || got.Count < 16 {
-			t.Errorf("started %d %s, limit is %d", got.Count, what, b.spec.Limits.Pids)
+			t.Errorf("started %d %s, want 16 to %d", got.Count, what, b.spec.Limits.Pids)
 		}
 		b.checkDead(t, runtime.CommandUID)
 		b.mustOutput(t, "true | true | true")
@@ -175,11 +175,11 @@ func checkEmptyFiles(t *testing.T, s *suite) {
 	o, err := b.tryCommand(t.Context(), python("flood", "inodes", "/tmp"), guest.IO{})
 	lines := strings.Fields(o.stdout)
 	if !strings.HasPrefix(o.stdout, "begin") {
-		t.Fatalf("program did not start: %v, %v", o, err)
+		t.Fatalf("program: %v, %v; want output that begins with %q", o, err, "begin")
 	}
 	t.Logf("empty files: %s, then %s, %v", lines[max(0, len(lines)-2):], o.Ending, err)
 	if err != nil && s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup) {
-		t.Errorf("guest lost with the command: %v", err)
+		t.Errorf("guest lost with the command: %v, want only the command lost", err)
 	}
 	if err == nil {
 		if o.exited(0) || o.Ending == runtime.SandboxLost {
@@ -241,7 +241,7 @@ func checkNoEndingOOM(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
 	if err == nil && (o.Ending == runtime.OOM || o.exited(0)) {
-		t.Errorf("ending = %v", o)
+		t.Errorf("ending: %v; want neither %s nor exit code 0", o, runtime.OOM)
 	}
 }
 
@@ -261,6 +261,6 @@ func checkEndingPids(t *testing.T, s *suite) {
 func checkNoEndingPids(t *testing.T, s *suite) {
 	t.Helper()
 	if o := s.newSandbox(t, nil).runCommand(t, python("flood", "pids")); !o.exited(1) {
-		t.Errorf("ending = %v", o)
+		t.Errorf("command at the PID limit: %v, want exit code 1", o)
 	}
 }

@@ -69,15 +69,15 @@ func checkNetworkNone(t *testing.T, s *suite) {
 	for to, said := range got.Reached {
 		// Sending a datagram to the sandbox's own loopback succeeds without a receiver.
 		if said[0] == "ok" || said[1] == "ok" && !strings.HasPrefix(to, "127.") && !strings.HasPrefix(to, "::1 ") {
-			t.Errorf("%s is reachable: TCP %s, UDP %s", to, said[0], said[1])
+			t.Errorf("connect to %s: TCP %s, UDP %s; want errors, except for UDP to loopback", to, said[0], said[1])
 		}
 	}
 	if got.Abstract == "ok" || got.Listed {
-		t.Errorf("abstract socket of the host: connect %s, listed %v", got.Abstract, got.Listed)
+		t.Errorf("abstract socket of the host: connect %s, listed %v; want an error, false", got.Abstract, got.Listed)
 	}
 	for path, said := range got.Engine {
 		if said == "ok" {
-			t.Errorf("a command can connect to %s", path)
+			t.Errorf("connect to %s = %s, want an error", path, said)
 		}
 	}
 	if got.Resolved == "ok" {
@@ -99,15 +99,15 @@ func checkNeighbours(t *testing.T, s *suite) {
 	offer.waitOutput(t, "ready")
 	var own, other map[string]string
 	if err := json.NewDecoder(strings.NewReader(offer.out.String())).Decode(&own); err != nil {
-		t.Fatalf("%v: %q", err, offer.out.String())
+		t.Fatalf("decode %q: %v", offer.out.String(), err)
 	}
 	s.plain.runProgram(t, &other, "neighbour", "look", "4711")
 	for what, said := range other {
 		if said == "ok" {
-			t.Errorf("%s of another sandbox is reachable", what)
+			t.Errorf("%s of another sandbox is reachable, want an error", what)
 		}
 		if own[what] != "ok" && what != "process" && what != "port of version 6" {
-			t.Errorf("%s of the same sandbox is not reachable (%s): the check proves nothing", what, own[what])
+			t.Errorf("%s of the same sandbox: %s, want ok: the check proves nothing", what, own[what])
 		}
 	}
 }

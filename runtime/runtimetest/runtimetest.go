@@ -207,7 +207,7 @@ func (s *suite) removeLeftovers(t *testing.T) {
 		t.Error(err)
 	}
 	for _, f := range found {
-		t.Errorf("sandbox %s left behind", f.ID)
+		t.Errorf("sandbox %s left behind, want none", f.ID)
 		if err := s.driver.Remove(ctx, f.ID); err != nil {
 			t.Error(err)
 		}
@@ -221,7 +221,7 @@ func (s *suite) checkTable(t *testing.T) {
 	}
 	row, ok := table[s.Name]
 	if !ok {
-		t.Fatalf("the table has no column %q", s.Name)
+		t.Fatalf("the table has no column %q, want one per driver", s.Name)
 	}
 	have := s.driver.Capabilities(s.Class)
 	for _, name := range runtime.AllCapabilities() {
@@ -231,7 +231,7 @@ func (s *suite) checkTable(t *testing.T) {
 	}
 	for name := range have {
 		if !slices.Contains(runtime.AllCapabilities(), name) {
-			t.Errorf("unknown capability %q", name)
+			t.Errorf("capability %q is unknown, want only those of AllCapabilities", name)
 		}
 	}
 }

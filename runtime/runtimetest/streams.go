@@ -35,7 +35,7 @@ func checkOutputDescriptors(t *testing.T, b *box) {
 	cmd := bash("yes")
 	cmd.OutputLimit = 100_000
 	if o := b.runCommand(t, cmd); o.Ending != runtime.OutputLimit || len(o.stdout) != 100_000 {
-		t.Errorf("output limit of 100000 bytes: %s with %d bytes", o.Ending, len(o.stdout))
+		t.Errorf("ending = %s with %d bytes; want %s with 100000", o.Ending, len(o.stdout), runtime.OutputLimit)
 	}
 }
 
@@ -52,7 +52,7 @@ func checkConcurrentCommands(t *testing.T, b *box) {
 	}
 	for i, r := range all {
 		if o := r.waitResult(t); !o.exited(i) || o.stdout != fmt.Sprintf("%d\n", i) {
-			t.Errorf("command %d of %d: %v", i, len(all), o)
+			t.Errorf("command %d of %d: %v; want exit code %d and its number as output", i, len(all), o, i)
 		}
 	}
 	b.checkDead(t, uid)
@@ -86,7 +86,7 @@ func checkLargeOutput(t *testing.T, s *suite) {
 		t.Errorf("received %d bytes, want %d: %v", count.all(), size, o.Result)
 	}
 	if most > before+16<<20 {
-		t.Errorf("guest RSS grew from %d to %d bytes", before, most)
+		t.Errorf("guest RSS grew from %d to %d bytes, want at most 16 MiB more", before, most)
 	}
 }
 

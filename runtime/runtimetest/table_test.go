@@ -23,12 +23,12 @@ func TestEveryCapabilityHasACheck(t *testing.T) {
 	all := checks()
 	for _, name := range runtime.AllCapabilities() {
 		if all[name].holds == nil {
-			t.Errorf("capability %s has no check", name)
+			t.Errorf("capability %s has no check, want one", name)
 		}
 		delete(all, name)
 	}
 	if len(all) > 0 {
-		t.Errorf("checks of unknown capabilities: %v", all)
+		t.Errorf("checks of unknown capabilities = %v, want none", all)
 	}
 }
 

@@ -56,7 +56,7 @@ func checkCommandLimits(t *testing.T, s *suite) {
 	cores := (o.Usage.CPUUser + o.Usage.CPUSystem).Seconds() / o.Duration.Seconds()
 	t.Logf("two busy processes used %.2f cores of 0.30", cores)
 	if !o.exited(0) || cores > 0.6 {
-		t.Errorf("two busy processes used %.2f cores, limit is 0.3: %v", cores, o)
+		t.Errorf("two busy processes used %.2f cores: %v; want at most 0.6 with the limit 0.3, and exit code 0", cores, o)
 	}
 	for field, cmd := range map[string]wire.Command{
 		"memory_bytes": {Argv: []string{"true"}, MemoryBytes: 1 << 10}, "cpus": {Argv: []string{"true"}, CPUs: 0.001},
@@ -80,10 +80,10 @@ func checkFileTools(t *testing.T, s *suite) {
 	e, err := b.EditFile(t.Context(),
 		wire.EditRequest{FileRequest: wire.FileRequest{Path: "src/a.go"}, Old: "Foo", New: "Bar"})
 	if err != nil || e.Count != 1 || e.Info.UID != runtime.CommandUID {
-		t.Errorf("edit: %+v, %v", e, err)
+		t.Errorf("EditFile = %+v, %v; want one change, user %d and no error", e, err, runtime.CommandUID)
 	}
 	if got := b.mustOutput(t, "cat src/a.go"); got != "func Bar() {}" {
-		t.Errorf("a command sees %q", got)
+		t.Errorf("file as seen by a command = %q, want %q", got, "func Bar() {}")
 	}
 	if _, err := b.EditFile(t.Context(),
 		wire.EditRequest{FileRequest: wire.FileRequest{Path: "out/passwd"}, Old: "root",
@@ -94,11 +94,11 @@ func checkFileTools(t *testing.T, s *suite) {
 	for path, want := range map[string]string{".": "src/deep/b.txt", "/tmp": "/tmp/c.txt"} {
 		g, err := b.Glob(t.Context(), wire.GlobRequest{FileRequest: wire.FileRequest{Path: path}, Pattern: "**/*.txt"})
 		if err != nil || g.Truncated || len(g.Items) != 1 || g.Items[0].Path != want {
-			t.Errorf("glob in %s: %+v, %v", path, g, err)
+			t.Errorf("Glob in %s = %+v, %v; want only %s and no error", path, g, err, want)
 		}
 		f, err := b.Search(t.Context(), wire.SearchRequest{FileRequest: wire.FileRequest{Path: path}, Pattern: "^F.o$"})
 		if err != nil || f.Truncated || len(f.Matches) != 1 || f.Matches[0].Path != want {
-			t.Errorf("search in %s: %+v, %v", path, f, err)
+			t.Errorf("Search in %s = %+v, %v; want one match in %s and no error", path, f, err, want)
 		}
 	}
 	if _, err := b.Stat(t.Context(),
@@ -109,7 +109,7 @@ func checkFileTools(t *testing.T, s *suite) {
 		t.Error(err)
 	}
 	if got := b.mustOutput(t, "cat /tmp/d; python3 -c 'import os; print(os.stat(\"/tmp/d\").st_uid)'"); got != "x1000" {
-		t.Errorf("a command sees %q", got)
+		t.Errorf("file and its user as seen by a command = %q, want %q", got, "x1000")
 	}
 	if err := b.Remove(t.Context(), wire.FileRequest{Path: "/tmp/d"}); err != nil {
 		t.Error(err)
@@ -135,7 +135,7 @@ func checkWorkspaceAliases(t *testing.T, s *suite) {
 		"print(os.stat(\"/home/user/work/projects\").st_uid)'")
 	cmd.Cwd = "/home/user/work/projects"
 	if o := b.runCommand(t, cmd); !o.exited(0) || !strings.HasPrefix(o.stdout, "text\n1000\n") {
-		t.Errorf("command in the alias directory: %v", o)
+		t.Errorf("command in the alias directory: %v; want exit code 0, and text and user 1000 in its output", o)
 	}
 	if got := readFile(t, b, wire.FileRequest{Path: "/home/user/work/projects/f"}); got != "text\n" {
 		t.Errorf("file in the alias directory = %q, want %q", got, "text\n")

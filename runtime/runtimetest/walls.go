@@ -87,13 +87,13 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 	for _, paths := range w.Writable {
 		for _, path := range paths {
 			if !isBelow(path, writableTops()) && !slices.Contains(s.publicDevices(), path) {
-				t.Errorf("%s is writable", path)
+				t.Errorf("%s is writable, want it only below %q and public devices", path, writableTops())
 			}
 		}
 	}
 	for path, said := range w.Made {
 		if said == "ok" {
-			t.Errorf("%s can be created", path)
+			t.Errorf("%s can be created, want an error", path)
 		}
 	}
 	if w.Node == "ok" && !s.hidesProcesses() { // gVisor allows it, but only for devices it implements itself
@@ -107,12 +107,12 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 	for path, said := range w.Read {
 		// The table records at non-root which files of PID 1 gVisor lets commands read.
 		if said == "ok" && !(s.hidesProcesses() && strings.HasPrefix(path, "/proc/1/")) {
-			t.Errorf("%s is readable", path)
+			t.Errorf("%s is readable, want an error", path)
 		}
 	}
 	for path, said := range w.Set {
 		if said == "ok" {
-			t.Errorf("%s is writable", path)
+			t.Errorf("%s is writable, want an error", path)
 		}
 	}
 	for _, line := range []string{"mount -o remount,rw /", "mount -t tmpfs none /tmp", "umount /tmp",
@@ -133,13 +133,13 @@ func checkMountFlags(t *testing.T, s *suite) {
 			continue
 		}
 		if !slices.Contains(m.Options, "ro") && !isBelow(m.At, append(writableTops(), "/proc", "/dev", "/run")) {
-			t.Errorf("%s (%s) is mounted writable", m.At, m.Type)
+			t.Errorf("%s (%s) is mounted writable, want read-only", m.At, m.Type)
 		}
 		if !slices.Contains(m.Options, "ro") && !slices.Contains(m.Options, "nosuid") {
-			t.Errorf("%s is mounted with %v, without nosuid", m.At, m.Options)
+			t.Errorf("%s is mounted with %v, want nosuid", m.At, m.Options)
 		}
 		if isBelow(m.At, writableTops()) && !slices.Contains(m.Options, "nodev") {
-			t.Errorf("%s is mounted with %v, without nodev", m.At, m.Options)
+			t.Errorf("%s is mounted with %v, want nodev", m.At, m.Options)
 		}
 	}
 }
@@ -160,7 +160,7 @@ func checkCapabilities(t *testing.T, s *suite) {
 		}
 		bits, err := strconv.ParseUint(value, 16, 64)
 		if err != nil {
-			t.Fatalf("%s is %q", set, value)
+			t.Fatalf("%s = %q, want a hexadecimal number: %v", set, value, err)
 		}
 		// The bounding set only limits what could be gained, and no_new_privs prevents gaining
 		// anything.
@@ -175,7 +175,7 @@ func checkCapabilities(t *testing.T, s *suite) {
 		}
 	}
 	if len(w.Self) < 5 || len(w.Init) < 5 {
-		t.Errorf("status of a command or PID 1 is incomplete: %v, %v", w.Self, w.Init)
+		t.Errorf("status of a command = %v, of PID 1 = %v; want at least 5 values each", w.Self, w.Init)
 	}
 }
 
@@ -193,7 +193,7 @@ func checkNoNewPrivs(t *testing.T, s *suite) {
 	}
 	h := s.newHostileSandbox(t)
 	if o := h.runCommand(t, bash("[ -u /suid -a -x /suid ]")); !o.exited(0) {
-		t.Fatalf("no setuid program at /suid, so the check proves nothing: %v", o)
+		t.Fatalf("test of /suid: %v, want a setuid program there: the check proves nothing", o)
 	}
 	for _, line := range []string{`/suid -p -c 'echo $EUID'`, `exec /suid -p -c 'echo $EUID'`} {
 		if got := h.mustOutput(t, line); got != strconv.Itoa(runtime.CommandUID) {
@@ -227,7 +227,7 @@ func checkSeccomp(t *testing.T, s *suite) {
 	var failed map[string]string
 	s.plain.runProgram(t, &failed, "ordinary")
 	if len(failed) > 0 {
-		t.Errorf("ordinary calls fail: %v", failed)
+		t.Errorf("ordinary calls that fail = %v, want none", failed)
 	}
 	s.plain.mustPing(t)
 }
@@ -308,7 +308,7 @@ func checkGuestProtected(t *testing.T, b *box) {
 	}
 	after := b.mustPing(t)
 	if after.UptimeMS < before.UptimeMS {
-		t.Errorf("guest restarted: uptime %d ms, earlier %d ms", after.UptimeMS, before.UptimeMS)
+		t.Errorf("guest restarted: uptime %d ms, want at least %d ms", after.UptimeMS, before.UptimeMS)
 	}
 	if got := b.mustOutput(t, "echo fine"); got != "fine" {
 		t.Errorf("output of the next command = %q, want %q", got, "fine")
@@ -332,10 +332,10 @@ func checkSecrets(t *testing.T, b *box) {
 		text := b.readInitFile(t, name)
 		// a command may not read the other files in gVisor
 		if len(text) == 0 && !(b.suite.hidesProcesses() && name != "cmdline") {
-			t.Errorf("/proc/1/%s is empty", name)
+			t.Errorf("/proc/1/%s is empty, want text", name)
 		}
 		if strings.Contains(text, secret) {
-			t.Errorf("/proc/1/%s contains the secret", name)
+			t.Errorf("/proc/1/%s contains the secret, want it absent", name)
 		}
 	}
 }
