@@ -124,7 +124,7 @@ func answerOf(t *testing.T, c *wire.Conn) (r reply) {
 			r.last = bytes.Clone(payload)
 			return r
 		default:
-			t.Fatalf("frame of kind %q", kind)
+			t.Fatalf("frame of kind %q, want data, a reply or a failure", kind)
 		}
 	}
 }
@@ -132,7 +132,7 @@ func answerOf(t *testing.T, c *wire.Conn) (r reply) {
 func (r reply) info(t *testing.T) (i wire.FileInfo) {
 	t.Helper()
 	if r.failure != nil {
-		t.Fatalf("refused: %v", r.failure)
+		t.Fatalf("request refused: %v, want a reply", r.failure)
 	}
 	must(t, json.Unmarshal(r.last, &i))
 	return i
@@ -154,38 +154,38 @@ func TestFilesBelongToCommandUser(t *testing.T) {
 	info := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "/workspace/a/b", Recursive: true, Size: 1 << 20, Mode: 0o4700},
 		content).info(t)
 	if info.UID != 1000 || info.GID != 1000 || info.Size != 1<<20 || info.Mode != 0o700 || info.Path != "a/b" {
-		t.Errorf("%+v", info)
+		t.Errorf("write = %+v; want path a/b, size %d, user and group 1000, mode 0700", info, 1<<20)
 	}
 	r := ask(t, s, wire.OpRead, wire.FileRequest{Path: "a/b"}, nil)
 	if !bytes.Equal(r.data, content) || r.started.Size != 1<<20 || r.info(t).Path != "a/b" {
-		t.Errorf("read %d bytes, %+v", len(r.data), r.started)
+		t.Errorf("read = %d bytes, %+v; want the %d bytes written, of a/b", len(r.data), r.started, len(content))
 	}
 	r = ask(t, s, wire.OpRead, wire.FileRequest{Path: "a/b", Offset: 1000, Limit: 10}, nil)
 	if !bytes.Equal(r.data, content[1000:1010]) {
-		t.Errorf("read %x", r.data)
+		t.Errorf("read at offset 1000 = %x, want %x", r.data, content[1000:1010])
 	}
 	if i := ask(t, s, wire.OpMkdir, wire.FileRequest{Path: "c/d"}, nil).info(t); i.UID != 1000 || i.Mode != 0o755 {
-		t.Errorf("%+v", i)
+		t.Errorf("mkdir = %+v, want user 1000 and mode 0755", i)
 	}
 	if i := ask(t, s, wire.OpMove, wire.FileRequest{Path: "a/b", To: "c/d/e"}, nil).info(t); i.Path != "c/d/e" {
-		t.Errorf("%+v", i)
+		t.Errorf("move = %+v, want path c/d/e", i)
 	}
 	if i := ask(t, s, wire.OpStat, wire.FileRequest{Path: "c/d/e"}, nil).info(t); i.Type != "file" {
-		t.Errorf("%+v", i)
+		t.Errorf("stat = %+v, want type file", i)
 	}
 	var l wire.Listing
 	must(t, json.Unmarshal(ask(t, s, wire.OpList, wire.FileRequest{}, nil).last, &l))
 	if len(l.Items) != 2 || l.Truncated {
-		t.Errorf("%+v", l)
+		t.Errorf("list = %+v, want two items, not truncated", l)
 	}
 	if r := ask(t, s, wire.OpRemove, wire.FileRequest{Path: "c"}, nil); r.code() != wire.FailedPrecondition {
-		t.Errorf("%+v", r.failure)
+		t.Errorf("remove of a full directory: %+v, want %s", r.failure, wire.FailedPrecondition)
 	}
 	if r := ask(t, s, wire.OpRemove, wire.FileRequest{Path: "c", Recursive: true}, nil); r.failure != nil {
-		t.Errorf("%+v", r.failure)
+		t.Errorf("recursive remove: %+v, want no failure", r.failure)
 	}
 	if r := ask(t, s, wire.OpStat, wire.FileRequest{Path: "c"}, nil); r.code() != wire.NotFound {
-		t.Errorf("%+v", r.failure)
+		t.Errorf("stat of a removed path: %+v, want %s", r.failure, wire.NotFound)
 	}
 }
 
@@ -224,7 +224,7 @@ func TestUserPermissionsApply(t *testing.T) {
 		}
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 4 {
-		t.Errorf("left %v", entries)
+		t.Errorf("entries left = %v, want 4", entries)
 	}
 }
 
@@ -244,7 +244,7 @@ func TestPartialWriteIsInvisible(t *testing.T) {
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "f"))
 	if entries, _ := os.ReadDir(dir); string(b) != "old" || err != nil || len(entries) != 1 {
-		t.Errorf("%q %v, left %v", b, err, entries)
+		t.Errorf("file = %q, %v, entries left %v; want %q, no error and one entry", b, err, entries, "old")
 	}
 }
 
@@ -260,7 +260,8 @@ func TestLongestListingFitsReply(t *testing.T) {
 	var l wire.Listing
 	must(t, json.Unmarshal(r.last, &l))
 	if !l.Truncated || len(l.Items) < 300 || len(r.last) > wire.MaxHeader {
-		t.Errorf("%d entries, truncated %v, %d bytes", len(l.Items), l.Truncated, len(r.last))
+		t.Errorf("list = %d entries in %d bytes, truncated %v; want at least 300 in at most %d bytes, truncated",
+			len(l.Items), len(r.last), l.Truncated, wire.MaxHeader)
 	}
 }
 
@@ -276,7 +277,7 @@ func TestRemoveStopsWhenHostDisconnects(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := answerOf(t, wire.NewConn(host)); r.code() != wire.Unavailable {
-		t.Errorf("%+v", r.failure)
+		t.Errorf("remove with an ended context: %+v, want %s", r.failure, wire.Unavailable)
 	}
 }
 
@@ -319,7 +320,7 @@ func TestUserIsConfinedToThreads(t *testing.T) {
 		wg.Go(func() {
 			r := ask(t, s, wire.OpWrite, wire.FileRequest{Path: fmt.Sprint("f", i)}, []byte("x"))
 			if r.failure != nil {
-				t.Errorf("%v", r.failure)
+				t.Errorf("write: %v, want no failure", r.failure)
 			}
 		})
 		wg.Go(func() {
@@ -344,7 +345,7 @@ func TestUserIsConfinedToThreads(t *testing.T) {
 	}
 	delete(all, main)
 	if n := countUser(all); n > maxThreads {
-		t.Errorf("%d threads run as the user", n)
+		t.Errorf("%d threads run as the user, want at most %d", n, maxThreads)
 	}
 	s.Close()
 	s.Close()
@@ -355,14 +356,14 @@ func TestUserIsConfinedToThreads(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("threads that ran as the user live on: %v", all)
+			t.Fatalf("threads that run as the user = %v, want none", all)
 		}
 	}
 	host, guest := pair(t)
 	_ = host
 	must(t, s.Handle(context.Background(), wire.OpStat, []byte(`{"path":"f1"}`), wire.NewConn(guest)))
 	if r := answerOf(t, wire.NewConn(host)); r.code() != wire.Unavailable {
-		t.Errorf("after Close: %+v", r.failure)
+		t.Errorf("stat after Close: %+v, want %s", r.failure, wire.Unavailable)
 	}
 }
 
@@ -371,7 +372,7 @@ func TestNoOperationStartsAfterContext(t *testing.T) {
 	s := New(Options{Dir: dir})
 	defer s.Close()
 	if r := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "a"}, []byte("x")); r.failure != nil { // a thread is idle
-		t.Fatal(r.failure)
+		t.Fatalf("write: %v, want no failure", r.failure)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

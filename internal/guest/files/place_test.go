@@ -15,35 +15,35 @@ func TestTmpIsServed(t *testing.T) {
 	s, dir := tree(t, map[string]string{"f": "in the workspace"})
 	if i := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "/tmp/a/f", Recursive: true},
 		[]byte("in tmp")).info(t); i.Path != "/tmp/a/f" || i.UID != 1000 {
-		t.Errorf("%+v", i)
+		t.Errorf("write = %+v, want path /tmp/a/f and user 1000", i)
 	}
 	r := ask(t, s, wire.OpRead, wire.FileRequest{Path: "/tmp/a/f"}, nil)
 	if string(r.data) != "in tmp" || r.started.Path != "/tmp/a/f" || r.info(t).Path != "/tmp/a/f" {
-		t.Errorf("%q, %+v", r.data, r.started)
+		t.Errorf("read = %q of %+v, want %q of /tmp/a/f", r.data, r.started, "in tmp")
 	}
 	l := got[wire.Listing](t, ask(t, s, wire.OpList, wire.FileRequest{Path: "/tmp"}, nil))
 	if len(l.Items) != 1 || l.Items[0].Path != "/tmp/a" {
-		t.Errorf("%+v", l)
+		t.Errorf("list = %+v, want only /tmp/a", l)
 	}
 	if i := ask(t, s, wire.OpStat, wire.FileRequest{Path: "/tmp"}, nil).info(t); i.Path != "/tmp" || i.Type != "dir" {
-		t.Errorf("%+v", i)
+		t.Errorf("stat = %+v, want the directory /tmp", i)
 	}
 	if i := ask(t, s, wire.OpMove, wire.FileRequest{Path: "/tmp/a/f", To: "/tmp/g"}, nil).info(t); i.Path != "/tmp/g" {
-		t.Errorf("%+v", i)
+		t.Errorf("move = %+v, want path /tmp/g", i)
 	}
 	if r := got[wire.EditReply](t,
 		send(t, s, wire.OpEdit, wire.EditRequest{FileRequest: wire.FileRequest{Path: "/tmp/g"}, Old: "in",
 			New: "within"})); r.Info.Path != "/tmp/g" {
-		t.Errorf("%+v", r)
+		t.Errorf("edit = %+v, want path /tmp/g", r)
 	}
 	if names, _ := globbed(t, s,
 		wire.GlobRequest{FileRequest: wire.FileRequest{Path: "/tmp"}, Pattern: "*"}); strings.Join(names,
 		" ") != "/tmp/a /tmp/g" {
-		t.Errorf("%q", names)
+		t.Errorf("glob = %q, want /tmp/a and /tmp/g", names)
 	}
 	if r := found(t, s, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "/tmp"},
 		Pattern: "within"}); brief(r) != "/tmp/g:1:1" {
-		t.Errorf("%+v", r)
+		t.Errorf("search = %+v, want one match at /tmp/g:1:1", r)
 	}
 	for p, code := range map[string]string{
 		"/tmp/../etc/passwd": wire.PermissionDenied, "/tmpfile": wire.PermissionDenied,
@@ -52,7 +52,7 @@ func TestTmpIsServed(t *testing.T) {
 		must(t, ignoreExist(os.Symlink("/etc", filepath.Join(s.opt.Tmp, "out"))))
 		must(t, ignoreExist(os.Symlink("../"+filepath.Base(dir)+"/f", filepath.Join(s.opt.Tmp, "up"))))
 		if r := ask(t, s, wire.OpRead, wire.FileRequest{Path: p}, nil); r.code() != code {
-			t.Errorf("%s: %+v", p, r.failure)
+			t.Errorf("read of %s: %+v, want %s", p, r.failure, code)
 		} else if code == wire.PermissionDenied && p != "/tmpfile" &&
 			!strings.HasSuffix(r.failure.Message, "leads out of /tmp") {
 			t.Errorf("%s: message = %q, want suffix \"leads out of /tmp\"", p, r.failure.Message)
@@ -60,7 +60,7 @@ func TestTmpIsServed(t *testing.T) {
 	}
 	for _, q := range []wire.FileRequest{{Path: "/tmp/g", To: "g"}, {Path: "f", To: "/tmp/f"}} {
 		if r := ask(t, s, wire.OpMove, q, nil); r.code() != wire.FailedPrecondition || r.failure.Field != "to" {
-			t.Errorf("%+v: %+v", q, r.failure)
+			t.Errorf("move %+v: %+v, want %s of the field to", q, r.failure, wire.FailedPrecondition)
 		}
 	}
 }
@@ -82,15 +82,15 @@ func TestNoFollowRefusesLinks(t *testing.T) {
 			wire.SearchRequest
 			Old string `json:"old"`
 		}{q, "t"}); r.code() != wire.PermissionDenied || !strings.Contains(r.failure.Message, "symbolic link") {
-			t.Errorf("%s: %+v", op, r.failure)
+			t.Errorf("%s through a link: %+v; want %s that names the symbolic link", op, r.failure, wire.PermissionDenied)
 		}
 	}
 	if r := ask(t, s, wire.OpMove, wire.FileRequest{Path: "b", To: "link/b", NoFollow: true},
 		nil); r.code() != wire.PermissionDenied || r.failure.Field != "to" {
-		t.Errorf("to a link: %+v", r.failure)
+		t.Errorf("move through a link: %+v, want %s of the field to", r.failure, wire.PermissionDenied)
 	}
 	if r := ask(t, s, wire.OpRead, wire.FileRequest{Path: "a/f", NoFollow: true}, nil); string(r.data) != "text" {
-		t.Errorf("without a link: %+v", r.failure)
+		t.Errorf("read without a link = %q, %+v; want %q", r.data, r.failure, "text")
 	}
 }
 
@@ -101,22 +101,22 @@ func TestAliasNamesDirectory(t *testing.T) {
 		must(t, s.Alias(t.Context(), names))
 	}
 	if to, err := os.Readlink(filepath.Join(s.opt.Home, "projects")); to != "/workspace" || err != nil {
-		t.Errorf("Readlink = %q, %v", to, err)
+		t.Errorf("Readlink = %q, %v; want %q and no error", to, err, "/workspace")
 	}
 	st, err := os.Lstat(filepath.Join(s.opt.Home, "x", "y"))
 	must(t, err)
 	if owner := st.Sys().(*syscall.Stat_t).Uid; owner != 1000 {
-		t.Errorf("link owner = %d", owner)
+		t.Errorf("link owner = %d, want 1000", owner)
 	}
 	for _, p := range []string{"/home/user/projects/sub/f", "/home/user/x/y/f"} {
 		r := ask(t, s, wire.OpRead, wire.FileRequest{Path: p}, nil)
 		if string(r.data) != "text" || r.started.Path != "sub/f" {
-			t.Errorf("%s: %q, %+v", p, r.data, r.failure)
+			t.Errorf("read of %s = %q of %q, %+v; want %q of sub/f", p, r.data, r.started.Path, r.failure, "text")
 		}
 	}
 	for _, p := range []string{"/home/user/projects/../x", "/home/user/projectsx", "/home/user/z"} {
 		if r := ask(t, s, wire.OpRead, wire.FileRequest{Path: p}, nil); r.code() != wire.PermissionDenied {
-			t.Errorf("%s: %+v", p, r.failure)
+			t.Errorf("read of %s: %+v, want %s", p, r.failure, wire.PermissionDenied)
 		}
 	}
 }
@@ -151,10 +151,10 @@ func TestInvalidAliasCreatesNothing(t *testing.T) {
 		err := s.Alias(t.Context(), c.names)
 		f, ok := err.(*wire.Failure)
 		if !ok || f.Code != c.code || f.Field != "alias" {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Alias with %s: %v, want %s of the field alias", name, err, c.code)
 		}
 		if _, err := os.Lstat(filepath.Join(s.opt.Home, "a")); err == nil {
-			t.Errorf("%s: an alias of a refused request remains", name)
+			t.Errorf("Alias with %s is refused but an alias exists, want none", name)
 		}
 	}
 }

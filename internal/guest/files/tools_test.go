@@ -38,7 +38,7 @@ func send(t *testing.T, s *Server, op wire.Op, q any) reply {
 func got[T any](t *testing.T, r reply) (v T) {
 	t.Helper()
 	if r.failure != nil {
-		t.Fatalf("refused: %v", r.failure)
+		t.Fatalf("request refused: %v, want a reply", r.failure)
 	}
 	must(t, json.Unmarshal(r.last, &v))
 	return v
@@ -70,7 +70,7 @@ func TestEditRunsAsUser(t *testing.T) {
 	q := wire.EditRequest{FileRequest: wire.FileRequest{Path: "/workspace/a/f"}, Old: "two", New: "2"}
 	r := got[wire.EditReply](t, send(t, s, wire.OpEdit, q))
 	if r.Count != 1 || r.Line != 1 || r.Info.Path != "a/f" || r.Info.UID != 1000 || r.Info.Size != 9 {
-		t.Errorf("%+v", r)
+		t.Errorf("edit = %+v, want one change in line 1, a/f of user 1000 with 9 bytes", r)
 	}
 	for name, c := range map[string]struct {
 		q    wire.EditRequest
@@ -89,7 +89,7 @@ func TestEditRunsAsUser(t *testing.T) {
 	} {
 		r := send(t, s, wire.OpEdit, c.q)
 		if r.code() != c.code || !strings.Contains(r.failure.Error(), c.says) {
-			t.Errorf("%s: %+v", name, r.failure)
+			t.Errorf("edit %s: %+v, want %s with %q", name, r.failure, c.code, c.says)
 		}
 	}
 	must(t, os.Chown(filepath.Join(dir, "foreign"), 0, 0))
@@ -137,11 +137,11 @@ func TestGlobMatchesNames(t *testing.T) {
 	names, _ := globbed(t, s,
 		wire.GlobRequest{FileRequest: wire.FileRequest{Path: "/workspace/src"}, Pattern: "*", Hidden: true})
 	if strings.Join(names, " ") != "src/.env src/a.go src/b.ts src/deep src/empty" {
-		t.Errorf("below a folder: %q", names)
+		t.Errorf("glob below a directory = %q, want all five names with .env", names)
 	}
 	names, cut := globbed(t, s, wire.GlobRequest{Pattern: "**/*.go", Max: 2})
 	if len(names) != 2 || !cut {
-		t.Errorf("two of four: %q, truncated %v", names, cut)
+		t.Errorf("glob with a maximum of 2 = %q, truncated %v; want two names, truncated", names, cut)
 	}
 }
 
@@ -154,7 +154,7 @@ func TestInvalidPatternsAreRefused(t *testing.T) {
 		"a negative max": {Pattern: "*", Max: -1}, "a large max": {Pattern: "*", Max: 1001},
 	} {
 		if r := send(t, s, wire.OpGlob, q); r.code() != wire.InvalidArgument || r.failure.Field == "" {
-			t.Errorf("glob %s: %+v", name, r.failure)
+			t.Errorf("glob %s: %+v, want %s that names a field", name, r.failure, wire.InvalidArgument)
 		}
 	}
 	for name, q := range map[string]wire.SearchRequest{
@@ -165,13 +165,13 @@ func TestInvalidPatternsAreRefused(t *testing.T) {
 		"glob": {Pattern: "a", Glob: "[a"}, "max": {Pattern: "a", Max: 5000},
 	} {
 		if r := send(t, s, wire.OpSearch, q); r.code() != wire.InvalidArgument || r.failure.Field == "" {
-			t.Errorf("search %s: %+v", name, r.failure)
+			t.Errorf("search %s: %+v, want %s that names a field", name, r.failure, wire.InvalidArgument)
 		}
 	}
 	for _, op := range []wire.Op{wire.OpGlob, wire.OpSearch} {
 		for p, code := range map[string]string{"none": wire.NotFound, "../x": wire.PermissionDenied} {
 			if r := send(t, s, op, wire.SearchRequest{FileRequest: wire.FileRequest{Path: p}, Pattern: "a"}); r.code() != code {
-				t.Errorf("%s in %s: %+v", op, p, r.failure)
+				t.Errorf("%s in %s: %+v, want %s", op, p, r.failure, code)
 			}
 		}
 	}
@@ -224,10 +224,10 @@ func TestSearchFindsLines(t *testing.T) {
 	}
 	r := found(t, s, wire.SearchRequest{Pattern: "foo"})
 	if r.Skipped != 3 || r.Files != 7 { // bin, late and secret
-		t.Errorf("%d files, %d skipped", r.Files, r.Skipped)
+		t.Errorf("search = %d files, %d skipped; want 7 files, 3 skipped", r.Files, r.Skipped)
 	}
 	if last := r.Matches[len(r.Matches)-1]; last.Text != "f\uFFFDoo foo" {
-		t.Errorf("shown as %q", last.Text)
+		t.Errorf("text of the last match = %q, want %q", last.Text, "f\uFFFDoo foo")
 	}
 }
 
@@ -241,15 +241,15 @@ func TestSearchReturnsContext(t *testing.T) {
 	}
 	if !slices.EqualFunc(r.Matches, want,
 		func(a, b wire.Match) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) }) {
-		t.Errorf("%+v", r.Matches)
+		t.Errorf("matches = %+v, want %+v", r.Matches, want)
 	}
 	r = found(t, s, wire.SearchRequest{Pattern: "x", After: 2, Max: 1})
 	if len(r.Matches) != 1 || len(r.Matches[0].After) != 2 || !r.Truncated {
-		t.Errorf("the first: %+v", r)
+		t.Errorf("search with a maximum of 1 = %+v; want one match with two lines after it, truncated", r)
 	}
 	r = found(t, s, wire.SearchRequest{Pattern: "x", Max: 3})
 	if len(r.Matches) != 3 || r.Truncated {
-		t.Errorf("exactly as many as there are: %+v", r)
+		t.Errorf("search with a maximum of 3 = %+v; want all three matches, not truncated", r)
 	}
 }
 
@@ -262,15 +262,16 @@ func TestResultsAreLimited(t *testing.T) {
 	r := send(t, s, wire.OpSearch,
 		wire.SearchRequest{FileRequest: wire.FileRequest{Path: "many"}, Pattern: "<", Before: 10, After: 10})
 	if reply := got[wire.SearchReply](t, r); !reply.Truncated || len(reply.Matches) == 0 || len(r.last) > wire.MaxHeader {
-		t.Errorf("%d matches in %d bytes, truncated %v", len(reply.Matches), len(r.last), reply.Truncated)
+		t.Errorf("search = %d matches in %d bytes, truncated %v; want some in at most %d bytes, truncated",
+			len(reply.Matches), len(r.last), reply.Truncated, wire.MaxHeader)
 	}
 	if reply := found(t, s, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "long"},
 		Pattern: "needle"}); brief(reply) != "long:2:7" || !reply.Truncated {
-		t.Errorf("%s, truncated %v", brief(reply), reply.Truncated)
+		t.Errorf("search in long = %s, truncated %v; want long:2:7, truncated", brief(reply), reply.Truncated)
 	}
 	reply := found(t, s, wire.SearchRequest{FileRequest: wire.FileRequest{Path: "cut"}, Pattern: "é"})
 	if text := reply.Matches[0].Text; text != strings.Repeat("é", wire.MaxLineBytes/2) {
-		t.Errorf("%d bytes of a line: %q", len(text), text[len(text)-8:])
+		t.Errorf("text of the match = %d bytes, end %q; want %d bytes of é", len(text), text[len(text)-8:], wire.MaxLineBytes)
 	}
 	names, dir := map[string]string{}, strings.Repeat("<", 200)
 	for i := range 700 {
@@ -279,7 +280,8 @@ func TestResultsAreLimited(t *testing.T) {
 	s, _ = tree(t, names)
 	r = send(t, s, wire.OpGlob, wire.GlobRequest{Pattern: "**"})
 	if reply := got[wire.GlobReply](t, r); !reply.Truncated || len(reply.Items) == 0 || len(r.last) > wire.MaxHeader {
-		t.Errorf("%d names in %d bytes, truncated %v", len(reply.Items), len(r.last), reply.Truncated)
+		t.Errorf("glob = %d names in %d bytes, truncated %v; want some in at most %d bytes, truncated",
+			len(reply.Items), len(r.last), reply.Truncated, wire.MaxHeader)
 	}
 }
 
@@ -349,7 +351,7 @@ func TestSwappedLinksDoNotEscape(t *testing.T) {
 			}
 			if r := send(t, s, op, q); strings.Contains(string(r.last), "secret") ||
 				strings.Contains(string(r.last), filepath.Base(outside)+"/") {
-				t.Fatalf("%s of %s: %s", op, path, r.last)
+				t.Fatalf("%s of %s = %s, want nothing from outside", op, path, r.last)
 			}
 		}
 	}
@@ -357,7 +359,7 @@ func TestSwappedLinksDoNotEscape(t *testing.T) {
 	swapping.Wait()
 	for _, name := range []string{"f", "sub/f"} {
 		if b, err := os.ReadFile(filepath.Join(outside, name)); string(b) != "inside secret" || err != nil {
-			t.Errorf("outside, %s is %q, %v", name, b, err)
+			t.Errorf("%s outside = %q, %v; want %q and no error", name, b, err, "inside secret")
 		}
 	}
 }
@@ -373,20 +375,20 @@ func FuzzGlob(f *testing.F) {
 		g, err := newGlob("pattern", pattern)
 		if err != nil {
 			if w, ok := err.(*wire.Failure); !ok || w.Code != wire.InvalidArgument {
-				t.Fatal(err)
+				t.Fatalf("newGlob(%q): %v, want %s", pattern, err, wire.InvalidArgument)
 			}
 			return
 		}
 		match := g.re.MatchString(name)
 		plain := strings.TrimPrefix(pattern, "./")
 		if !strings.ContainsAny(plain, `*?[]{}\,`) && match != (name == plain) {
-			t.Fatalf("%q matches %q: %v", pattern, name, match)
+			t.Fatalf("%q matches %q = %v, want %v", pattern, name, match, !match)
 		}
 		if match && g.base != "" && !strings.HasPrefix(name, g.base+"/") {
-			t.Fatalf("%q matches %q, which is not in %q", pattern, name, g.base)
+			t.Fatalf("%q matches %q, want only names in %q", pattern, name, g.base)
 		}
 		if match && g.depth > 0 && g.base == "" && strings.Count(name, "/")+1 != g.depth {
-			t.Fatalf("%q matches %q, which is not at depth %d", pattern, name, g.depth)
+			t.Fatalf("%q matches %q, want only names at depth %d", pattern, name, g.depth)
 		}
 	})
 }
@@ -404,13 +406,13 @@ func FuzzSearch(f *testing.F) {
 		fd, err := newFinder(&q)
 		if err != nil {
 			if w, ok := err.(*wire.Failure); !ok || w.Code != wire.InvalidArgument {
-				t.Fatal(err)
+				t.Fatalf("newFinder(%q): %v, want %s", pattern, err, wire.InvalidArgument)
 			}
 			return
 		}
 		err = fd.scan(t.Context(), &lines{r: strings.NewReader(text), longest: fd.longest}, "f")
 		if binary := strings.Contains(text, "\x00"); binary != (err != nil) {
-			t.Fatalf("%q: %v", text, err)
+			t.Fatalf("scan(%q): %v; want an error: %v", text, err, binary)
 		}
 		if err != nil || len(text) > leastLine {
 			return
@@ -422,7 +424,7 @@ func FuzzSearch(f *testing.F) {
 			}
 		}
 		if len(fd.matches) != min(want, wire.MaxMatches) {
-			t.Fatalf("%d of %d", len(fd.matches), want)
+			t.Fatalf("scan found %d matches, want %d", len(fd.matches), min(want, wire.MaxMatches))
 		}
 	})
 }
