@@ -73,7 +73,7 @@ func waitExit(tb testing.TB, l *Process) Exit {
 		return e
 	case <-time.After(bound):
 		l.Signal(syscall.SIGKILL)
-		tb.Fatalf("process %d did not end", l.Pid)
+		tb.Fatalf("process %d runs after %s, want it ended", l.Pid, bound)
 	}
 	return Exit{}
 }
@@ -114,7 +114,7 @@ func TestCommandGetsWhatItWasGiven(t *testing.T) {
 	out, e, err := run(t, sh(`echo "$0 $A"; pwd; id -u; id -g; id -G; umask; `+
 		`ls /proc/self/fd | tr '\n' ' '; env | sort; exit 7`))
 	if err != nil || e.Status.ExitStatus() != 7 {
-		t.Fatalf("ended with %v, %v: %s", e.Status, err, out)
+		t.Fatalf("command: %v, %v; want exit code 7 and no error; its output:\n%s", e.Status, err, out)
 	}
 	// ls has 3 open for the directory itself.
 	want := "sh b c\n/tmp\n1000\n1001\n1001 4711\n0022\n0 1 2 3 A=b c\nPATH=/usr/bin:/bin\nPWD=/tmp\n"
@@ -134,7 +134,7 @@ func TestCommandHasNoPrivilegesAndDefaultSignals(t *testing.T) {
 		"SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000", "SigCgt:\t0000000000000000", "Groups:\t \n",
 		"Uid:\t1000\t1000\t1000\t1000"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in %s", want, out)
+			t.Errorf("status lacks %q, want it in\n%s", want, out)
 		}
 	}
 }
@@ -157,7 +157,7 @@ func TestParkedChildHoldsNothing(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("the parked child holds %v", names)
+	t.Errorf("descriptors of the parked child = %v, want only 3", names)
 }
 
 func TestFailuresNameStepAndErrno(t *testing.T) {
@@ -187,7 +187,7 @@ func TestFailuresNameStepAndErrno(t *testing.T) {
 				t.Errorf("got %v, want %v", err, &c.want)
 			}
 			if e.Status.ExitStatus() != 127 {
-				t.Errorf("child ended with %v", e.Status)
+				t.Errorf("exit code of the child = %d, want 127", e.Status.ExitStatus())
 			}
 		})
 	}
@@ -203,7 +203,7 @@ func TestLargeArgvArrivesWhole(t *testing.T) {
 	p.Argv = append(p.Argv, strings.Repeat("z", 100<<10))
 	out, _, err := run(t, p)
 	if err != nil || out != "4001\n102400\n" {
-		t.Errorf("got %q, %v", out, err)
+		t.Errorf("output = %q, %v; want %q and no error", out, err, "4001\n102400\n")
 	}
 }
 
@@ -223,17 +223,17 @@ func TestDiscardedAndKilledChildrenEnd(t *testing.T) {
 	l := park(t)
 	l.Discard()
 	if e := waitExit(t, l); e.Status.ExitStatus() != 127 {
-		t.Errorf("discarded child ended with %v", e.Status)
+		t.Errorf("exit code of a discarded child = %d, want 127", e.Status.ExitStatus())
 	}
 	if err := l.Signal(syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
-		t.Errorf("signal after the end: %v", err)
+		t.Errorf("Signal after the end: %v, want %v", err, syscall.ESRCH)
 	}
 	killed := park(t)
 	if err := killed.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if e := waitExit(t, killed); e.Status.Signal() != syscall.SIGKILL {
-		t.Errorf("killed child ended with %v", e.Status)
+		t.Errorf("killed child: signal %v, want %v", e.Status.Signal(), syscall.SIGKILL)
 	}
 	if err := killed.Exec(sh("true"), [3]int{0, 1, 2}); err != nil {
 		t.Errorf("exec in a dead child: %v", err)
@@ -252,7 +252,7 @@ func TestInterruptEndsExec(t *testing.T) {
 	select {
 	case err := <-done:
 		if !errors.Is(err, ErrInterrupted) {
-			t.Errorf("got %v", err)
+			t.Errorf("Exec: %v, want %v", err, ErrInterrupted)
 		}
 	case <-time.After(bound):
 		t.Error("exec did not return")
@@ -270,7 +270,7 @@ func TestManyAtOnceAllEnd(t *testing.T) {
 		group.Go(func() {
 			for range 4 {
 				if out, e, err := run(t, sh("echo ok")); err != nil || out != "ok\n" || !e.Status.Exited() {
-					t.Errorf("got %q, %v, %v", out, e.Status, err)
+					t.Errorf("output = %q, %v, %v; want %q, an exit and no error", out, e.Status, err, "ok\n")
 				}
 			}
 		})
@@ -308,7 +308,7 @@ func TestParkedChildHoldsNoMemoryOfTheGuest(t *testing.T) {
 		if kib, ok := strings.CutPrefix(line, "RssAnon:"); ok {
 			n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")))
 			if err != nil || n > 512 {
-				t.Errorf("the parked child has %d KiB of its own, %v", n, err)
+				t.Errorf("private memory of the parked child = %d KiB, %v; want at most 512 KiB and no error", n, err)
 			}
 			t.Logf("%d KiB", n)
 		}
@@ -328,7 +328,7 @@ func TestADeadNurseryIsReplaced(t *testing.T) {
 		t.Fatal("the nursery lives")
 	}
 	if out, e, err := run(t, sh("echo ok")); err != nil || out != "ok\n" || !e.Status.Exited() {
-		t.Errorf("got %q, %v, %v", out, e.Status, err)
+		t.Errorf("output = %q, %v, %v; want %q, an exit and no error", out, e.Status, err, "ok\n")
 	}
 }
 
@@ -352,7 +352,7 @@ func TestFileIsExecutedOutOfReach(t *testing.T) {
 	}
 	p := &Program{Argv: []string{"echo", "a", "b"}, File: file, Dir: "/", UID: 1000, GID: 1000}
 	if out, e, err := run(t, p); err != nil || out != "a b\n" || e.Status.ExitStatus() != 0 {
-		t.Errorf("got %q, %v, %v", out, e.Status, err)
+		t.Errorf("output = %q, %v, %v; want %q, exit code 0 and no error", out, e.Status, err, "a b\n")
 	}
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -361,6 +361,6 @@ func TestFileIsExecutedOutOfReach(t *testing.T) {
 	defer null.Close()
 	p.File = null
 	if _, _, err := run(t, p); !errors.Is(err, syscall.EACCES) {
-		t.Errorf("a file that cannot be executed: %v", err)
+		t.Errorf("run of a file that cannot be executed: %v, want %v", err, syscall.EACCES)
 	}
 }

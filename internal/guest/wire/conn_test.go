@@ -52,7 +52,8 @@ func TestFramesArriveWhole(t *testing.T) {
 	want := func(i int, k Kind) {
 		kind, p, err := b.ReadFrame()
 		if err != nil || kind != k || !bytes.Equal(p, bytes.Repeat([]byte{byte(i)}, sizes[i])) {
-			t.Fatalf("frame %d: kind %q of %d bytes, %v", i, byte(kind), len(p), err)
+			t.Fatalf("frame %d = kind %q, %d bytes, %v; want kind %q, %d bytes of %d and no error",
+				i, byte(kind), len(p), err, byte(k), sizes[i], byte(i))
 		}
 	}
 	for i := range sizes {
@@ -62,7 +63,7 @@ func TestFramesArriveWhole(t *testing.T) {
 		}
 	}
 	if _, _, err := b.ReadFrame(); !errors.Is(err, io.EOF) {
-		t.Errorf("after the last frame: %v", err)
+		t.Errorf("ReadFrame after the last frame: %v, want %v", err, io.EOF)
 	}
 	sent.Wait()
 }
@@ -83,7 +84,7 @@ func TestManyWritersDoNotMixFrames(t *testing.T) {
 	for range 8 * 50 {
 		_, p, err := b.ReadFrame()
 		if err != nil || len(p) == 0 || len(p) != 1000*(int(p[0])+1) || len(bytes.Trim(p, string(p[:1]))) > 0 {
-			t.Fatalf("frame of %d bytes, %v", len(p), err)
+			t.Fatalf("frame = %d bytes, %v; want 1000*(w+1) bytes of value w and no error", len(p), err)
 		}
 	}
 	writers.Wait()
@@ -131,26 +132,26 @@ func TestForeignFramesAreRefused(t *testing.T) {
 func TestALengthAloneAllocatesLittle(t *testing.T) {
 	c := stream(strings.NewReader(frame(KindRequest, MaxHeader, "{}")))
 	if _, _, err := c.ReadFrame(); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Fatal(err)
+		t.Fatalf("ReadFrame: %v, want %v", err, io.ErrUnexpectedEOF)
 	}
 	if len(c.in) > 64<<10 {
-		t.Errorf("%d bytes were allocated for 2", len(c.in))
+		t.Errorf("%d bytes allocated for 2, want at most %d", len(c.in), 64<<10)
 	}
 }
 
 func TestWritersKeepTheLimits(t *testing.T) {
 	c := stream(strings.NewReader(""))
 	if err := c.WriteFrame(KindStdout, make([]byte, MaxFrame+1)); !errors.Is(err, ErrTooLarge) {
-		t.Errorf("got %v", err)
+		t.Errorf("WriteFrame: %v, want %v", err, ErrTooLarge)
 	}
 	if err := c.WriteRoom(KindStdout, make([]byte, HeaderLen+MaxFrame+1)); !errors.Is(err, ErrTooLarge) {
-		t.Errorf("got %v", err)
+		t.Errorf("WriteRoom: %v, want %v", err, ErrTooLarge)
 	}
 	if err := c.WriteRoom(KindStdout, nil); err == nil {
 		t.Error("no room, and no error")
 	}
 	if err := c.WriteFrame('x', []byte("y")); !errors.Is(err, ErrTooLarge) {
-		t.Errorf("unknown kind: %v", err)
+		t.Errorf("WriteFrame of an unknown kind: %v, want %v", err, ErrTooLarge)
 	}
 	if err := c.WriteFrame(KindStdout, nil); err != nil {
 		t.Errorf("a refused frame broke the stream: %v", err)
@@ -164,7 +165,7 @@ func TestNothingFollowsTheAnswer(t *testing.T) {
 	}
 	for _, err := range []error{c.Reply(nil), c.Fail(Internal, "", "x"), c.WriteFrame(KindStdout, nil)} {
 		if !errors.Is(err, ErrEnded) {
-			t.Errorf("got %v", err)
+			t.Errorf("write after the reply: %v, want %v", err, ErrEnded)
 		}
 	}
 }
@@ -193,13 +194,13 @@ func TestFailuresAreBoundedAndReadable(t *testing.T) {
 	sent.Wait()
 	var f Failure
 	if err != nil || kind != KindFailure || json.Unmarshal(p, &f) != nil {
-		t.Fatalf("got %q, %v", byte(kind), err)
+		t.Fatalf("ReadFrame = %q, %s, %v; want a failure as JSON and no error", byte(kind), p, err)
 	}
 	if f.Code != NotFound || f.Field != "f" || len(f.Message) > maxMessage+4 || !utf8.ValidString(f.Message) {
-		t.Errorf("got %+v", f)
+		t.Errorf("failure = %+v; want %s of the field f, with a message of at most %d bytes", f, NotFound, maxMessage+4)
 	}
 	if got := f.Error(); !strings.HasPrefix(got, "f: é") {
-		t.Errorf("got %q", got)
+		t.Errorf("Error = %q, want the prefix %q", got, "f: é")
 	}
 }
 
@@ -215,12 +216,12 @@ func TestReadRequest(t *testing.T) {
 		r, err := stream(strings.NewReader(frame(KindRequest, uint32(len(body)), body))).ReadRequest()
 		if want == "" {
 			if err != nil || r.Op != OpPing || string(r.Body) != `{"x":1}` {
-				t.Errorf("got %+v, %v", r, err)
+				t.Errorf("ReadRequest = %+v, %v; want %s with its body and no error", r, err, OpPing)
 			}
 			continue
 		}
 		if f, ok := errors.AsType[*Failure](err); !ok || !strings.Contains(f.Message, want) {
-			t.Errorf("%s: got %v", body, err)
+			t.Errorf("ReadRequest(%s): %v, want a failure with %q", body, err, want)
 		}
 	}
 	if _, err := stream(strings.NewReader(frame(KindStdin, 1, "x"))).ReadRequest(); err == nil {
@@ -275,7 +276,7 @@ func FuzzDecodeRequest(f *testing.F) {
 			return
 		}
 		if r.Version != Version || r.Op == "" {
-			t.Errorf("took %+v", r)
+			t.Errorf("DecodeRequest = %+v, want version %d and an operation", r, Version)
 		}
 		for _, v := range []any{&Command{}, &Claim{}, &Output{}, &Kill{}, &FileRequest{}, &Signal{}, &ShellRef{}} {
 			_ = Decode(r.Body, v) // must not panic
