@@ -77,7 +77,7 @@ func TestInvalidAnswerIsLost(t *testing.T) {
 		c := New(sayer{t, bytes})
 		for op, call := range calls(soon(t), c) {
 			if err := call(); !errors.Is(err, ErrLost) || !errdefs.IsUnavailable(err) {
-				t.Errorf("%s after %s: %v", op, name, err)
+				t.Errorf("%s after %s: %v, want %v and Unavailable", op, name, err, ErrLost)
 			}
 		}
 	}
@@ -163,7 +163,7 @@ func TestAnswersAreValidated(t *testing.T) {
 	} {
 		client := talk(t, &peer{script: hold(c.bytes)})
 		if err := calls(soon(t), client)[c.op](); !errors.Is(err, ErrProtocol) || !errors.Is(err, ErrLost) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want %v and %v", name, err, ErrProtocol, ErrLost)
 		}
 	}
 }
@@ -183,12 +183,12 @@ func TestReadFileTruncatedIsAnError(t *testing.T) {
 		must(t, err)
 		b, err := io.ReadAll(r)
 		if string(b) != "da" || !errors.Is(err, c.is) {
-			t.Errorf("%s: %q %v", name, b, err)
+			t.Errorf("ReadFile that %s = %q, %v; want %q, %v", name, b, err, "da", c.is)
 		}
 		must(t, r.Close())
 		must(t, r.Close())
 		if _, err := r.Read(make([]byte, 1)); err == nil || err == io.EOF {
-			t.Errorf("%s: after Close: %v", name, err)
+			t.Errorf("ReadFile that %s: Read after Close: %v, want an error other than EOF", name, err)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func TestReadFileEndsWithContext(t *testing.T) {
 	defer r.Close()
 	cancel()
 	if _, err := io.ReadAll(r); !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("read with a cancelled context: %v, want %v", err, context.Canceled)
 	}
 }
 
@@ -212,7 +212,7 @@ func TestRefusedWriteReturnsImmediately(t *testing.T) {
 	r, w := io.Pipe()
 	defer w.Close()
 	if _, err := c.WriteFile(soon(t), wire.FileRequest{Path: "f"}, r); !errdefs.IsResourceExhausted(err) {
-		t.Error(err)
+		t.Errorf("WriteFile to a full disk: %v, want ResourceExhausted", err)
 	}
 }
 
@@ -236,14 +236,15 @@ func TestInputClosingClosesStdin(t *testing.T) {
 				}
 			}})
 			err := c.Input(soon(t), "x", strings.NewReader(strings.Repeat("x", 300_000)), closing)
-			if s := <-got; err != nil || s != fmt.Sprintf("300000 closed=%v", closing) {
-				t.Errorf("pipe %v, closing %v: %v, the guest got %s", pipe, closing, err, s)
+			want := fmt.Sprintf("300000 closed=%v", closing)
+			if s := <-got; err != nil || s != want {
+				t.Errorf("Input with pipe %v, closing %v: %v, the guest got %s; want no error, %s", pipe, closing, err, s, want)
 			}
 		}
 	}
 	c := talk(t, &peer{script: hold()})
 	if err := c.Input(soon(t), "x", brokenPipe{}, true); !errors.Is(err, errInput) {
-		t.Error(err)
+		t.Errorf("Input of a broken reader: %v, want %v", err, errInput)
 	}
 }
 
@@ -270,7 +271,8 @@ func TestOutputOffsetsNeverDecrease(t *testing.T) {
 			return nil
 		})
 		if (err == nil) != ok || ok && (end.Next != next || !end.EOF) || fmt.Sprint(got) != fmt.Sprint(want) {
-			rt.Fatalf("%v %+v, got %q, want %q", err, end, got, want)
+			rt.Fatalf("Output = %+v, %v, pieces %q; want success: %v, next %d at the end, pieces %q",
+				end, err, got, ok, next, want)
 		}
 	})
 }
@@ -280,7 +282,7 @@ func TestOutputEndsWithFailedSink(t *testing.T) {
 	full := errors.New("full")
 	if _, err := c.Output(soon(t), wire.Output{ID: "x", Follow: true},
 		func(int64, []byte) error { return full }); !errors.Is(err, full) {
-		t.Error(err)
+		t.Errorf("Output to a full sink: %v, want %v", err, full)
 	}
 }
 
@@ -305,7 +307,7 @@ func TestFilesEndToEnd(t *testing.T) {
 	info, err := c.WriteFile(ctx, wire.FileRequest{Path: "/workspace/d/f", Recursive: true, Size: int64(len(content))},
 		bytes.NewReader(content))
 	if err != nil || info.Size != int64(len(content)) || info.UID != 1000 {
-		t.Fatalf("%+v %v", info, err)
+		t.Fatalf("WriteFile = %+v, %v; want %d bytes of user 1000 and no error", info, err, len(content))
 	}
 	r, info, err := c.ReadFile(ctx, wire.FileRequest{Path: "d/f", Offset: 10})
 	must(t, err)
@@ -314,25 +316,25 @@ func TestFilesEndToEnd(t *testing.T) {
 	must(t, err)
 	must(t, r.Close())
 	if !bytes.Equal(got.Bytes(), content[10:]) || info.Path != "d/f" {
-		t.Errorf("%d bytes of %+v", got.Len(), info)
+		t.Errorf("ReadFile = %d bytes of %+v, want %d bytes of d/f", got.Len(), info, len(content)-10)
 	}
 	l, err := c.List(ctx, wire.FileRequest{Path: "d"})
 	if err != nil || len(l.Items) != 1 || l.Truncated || l.Items[0].Name != "f" {
-		t.Errorf("%+v %v", l, err)
+		t.Errorf("List = %+v, %v; want only f, not truncated, and no error", l, err)
 	}
 	if _, err := c.WriteFile(ctx, wire.FileRequest{Path: "d"}, endless{}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("write over a folder: %v", err)
+		t.Errorf("WriteFile over a directory: %v, want FailedPrecondition", err)
 	}
 	if _, err := c.WriteFile(ctx, wire.FileRequest{Path: "d/f"},
 		io.MultiReader(strings.NewReader("new"), brokenPipe{})); !errors.Is(err, errInput) {
-		t.Errorf("half a file: %v", err)
+		t.Errorf("WriteFile of a broken reader: %v, want %v", err, errInput)
 	}
 	if info, err := c.Stat(ctx, wire.FileRequest{Path: "d/f"}); err != nil || info.Size != int64(len(content)) {
-		t.Errorf("%+v %v", info, err)
+		t.Errorf("Stat = %+v, %v; want %d bytes and no error", info, err, len(content))
 	}
 	must(t, c.Remove(ctx, wire.FileRequest{Path: "d", Recursive: true}))
 	if _, _, err := c.ReadFile(ctx, wire.FileRequest{Path: "d/f"}); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("ReadFile of a removed file: %v, want NotFound", err)
 	}
 }
 
@@ -355,10 +357,10 @@ func FuzzAnswer(f *testing.F) {
 		for op, call := range calls(context.Background(), c) {
 			err := call()
 			if e, ok := errors.AsType[*Error](err); ok && strings.ContainsAny(e.Message, "\n\x1b") {
-				t.Errorf("%s: %q", op, e.Message)
+				t.Errorf("message of %s = %q, want neither newlines nor escapes", op, e.Message)
 			}
 			if err == io.EOF {
-				t.Errorf("%s: %v", op, err)
+				t.Errorf("%s: %v, want it wrapped or another error", op, err)
 			}
 		}
 	})

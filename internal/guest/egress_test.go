@@ -35,7 +35,7 @@ func TestStreamsBecomeConnections(t *testing.T) {
 			}
 			defer nc.Close()
 			if got, err := io.ReadAll(nc); err != nil || string(got) != "hello" {
-				t.Errorf("got %q, %v", got, err)
+				t.Errorf("read = %q, %v; want %q and no error", got, err, "hello")
 			}
 		})
 	}
@@ -48,7 +48,7 @@ func TestAcceptWaitsUntilContextEnds(t *testing.T) {
 	gone := errors.New("the sandbox is given back")
 	go func() { p.pinged(1); cancel(gone) }()
 	if _, err := c.Accept(ctx); !errors.Is(err, gone) {
-		t.Errorf("got %v", err)
+		t.Errorf("Accept: %v, want %v", err, gone)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -65,10 +65,11 @@ func TestExecTransfersAllStreams(t *testing.T) {
 	})
 	must(t, err)
 	if r.Ending != runtime.Exited || r.ExitCode != 3 || out.String() != in || errs.String() != "err" || begun.Pid != 7 {
-		t.Errorf("%+v, %d bytes of output, %q, %+v", r, out.Len(), errs.String(), begun)
+		t.Errorf("Exec = %+v, %d bytes of output, errors %q, %+v; want code 3, the %d bytes of input, %q, pid 7",
+			r, out.Len(), errs.String(), begun, len(in), "err")
 	}
 	if len(r.Detail) > maxDetail || strings.ContainsAny(r.Detail, "\n\x1b") {
-		t.Errorf("detail %q", r.Detail)
+		t.Errorf("detail = %q, want at most %d bytes without newlines and escapes", r.Detail, maxDetail)
 	}
 }
 
@@ -148,13 +149,13 @@ func TestExecRefusalHasClass(t *testing.T) {
 		}
 		e, ok := errors.AsType[*Error](err)
 		if !ok || !is(err) || errors.Is(err, ErrLost) || e.Field != "user" || len(e.Message) > maxMessage {
-			t.Errorf("%q: %v", code, err)
+			t.Errorf("Exec refused with %q: %v; want its class, the field user, and at most %d bytes", code, err, maxMessage)
 		}
 	}
 	c := talk(t, &peer{script: hold()})
 	if _, err := c.Exec(soon(t), wire.Command{Argv: []string{strings.Repeat("x", wire.MaxHeader)}},
 		IO{}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a request that is too large: %v", err)
+		t.Errorf("Exec of a request that is too large: %v, want InvalidArgument", err)
 	}
 }
 
@@ -172,7 +173,7 @@ func TestSilentGuestIsPinged(t *testing.T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil || r.Ending != runtime.Exited || p.pings < 3 {
-		t.Errorf("%+v %v after %d pings", r, err, p.pings)
+		t.Errorf("Exec = %+v, %v after %d pings; want %s and no error after at least 3", r, err, p.pings, runtime.Exited)
 	}
 }
 
@@ -183,7 +184,7 @@ func TestUnresponsiveGuestIsLost(t *testing.T) {
 		c := talk(t, &peer{deaf: true, script: script})
 		c.times.ping = 50 * time.Millisecond
 		if _, err := c.Exec(soon(t), command(), IO{}); !errors.Is(err, ErrLost) || errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("guest that %s: %v; want %v and not %v", name, err, ErrLost, context.DeadlineExceeded)
 		}
 	}
 }
@@ -192,7 +193,7 @@ func TestOverdueAnswerIsLost(t *testing.T) {
 	c := talk(t, &peer{script: hold()})
 	c.times.short = 200 * time.Millisecond
 	if _, err := c.Exec(soon(t), command(), IO{}); !errors.Is(err, ErrLost) {
-		t.Errorf("no start: %v", err)
+		t.Errorf("Exec without a start: %v, want %v", err, ErrLost)
 	}
 	c = talk(t, &peer{script: func(c *wire.Conn, nc net.Conn, _ wire.Request) {
 		_, _ = nc.Write(started)
@@ -203,7 +204,7 @@ func TestOverdueAnswerIsLost(t *testing.T) {
 	cmd := command()
 	cmd.Timeout = time.Millisecond
 	if _, err := c.Exec(soon(t), cmd, IO{}); !errors.Is(err, ErrLost) {
-		t.Errorf("endless output: %v", err)
+		t.Errorf("Exec with endless output: %v, want %v", err, ErrLost)
 	}
 }
 
@@ -240,7 +241,8 @@ func TestCancelledCommandHasEnding(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(soon(t))
 				r, err := c.Exec(ctx, command(), IO{Stdin: in, Started: func(wire.Started) { cancel(cause) }})
 				if err != nil || r.Ending != runtime.Cancelled || r.Detail != want {
-					t.Errorf("pipe %v, input %v, %v: %+v %v", pipe, in != nil, cause, r, err)
+					t.Errorf("Exec with pipe %v, input %v, cancelled by %v = %+v, %v; want %s, %q and no error",
+						pipe, in != nil, cause, r, err, runtime.Cancelled, want)
 				}
 			}
 		}
@@ -253,7 +255,7 @@ func TestCommandCancelledByGuestIsLost(t *testing.T) {
 		c := talk(t, &peer{script: say(started, jsonFrame(wire.KindReply, runtime.Result{Ending: said, ExitCode: -1}))})
 		if r, err := c.Exec(soon(t), command(), IO{}); err != nil || r.Ending != runtime.SandboxLost ||
 			r.Detail != detailGuest {
-			t.Errorf("%s: %+v %v", said, r, err)
+			t.Errorf("Exec with %s = %+v, %v; want %s, %q and no error", said, r, err, runtime.SandboxLost, detailGuest)
 		}
 		want, detail := said, detailGuest
 		if said == runtime.Cancelled { // by a signal on another stream
@@ -261,7 +263,7 @@ func TestCommandCancelledByGuestIsLost(t *testing.T) {
 		}
 		if r, err := c.ExecSession(soon(t), wire.SessionExec{ID: "x"}, IO{}); err != nil || r.Ending != want ||
 			r.Detail != detail {
-			t.Errorf("%s in a session: %+v %v", said, r, err)
+			t.Errorf("ExecSession with %s = %+v, %v; want %s, %q and no error", said, r, err, want, detail)
 		}
 	}
 }
@@ -281,7 +283,7 @@ func TestCancelWithoutEndingIsLost(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(soon(t))
 		_, err := c.Exec(ctx, command(), IO{Started: func(wire.Started) { cancel(reason) }})
 		if !errors.Is(err, ErrLost) || !errors.Is(err, reason) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("guest that %s: %v, want %v and %v", name, err, ErrLost, reason)
 		}
 	}
 }
@@ -295,12 +297,12 @@ func TestFailedStreamCancelsCommand(t *testing.T) {
 	c := talk(t, &peer{script: killed(frame(wire.KindStdout, "x"))})
 	r, err := c.Exec(soon(t), command(), IO{Stdout: brokenPipe{}})
 	if err != nil || r.Ending != runtime.Cancelled || r.Detail != detailOutput {
-		t.Errorf("output: %+v %v", r, err)
+		t.Errorf("Exec with broken output = %+v, %v; want %s, %q and no error", r, err, runtime.Cancelled, detailOutput)
 	}
 	c = talk(t, &peer{script: killed()})
 	if r, err = c.Exec(soon(t), command(), IO{Stdin: brokenPipe{}}); err != nil || r.Ending != runtime.Cancelled ||
 		r.Detail != detailInput {
-		t.Errorf("input: %+v %v", r, err)
+		t.Errorf("Exec with broken input = %+v, %v; want %s, %q and no error", r, err, runtime.Cancelled, detailInput)
 	}
 }
 
@@ -312,7 +314,7 @@ func TestExecDoesNotWaitForReader(t *testing.T) {
 	r, w := io.Pipe()
 	defer w.Close()
 	if res, err := c.Exec(soon(t), command(), IO{Stdin: r}); err != nil || res.Ending != runtime.Exited {
-		t.Errorf("%+v %v", res, err)
+		t.Errorf("Exec = %+v, %v; want %s and no error", res, err, runtime.Exited)
 	}
 }
 
@@ -324,7 +326,7 @@ func TestExecDoesNotWaitForUnreadInput(t *testing.T) {
 		}})
 		endless := io.MultiReader(strings.NewReader(strings.Repeat("x", 8<<20)))
 		if res, err := c.Exec(soon(t), command(), IO{Stdin: endless}); err != nil || res.Ending != runtime.Exited {
-			t.Errorf("pipe %v: %+v %v", pipe, res, err)
+			t.Errorf("Exec with pipe %v = %+v, %v; want %s and no error", pipe, res, err, runtime.Exited)
 		}
 	}
 }
@@ -342,17 +344,17 @@ func (o noOpener) Open(ctx context.Context) (net.Conn, error) {
 func TestUnreachableGuestIsUnavailable(t *testing.T) {
 	c := New(noOpener{errors.New("no such sandbox")})
 	if _, err := c.Ping(soon(t)); !errdefs.IsUnavailable(err) || errors.Is(err, ErrLost) {
-		t.Errorf("%v", err)
+		t.Errorf("Ping of a missing sandbox: %v; want Unavailable and not %v", err, ErrLost)
 	}
 	c = New(noOpener{})
 	c.times.open = 50 * time.Millisecond
 	if _, err := c.Ping(soon(t)); !errdefs.IsUnavailable(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Ping past its deadline: %v, want Unavailable", err)
 	}
 	ctx, cancel := context.WithCancel(soon(t))
 	cancel()
 	if _, err := New(noOpener{}).Ping(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+		t.Errorf("Ping with a cancelled context: %v, want %v", err, context.Canceled)
 	}
 }
 
