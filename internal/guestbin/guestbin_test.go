@@ -16,21 +16,21 @@ func TestWritePutsItOnceAndRepairs(t *testing.T) {
 	dir := t.TempDir()
 	path, hash, err := write(dir, both("guest"))
 	if err != nil || path != filepath.Join(dir, hash, "guest") {
-		t.Fatalf("got %q, %v", path, err)
+		t.Fatalf("write = %q, %v; want %q and no error", path, err, filepath.Join(dir, hash, "guest"))
 	}
 	check := func() {
 		t.Helper()
 		b, err := os.ReadFile(path)
 		if err != nil || string(b) != "guest" {
-			t.Fatalf("holds %q, %v", b, err)
+			t.Fatalf("file = %q, %v; want %q and no error", b, err, "guest")
 		}
 		st, err := os.Stat(path)
 		if err != nil || st.Mode() != 0o555 {
-			t.Fatalf("mode is %v, %v", st.Mode(), err)
+			t.Fatalf("Stat = %v, %v; want mode 0555 and no error", st, err)
 		}
 		entries, err := os.ReadDir(filepath.Dir(path))
 		if err != nil || len(entries) != 2 {
-			t.Fatalf("left behind: %v, %v", entries, err)
+			t.Fatalf("entries = %v, %v; want two and no error", entries, err)
 		}
 	}
 	check()
@@ -42,7 +42,7 @@ func TestWritePutsItOnceAndRepairs(t *testing.T) {
 	}
 	for range 2 {
 		if again, _, err := write(dir, both("guest")); err != nil || again != path {
-			t.Fatalf("got %q, %v", again, err)
+			t.Fatalf("write over a broken file = %q, %v; want %q and no error", again, err, path)
 		}
 		check()
 	}
@@ -54,7 +54,7 @@ func TestBytesSaysWhenThereIsNoGuest(t *testing.T) {
 		return // built
 	}
 	if !errors.Is(err, ErrNone) {
-		t.Errorf("got %v", err)
+		t.Errorf("Bytes: %v, want %v", err, ErrNone)
 	}
 }
 
@@ -79,10 +79,10 @@ func TestSweepRemovesWhatNobodyAskedForInAWeek(t *testing.T) {
 	}
 	removed, err := Sweep(dir, hashes[2])
 	if err != nil || len(removed) != 1 || removed[0] != hashes[0] {
-		t.Fatalf("removed %v, %v", removed, err)
+		t.Fatalf("Sweep = %v, %v; want %v and no error", removed, err, hashes[:1])
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
-		t.Fatalf("left %v, %v", left, err)
+		t.Fatalf("entries left = %v, %v; want three and no error", left, err)
 	}
 	// Who writes one that is there asks for it.
 	if err := os.Chtimes(filepath.Join(dir, hashes[1], "guest"), long, long); err != nil {
@@ -92,7 +92,7 @@ func TestSweepRemovesWhatNobodyAskedForInAWeek(t *testing.T) {
 		t.Fatal(err)
 	}
 	if removed, err := Sweep(dir, hashes[2]); err != nil || len(removed) != 0 {
-		t.Fatalf("removed %v, %v", removed, err)
+		t.Fatalf("Sweep of new directories = %v, %v; want none and no error", removed, err)
 	}
 	if _, err := Sweep(filepath.Join(dir, "none"), ""); err != nil {
 		t.Fatal(err)
