@@ -33,7 +33,7 @@ func TestVersions(t *testing.T) {
 		"":                                                false,
 	} {
 		if err := host.checkVersion("runc", text); (err == nil) != ok {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("checkVersion(%q): %v; want success: %v", text, err, ok)
 		}
 	}
 	if err := host.checkVersion("crun", "crun version 1.8.1\n+SYSTEMD +SECCOMP\n"); err != nil {
@@ -42,15 +42,18 @@ func TestVersions(t *testing.T) {
 }
 
 func TestCheckRuntimeRefuses(t *testing.T) {
-	for name, class := range map[string]func(error) bool{
-		"runsc":                errdefs.IsNotImplemented,
-		"/opt/bin/runsc":       errdefs.IsNotImplemented,
-		"docker":               errdefs.IsInvalidArgument,
-		"crun":                 errdefs.IsFailedPrecondition, // on a hybrid host
-		"/does/not/exist/runc": errdefs.IsFailedPrecondition,
+	for name, c := range map[string]struct {
+		is    func(error) bool
+		class string
+	}{
+		"runsc":                {errdefs.IsNotImplemented, "NotImplemented"},
+		"/opt/bin/runsc":       {errdefs.IsNotImplemented, "NotImplemented"},
+		"docker":               {errdefs.IsInvalidArgument, "InvalidArgument"},
+		"crun":                 {errdefs.IsFailedPrecondition, "FailedPrecondition"}, // on a hybrid host
+		"/does/not/exist/runc": {errdefs.IsFailedPrecondition, "FailedPrecondition"},
 	} {
-		if _, _, err := host.CheckRuntime(t.Context(), name, cgroup.Host{Mode: cgroup.ModeHybrid}); !class(err) {
-			t.Errorf("%s: %v", name, err)
+		if _, _, err := host.CheckRuntime(t.Context(), name, cgroup.Host{Mode: cgroup.ModeHybrid}); !c.is(err) {
+			t.Errorf("CheckRuntime(%s): %v, want %s", name, err, c.class)
 		}
 	}
 }
@@ -83,10 +86,10 @@ func TestProcessSurvivesPidReuse(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := Open(cmd.Process.Pid); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("second Open = %v", err)
+		t.Errorf("second Open: %v, want %v", err, os.ErrNotExist)
 	}
 	if err := p.Kill(); err != nil {
-		t.Errorf("second Kill = %v", err)
+		t.Errorf("second Kill: %v", err)
 	}
 	_ = cmd.Wait() // the child was reaped; this frees its resources
 }
@@ -112,12 +115,12 @@ func TestFitRlimitsUnderOwnLimits(t *testing.T) {
 	}
 	list := []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 40, Soft: 1 << 40}}
 	if err := FitRlimits(list); errdefs.IsFailedPrecondition(err) == hasResourceCapability(0) {
-		t.Errorf("open files: %v", err)
+		t.Errorf("FitRlimits of many open files: %v; want FailedPrecondition: %v", err, !hasResourceCapability(0))
 	}
 	list = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1, Soft: 1}, {Type: "RLIMIT_CORE"},
 		{Type: "RLIMIT_SIGPENDING", Hard: 1, Soft: 1}}
 	if err := FitRlimits(list); err != nil || list[0].Hard != 1 || list[2].Hard != 1 {
-		t.Errorf("low limits: %+v, %v", list, err)
+		t.Errorf("FitRlimits of low limits = %+v, %v; want hard limits of 1 and no error", list, err)
 	}
 }
 
@@ -154,15 +157,15 @@ func TestSkeletonFollowsNothing(t *testing.T) {
 		t.Error("the second WriteSkeleton replaced a file that sandboxes may use")
 	}
 	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
-		t.Errorf("a file outside holds %q, %v", text, err)
+		t.Errorf("file outside = %q, %v; want %q and no error", text, err, "host\n")
 	}
 	for _, name := range []string{"proc", "sys", "dev", "tmp", "run/orchestrator", "workspace/kept", "home/user", "etc"} {
 		if info, err := os.Lstat(filepath.Join(root, name)); err != nil || !info.IsDir() {
-			t.Errorf("%s: %v, %v", name, info, err)
+			t.Errorf("Lstat of %s = %v, %v; want a directory and no error", name, info, err)
 		}
 	}
 	if text, err := os.ReadFile(filepath.Join(root, "etc/hostname")); err != nil || string(text) != "sandbox\n" {
-		t.Errorf("hostname is %q, %v", text, err)
+		t.Errorf("hostname = %q, %v; want %q and no error", text, err, "sandbox\n")
 	}
 	other := t.TempDir()
 	for _, err := range []error{
@@ -176,6 +179,6 @@ func TestSkeletonFollowsNothing(t *testing.T) {
 		}
 	}
 	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
-		t.Errorf("a file outside holds %q, %v", text, err)
+		t.Errorf("file outside = %q, %v; want %q and no error", text, err, "host\n")
 	}
 }
