@@ -2,7 +2,6 @@ package relay
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -55,15 +54,15 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-// rest describes what a pool still holds after its copies, or returns "".
-func (p *Pool) rest() string {
+// wantEmpty fails the test if a pool still holds something after its copies.
+func (p *Pool) wantEmpty(t *testing.T) {
+	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.taken+p.pipes.taken+len(p.pipes.free)+p.pipes.users == 0 {
-		return ""
+	if p.taken+p.pipes.taken+len(p.pipes.free)+p.pipes.users != 0 {
+		t.Errorf("the pool has %d buffers and %d pipes in use, %d pipes kept, %d copies under way; want none",
+			p.taken, p.pipes.taken, len(p.pipes.free), p.pipes.users)
 	}
-	return fmt.Sprintf("%d buffers and %d pipes are lost, %d pipes kept, %d copies under way", p.taken, p.pipes.taken,
-		len(p.pipes.free), p.pipes.users)
 }
 
 func TestJoin(t *testing.T) {
@@ -96,7 +95,7 @@ func TestJoin(t *testing.T) {
 			go func() { _, _ = a.Write(want); _ = a.(interface{ CloseWrite() error }).CloseWrite() }()
 			got, err := io.ReadAll(b)
 			if err != nil || !bytes.Equal(got, want) {
-				t.Fatalf("%d bytes of %d came, %v", len(got), len(want), err)
+				t.Fatalf("read %d bytes, %v; want the %d bytes written and no error", len(got), err, len(want))
 			}
 			back := int64(5)
 			if c.hide(a) == a {
@@ -107,17 +106,15 @@ func TestJoin(t *testing.T) {
 				b.Close()
 			}
 			if got, err := io.ReadAll(a); err != nil || int64(len(got)) != back-5 {
-				t.Errorf("after its own end it got %q, %v", got, err)
+				t.Errorf("read after its own end = %q, %v; want %d bytes and no error", got, err, back-5)
 			}
 			if n := <-done; n != [2]int64{int64(len(want)), back} {
-				t.Errorf("counted %v", n)
+				t.Errorf("Join = %v, want %v", n, [2]int64{int64(len(want)), back})
 			}
 			p.pipes.taken -= c.pipes.taken
-			if left := p.rest(); left != "" {
-				t.Error(left)
-			}
+			p.wantEmpty(t)
 			if n := descriptors(t); n > open {
-				t.Errorf("%d descriptors, %d before", n, open)
+				t.Errorf("%d descriptors, want at most %d as before", n, open)
 			}
 		})
 	}
@@ -131,16 +128,16 @@ func TestBuffersAreLimited(t *testing.T) {
 		taken = append(taken, p.get())
 	}
 	if n := len(taken[manyLarge-1]); n != large {
-		t.Errorf("a buffer of %d bytes within the bound", n)
+		t.Errorf("buffer within the bound = %d bytes, want %d", n, large)
 	}
 	if n := len(taken[manyLarge]); n != small {
-		t.Errorf("a buffer of %d bytes beyond it", n)
+		t.Errorf("buffer beyond the bound = %d bytes, want %d", n, small)
 	}
 	for _, b := range taken {
 		p.put(b)
 	}
 	if p.taken != 0 || len(p.free) != keepLarge {
-		t.Errorf("%d are taken, %d kept", p.taken, len(p.free))
+		t.Errorf("%d buffers in use, %d kept; want 0, %d", p.taken, len(p.free), keepLarge)
 	}
 }
 

@@ -29,7 +29,7 @@ func (p *Pool) until(t *testing.T, what string, is func(pipes) bool) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s: never, but %+v", what, now)
+			t.Fatalf("after %s the pipes = %+v, want: %s", bound, now, what)
 		}
 	}
 }
@@ -54,7 +54,7 @@ func TestPipesAreHeldOnlyWhileUsed(t *testing.T) {
 		go func() { _, _ = other.Write(text) }()
 		got := make([]byte, len(text))
 		if _, err := io.ReadFull(otherTo, got); err != nil || !bytes.Equal(got, text) {
-			t.Errorf("other bytes came than were sent: %v", err)
+			t.Errorf("read: %v; want the %d bytes written and no error", err, len(text))
 		}
 	}
 
@@ -63,16 +63,14 @@ func TestPipesAreHeldOnlyWhileUsed(t *testing.T) {
 	p.until(t, "the other has none at rest", func(q pipes) bool { return q.taken == 1 && len(q.free) > 0 })
 	to.Close()
 	if err := <-ended; !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("ended with %v", err)
+		t.Errorf("Copy to a closed stream: %v, want %v or %v", err, syscall.EPIPE, syscall.ECONNRESET)
 	}
 	whole()
 	other.Close()
 	if err := <-otherEnded; err != nil {
 		t.Error(err)
 	}
-	if left := p.rest(); left != "" {
-		t.Error(left)
-	}
+	p.wantEmpty(t)
 }
 
 // Nothing of a refused piece is sent, and each byte is counted once.
@@ -101,11 +99,10 @@ func TestCountPrecedesSending(t *testing.T) {
 			})
 			out.Close()
 			if n := <-came; err != enough || n != moved || n != int64(asked-last) || n > most {
-				t.Errorf("%d bytes came, %d were moved, %d asked for with %d that were too much, %v", n, moved, asked, last, err)
+				t.Errorf("CopyCounted moved %d bytes, %v, and %d came; want %d, %v, at most %d",
+					moved, err, n, asked-last, enough, most)
 			}
-			if left := p.rest(); left != "" {
-				t.Error(left)
-			}
+			p.wantEmpty(t)
 		})
 	}
 }
@@ -136,17 +133,16 @@ func TestCopyWithoutSplice(t *testing.T) {
 	s.to = to
 	n, err := s.next()
 	if got, _ := os.ReadFile(path); err != nil || n == 0 || !bytes.Equal(got, want[:n]) || !p.pipes.never {
-		t.Errorf("%d bytes came of %d, %v", len(got), n, err)
+		t.Errorf("next = %d, %v, file has %d bytes, never %v; want that many bytes, no error, true",
+			n, err, len(got), p.pipes.never)
 	}
 
 	p.pipes.never = false
 	_, s.from = raw(os.Open(t.TempDir()))
 	if _, err := s.next(); err != errCopy || !p.pipes.never {
-		t.Errorf("from a folder: %v", err)
+		t.Errorf("next from a directory: %v, never %v; want %v, true", err, p.pipes.never, errCopy)
 	}
 	p.enter()
 	p.leave()
-	if left := p.rest(); left != "" {
-		t.Error(left)
-	}
+	p.wantEmpty(t)
 }
