@@ -102,7 +102,7 @@ func testApproveAfterRestart(t *testing.T, s *harness.Server, waits bool) {
 	}
 	again := callTool(t, s, "system.bash", r, o)
 	if again.ID != got.r.ID {
-		t.Errorf("the same key gave call %s and then %s", got.r.ID, again.ID)
+		t.Errorf("second call with the same key = %s, want call %s", again.ID, got.r.ID)
 	}
 	awaitNoLease(t, s)
 	if ran := workspaceFile(t, s, w, "ran.txt"); ran != "ran\n" {

@@ -48,7 +48,7 @@ func testBadInput(t *testing.T, s *harness.Server) {
 		t.Run(c.name, func(t *testing.T) {
 			p := s.Ask(t, c.method, c.path, c.body).Problem(t, c.status, c.code, c.field)
 			if c.field != "" && !strings.Contains(p.Detail, c.field) {
-				t.Errorf("detail %[2]q does not name the field %[1]q", c.field, p.Detail)
+				t.Errorf("detail = %q, want it to name the field %q", p.Detail, c.field)
 			}
 		})
 	}

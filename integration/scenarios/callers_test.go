@@ -38,7 +38,7 @@ func (c caller) request(t *testing.T, method, path, body string) harness.Answer 
 	if got.Status >= 400 {
 		for _, host := range []string{c.Dir(), c.Socket(), "/var/", "/run/", "/tmp/", "caller."} {
 			if strings.Contains(string(got.Body), host) {
-				t.Errorf("%s %s: the error names the host's %q: %s", method, path, host, got.Body)
+				t.Errorf("%s %s: the error is %s, want it without the host's %q", method, path, got.Body, host)
 			}
 		}
 	}

@@ -164,7 +164,7 @@ func testEventsFollow(t *testing.T, s *harness.Server, l v1.Sandbox, _ string) {
 		for line := range strings.Lines(out) {
 			var e v1.ServiceEvent
 			if err := json.Unmarshal([]byte(line), &e); err != nil {
-				t.Fatalf("%v in %q", err, line)
+				t.Fatalf("decode the event %q: %v", line, err)
 			}
 			if e.Sandbox == l.ID {
 				list = append(list, e.Type)
@@ -202,7 +202,7 @@ func testEventsFollow(t *testing.T, s *harness.Server, l v1.Sandbox, _ string) {
 		select {
 		case got = <-events:
 		case err := <-ended:
-			t.Fatalf("Events returned while the server restarted: %v", err)
+			t.Fatalf("Events returned %v while the server restarted, want it to continue", err)
 		case <-ctx.Done():
 			t.Fatal("no event of the lease that was created after the restart")
 		}

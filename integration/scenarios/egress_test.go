@@ -224,7 +224,7 @@ curl -sS http://b.site.test:%d/auth; env`, o.http, o.http))
 	assertContains(t, out, "set-by-the-gateway-api\nauthorized true")
 	assertContains(t, out, `authorized false, asked with ""`)
 	if strings.Contains(out, credential) {
-		t.Errorf("the sandbox has the secret's value: %s", out)
+		t.Errorf("output of the sandbox has the secret's value, want only its placeholder: %s", out)
 	}
 	if _, err := s.Client.Egress.Set(within(t), id, v1.Egress{Rules: rules}); err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func testEgressCeiling(t *testing.T, s *harness.Server, o *egressSite) {
 	p := bob.request(t, "POST", "/v1/sandboxes", everything).
 		Problem(t, http.StatusNotFound, "not_found", "egress.secrets[0]")
 	if strings.Contains(p.Detail, credential) {
-		t.Errorf("the error has the secret's value: %s", p.Detail)
+		t.Errorf("detail = %q, want it without the secret's value", p.Detail)
 	}
 	if got := ann.request(t, "DELETE", "/v1/sandboxes/"+box.ID, ""); got.Status != http.StatusNoContent {
 		t.Errorf("DELETE sandbox: status %d, want 204: %s", got.Status, got.Body)
@@ -361,7 +361,7 @@ func testEgressRecords(t *testing.T, s *harness.Server, _ *egressSite) {
 			return nil //nolint:nilerr // a file that was removed has no secret
 		}
 		if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), credential) {
-			t.Errorf("%s has the secret", path)
+			t.Errorf("%s has the secret, want no file with it", path)
 		}
 		return nil
 	})

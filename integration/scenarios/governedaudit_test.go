@@ -49,7 +49,7 @@ func TestSecretsAreNotStored(t *testing.T) {
 			Env:     map[string]string{"DB_PASSWORD": execSecret},
 		})
 		if r.ExitCode != 0 {
-			t.Errorf("the command does not see the secrets in its environment: %+v", r)
+			t.Errorf("command that compares the secrets of its environment = %+v, want exit code 0", r)
 		}
 		contents := secretCalls(t, s, tok.Secret)
 		first, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", s.Init(box.ID)))
@@ -74,7 +74,8 @@ func TestSecretsAreNotStored(t *testing.T) {
 		for _, p := range contents {
 			for _, secret := range append(slices.Clone(secrets), tok.Secret, tok.Secret[len(tok.Secret)-43:]) {
 				if i := bytes.Index(p.content, []byte(secret)); i >= 0 {
-					t.Errorf("%s has %s: …%s…", p.name, secret, p.content[max(0, i-80):min(len(p.content), i+80)])
+					t.Errorf("%s has %s, want no secret there: …%s…",
+						p.name, secret, p.content[max(0, i-80):min(len(p.content), i+80)])
 				}
 			}
 		}
@@ -319,7 +320,7 @@ func tamper(t *testing.T, path string, statements []string) {
 	defer db.Close()
 	for _, s := range statements {
 		if _, err := db.ExecContext(t.Context(), s); err != nil {
-			t.Fatalf("%s: %v", s, err)
+			t.Fatalf("statement %q: %v", s, err)
 		}
 	}
 }

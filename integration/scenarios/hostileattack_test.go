@@ -236,12 +236,12 @@ func checkAnswers(t *testing.T, counts map[string]map[int]int) {
 		t.Logf("attack %s: answers by status %v", kind, counts[kind])
 		for _, status := range want {
 			if counts[kind][status] == 0 {
-				t.Errorf("attack %s was never answered with status %d", kind, status)
+				t.Errorf("attack %s: 0 answers with status %d, want at least one", kind, status)
 			}
 		}
 		for status, n := range counts[kind] {
 			if status >= 500 {
-				t.Errorf("attack %s: %d answers with status %d", kind, n, status)
+				t.Errorf("attack %s: %d answers with status %d, want none of 500 or more", kind, n, status)
 			}
 		}
 	}

@@ -57,7 +57,7 @@ func TestHostileCaller(t *testing.T) { //nolint:tparallel // it measures latenci
 		under := bob.during(t, attackTime)
 		revoked, err := s.Client.Tokens.Revoke(within(t), tok.ID)
 		if err != nil || revoked.RevokedAt.IsZero() {
-			t.Errorf("RevokeToken = %+v, %v", revoked, err)
+			t.Errorf("Revoke = %+v, %v; want a time of revocation and no error", revoked, err)
 		}
 		if got := s.Ask(t, "GET", "/v1/sandboxes", "", "Authorization", "Bearer "+tok.Secret); got.Status != http.StatusUnauthorized {
 			t.Errorf("GET /v1/sandboxes with the revoked token: status %d, want 401", got.Status)
@@ -106,7 +106,8 @@ func (c *steadyCaller) call(t *testing.T) time.Duration {
 	took := time.Since(began)
 	if err != nil || got.Ending != "exited" || got.ExitCode == nil || *got.ExitCode != 0 ||
 		!strings.Contains(string(got.Output), command[len("echo "):]) {
-		t.Errorf("call %d after %v: %+v %s, %v", c.calls-1, took, got, got.Output, err)
+		t.Errorf("call %d after %v = %+v, %s, %v; want code 0, its own output and no error",
+			c.calls-1, took, got, got.Output, err)
 	}
 	return took
 }
@@ -133,7 +134,7 @@ func (c *steadyCaller) hasRecords(t *testing.T, s *harness.Server) {
 		client.AuditFilter{Caller: "bob", Action: "system.bash", Limit: 10_000},
 	)
 	if err != nil || len(records) != 2*c.calls {
-		t.Fatalf("%d records of %d calls, %v", len(records), c.calls, err)
+		t.Fatalf("%d records of %d calls, %v; want %d and no error", len(records), c.calls, err, 2*c.calls)
 	}
 	opened := 0
 	for _, r := range records {
@@ -148,7 +149,7 @@ func (c *steadyCaller) hasRecords(t *testing.T, s *harness.Server) {
 				t.Errorf("record %d has ending %q, want exited", r.Seq, r.Ending)
 			}
 		default:
-			t.Errorf("record %d is of kind %q", r.Seq, r.Kind)
+			t.Errorf("record %d has kind %q, want open or close", r.Seq, r.Kind)
 		}
 	}
 	if opened != c.calls {

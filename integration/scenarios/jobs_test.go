@@ -96,7 +96,7 @@ func testJobList(t *testing.T, s *harness.Server) {
 		Commands: shells("echo 0; echo e >&2", "exit 7", "kill -9 $$", "touch mine; ls; echo 3", "ls; echo 4"),
 	})
 	if j.State == "ended" || j.Commands.Total != 5 {
-		t.Errorf("new job = %+v", j)
+		t.Errorf("new job = %+v, want 5 commands and a state other than ended", j)
 	}
 	got, list := awaitJob(t, s, j.ID)
 	if want := (v1.JobCounts{Total: 5, Succeeded: 3, Failed: 2}); got.Ending != "failed" || got.Commands != want {
@@ -189,7 +189,7 @@ func testJobCancel(t *testing.T, s *harness.Server) {
 	}
 	assertNoProcess(t, word)
 	if out := jobOutput(t, s, j.ID, 0, ""); out != "begun\n" {
-		t.Errorf("output = %q", out)
+		t.Errorf("output = %q, want %q", out, "begun\n")
 	}
 }
 
@@ -208,8 +208,9 @@ func testJobArtifacts(t *testing.T, s *harness.Server) {
 	})
 	awaitJob(t, s, j.ID)
 	list, err := s.Client.Jobs.Artifacts(within(t), j.ID)
-	if err != nil || fmt.Sprint(list) != "[{0 out/a/b/r.xml 2} {0 x.log 2}]" {
-		t.Errorf("artifacts = %v, %v", list, err)
+	const want = "[{0 out/a/b/r.xml 2} {0 x.log 2}]"
+	if err != nil || fmt.Sprint(list) != want {
+		t.Errorf("artifacts = %v, %v; want %s and no error", list, err, want)
 	}
 	body, err := s.Client.Jobs.Artifact(within(t), j.ID, 0, "out/a/b/r.xml")
 	if err != nil {
@@ -248,7 +249,7 @@ func testJobWorkspace(t *testing.T, s *harness.Server) {
 	r.Parallelism = 2
 	_, err := s.Client.Jobs.Create(within(t), r)
 	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "set read_only, mode overlay, or parallelism 1") {
-		t.Errorf("a parallel job that writes to a workspace: %v", err)
+		t.Errorf("parallel job that writes to a workspace: %v, want InvalidArgument with a way out", err)
 	}
 }
 
@@ -278,7 +279,7 @@ func testJobsOfOthers(t *testing.T, s *harness.Server) {
 		}
 	}
 	if got := bob.request(t, "GET", "/v1/jobs", ""); !strings.Contains(string(got.Body), `"items":[]`) {
-		t.Errorf("jobs of another caller: %s", got.Body)
+		t.Errorf("jobs of another caller = %s, want none", got.Body)
 	}
 	if got := low.request(t, "POST", "/v1/jobs", `{"argv":["true"]}`); got.Status != http.StatusForbidden {
 		t.Errorf("job of a caller that may not run: status %d, want 403: %s", got.Status, got.Body)
@@ -286,7 +287,7 @@ func testJobsOfOthers(t *testing.T, s *harness.Server) {
 	var own v1.Job
 	bob.request(t, "POST", "/v1/jobs", `{"argv":["true"]}`).Into(t, &own)
 	if got, _ := awaitJob(t, s, own.ID); got.Caller != "bob" || got.Ending != "succeeded" {
-		t.Errorf("bob's job, as an operator sees it = %+v", got)
+		t.Errorf("bob's job as an operator sees it = %+v, want caller bob and ending succeeded", got)
 	}
 }
 
@@ -336,6 +337,6 @@ func testJobCLI(t *testing.T, s *harness.Server) {
 	s.CLI(t, "job", "logs", "nope").Is(t, 66, `job "nope" not found`)
 	if got := s.CLI(t, "job", "ls"); got.Code != 0 || !strings.Contains(got.Stdout, "2 of 2 succeeded") &&
 		!strings.Contains(got.Stdout, "1 of 1 succeeded") {
-		t.Errorf("job ls = %+v", got)
+		t.Errorf("job ls = %+v, want code 0, and %q or %q", got, "2 of 2 succeeded", "1 of 1 succeeded")
 	}
 }

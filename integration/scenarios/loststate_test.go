@@ -103,14 +103,14 @@ func (u usedSandbox) assertGone(t *testing.T, s *harness.Server) {
 	t.Helper()
 	assertNoProcess(t, u.word)
 	if cells, engine := s.Cells(), s.Engine(); slices.Contains(cells, u.sandbox) || slices.Contains(engine, u.sandbox) {
-		t.Errorf("sandbox %s is left: on disk %v, engine %v", u.sandbox, cells, engine)
+		t.Errorf("sandbox %s is left: on disk %v, engine %v; want it in neither", u.sandbox, cells, engine)
 	}
 	if left := s.Cgroups(u.sandbox); len(left) > 0 {
-		t.Errorf("cgroups of %s are left: %v", u.sandbox, left)
+		t.Errorf("cgroups of %s = %v, want none", u.sandbox, left)
 	}
 	for _, m := range harness.MountsUnder(t, s.Dir()) {
 		if strings.Contains(m, u.sandbox) {
-			t.Errorf("mount is left: %s", m)
+			t.Errorf("mount is left, want none of %s: %s", u.sandbox, m)
 		}
 	}
 }

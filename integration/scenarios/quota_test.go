@@ -182,7 +182,7 @@ func TestQuotaSurvivesKill(t *testing.T) {
 		for _, l := range loops {
 			file, err := os.ReadFile("/sys/block/" + l.Name() + "/loop/backing_file")
 			if err == nil && strings.HasPrefix(string(file), s.Dir()) {
-				t.Errorf("after down, loop device %s still has %s", l.Name(), file)
+				t.Errorf("after down, loop device %s has %s, want it detached", l.Name(), file)
 			}
 		}
 		s.Start()

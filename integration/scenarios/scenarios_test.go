@@ -261,6 +261,6 @@ func workspace(t *testing.T, s *harness.Server) string {
 func assertContains(t *testing.T, text, part string) {
 	t.Helper()
 	if !strings.Contains(text, part) {
-		t.Errorf("%q does not contain %q", text, part)
+		t.Errorf("text = %q, want it to contain %q", text, part)
 	}
 }

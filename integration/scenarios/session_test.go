@@ -63,7 +63,7 @@ func sessionRun(t *testing.T, se *client.Session, command string, ms int64) v1.E
 	t.Helper()
 	r, err := se.Exec(within(t), v1.ShellSessionExec{Exec: v1.Exec{Command: command, TimeoutMS: ms}})
 	if err != nil {
-		t.Fatalf("%s: %v", command, err)
+		t.Fatalf("exec %q: %v", command, err)
 	}
 	return r
 }
@@ -204,7 +204,7 @@ func testSessionTimes(t *testing.T, s *harness.Server, sandbox string) {
 		sessionGives(t, se, `echo $x`, 0, "kept\n")
 	}
 	if left := harness.Marked(brief); len(left) > 0 {
-		t.Errorf("processes of commands with a timeout are left: %s", harness.Describe(left))
+		t.Errorf("processes after the timeouts = %s, want none", harness.Describe(left))
 	}
 	if left := harness.Marked(long); len(left) == 0 {
 		t.Error("the timeouts killed the process of an earlier command")
@@ -213,7 +213,7 @@ func testSessionTimes(t *testing.T, s *harness.Server, sandbox string) {
 		t.Error(err)
 	}
 	if left := harness.Marked(long); len(left) > 0 {
-		t.Errorf("processes outlive their session: %s", harness.Describe(left))
+		t.Errorf("processes after the end of the session = %s, want none", harness.Describe(left))
 	}
 }
 
@@ -362,6 +362,6 @@ func testSessionRestart(t *testing.T, s *harness.Server, sandbox string) {
 	s.Start()
 	sessionGives(t, se, `pwd; echo $x`, 0, "/tmp\nkept\n")
 	if left := harness.Marked(long); len(left) > 0 {
-		t.Errorf("processes of the killed server's command are left: %s", harness.Describe(left))
+		t.Errorf("processes of the killed server's command = %s, want none", harness.Describe(left))
 	}
 }

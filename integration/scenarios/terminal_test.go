@@ -154,7 +154,7 @@ func (c *screen) ends() string {
 	select {
 	case <-c.ended:
 	case <-time.After(harness.Long):
-		c.t.Fatalf("the terminal did not end; it shows %.2000q", c.shown())
+		c.t.Fatalf("the terminal runs after %s, want it ended; it shows %.2000q", harness.Long, c.shown())
 	}
 	r, err := c.Wait()
 	if err != nil || !errors.Is(c.err, io.EOF) || r.Ending != "exited" || r.ExitCode != 0 {
@@ -307,12 +307,12 @@ func testSlowTerminal(t *testing.T, s *harness.Server, id string) {
 	for _, g := range gaps {
 		size := g.at - pos
 		if got.Len() < int(from+size) || whole[pos:g.at] != got.String()[from:from+size] {
-			t.Fatalf("the output before gap %+v differs from what was written", g)
+			t.Fatalf("output before gap %+v = %d bytes, want the %d bytes from %d that were written", g, got.Len(), size, pos)
 		}
 		pos, from = g.at+g.missing, from+size
 	}
 	if whole[pos:] != got.String()[from:] {
-		t.Errorf("the output after the last gap differs from what was written")
+		t.Errorf("output after the last gap = %.200q, want %.200q", got.String()[from:], whole[pos:])
 	}
 }
 

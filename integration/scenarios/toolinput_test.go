@@ -164,7 +164,7 @@ func testInvalidCall(t *testing.T, s *harness.Server, ann caller, c badCall) {
 		}
 	}
 	if !recorded {
-		t.Errorf("no record has the error %q: %+v", p.Detail, recordsSince(t, s, before))
+		t.Errorf("records = %+v, want one with the error %q", recordsSince(t, s, before), p.Detail)
 	}
 }
 

@@ -174,7 +174,7 @@ func testListsAreSeparate(t *testing.T, bob caller, own owned) {
 				continue
 			}
 			if strings.Contains(string(got.Body), word) {
-				t.Errorf("GET %s shows bob %s: %s", path, word, got.Body)
+				t.Errorf("GET %s shows bob %s, want it hidden: %s", path, word, got.Body)
 			}
 		}
 	}
@@ -185,7 +185,7 @@ func testListsAreSeparate(t *testing.T, bob caller, own owned) {
 		bob.request(t, "POST", "/v1/tokens", body).Problem(t, http.StatusForbidden, "permission_denied", "")
 	}
 	if got := bob.request(t, "GET", "/v1/profiles", ""); strings.Contains(string(got.Body), "gateway") {
-		t.Errorf("GET /v1/profiles shows bob a profile that he cannot use: %s", got.Body)
+		t.Errorf("GET /v1/profiles shows bob %s, want only profiles that he can use", got.Body)
 	}
 }
 

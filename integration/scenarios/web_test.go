@@ -375,7 +375,7 @@ func testWebRecords(t *testing.T, s *harness.Server, w *harness.Website) {
 	for _, name := range []string{"state.db", "state.db-wal", "audit.db", "audit.db-wal"} {
 		b, err := os.ReadFile(filepath.Join(s.Dir(), name))
 		if err == nil && strings.Contains(string(b), harness.SearchKey) {
-			t.Errorf("%s has the provider's key", name)
+			t.Errorf("%s has the provider's key, want no file with it", name)
 		}
 	}
 	if strings.Contains(s.Log(), harness.SearchKey) {
