@@ -110,7 +110,7 @@ func (c *client) call(t *testing.T, tool string, args map[string]any) (out map[s
 	defer cancel()
 	r, err := c.CallTool(ctx, &mcp.CallToolParams{Name: tool, Arguments: args})
 	if err != nil {
-		t.Fatalf("%s %v: %v", tool, args, err)
+		t.Fatalf("call of %s with %v: %v", tool, args, err)
 	}
 	if b, err := json.Marshal(r.StructuredContent); err == nil {
 		_ = json.Unmarshal(b, &out) // absent in refusals
@@ -156,7 +156,7 @@ func TestAgentUsesOneSandbox(t *testing.T) {
 		}
 		for _, want := range []string{"system_bash", "system_kill", "system_output", "system_shells"} {
 			if !slices.Contains(tools, want) {
-				t.Fatalf("tool %s not found in %v", want, tools)
+				t.Fatalf("tools = %v, want %s in them", tools, want)
 			}
 		}
 		if _, text, isError := c.call(t, "system_bash",
@@ -197,7 +197,7 @@ func TestBackgroundCommandOutputAndKill(t *testing.T) {
 				t.Fatalf("system_output: %q, want output", text)
 			}
 			if out["offset"] != offset {
-				t.Fatalf("system_output at offset %v returned offset %v", offset, out["offset"])
+				t.Fatalf("offset of the output = %v, want %v", out["offset"], offset)
 			}
 			read += fmt.Sprint(out["data"])
 			offset, _ = out["next_offset"].(float64)
@@ -249,7 +249,7 @@ func (c *client) start(ctx context.Context, t *testing.T, word string) <-chan er
 	harness.Eventually(t, harness.Long, "the command runs", func() bool {
 		select {
 		case err := <-ended:
-			t.Fatalf("the call ended before its command ran: %v", err)
+			t.Fatalf("the call ended with %v, want it running until it is cancelled", err)
 		default:
 		}
 		return len(harness.Marked(word)) > 0
@@ -346,7 +346,7 @@ func TestSessionEndRemovesSandbox(t *testing.T) {
 	} {
 		c := begin()
 		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "true"}); isError {
-			t.Fatalf("%s: system_bash: %s", what, text)
+			t.Fatalf("%s: system_bash: %s, want no error", what, text)
 		}
 		leases := func() int {
 			ctx, cancel := context.WithTimeout(context.Background(), harness.Short)

@@ -115,12 +115,12 @@ func TestPublicConformanceSuite(t *testing.T) {
 	for _, m := range found {
 		all = append(all, m[1])
 		if _, ok := suite[m[1]]; !ok {
-			t.Errorf("scenario %s of the suite is missing in the table", m[1])
+			t.Errorf("the table lacks the scenario %s of the suite, want it there", m[1])
 		}
 	}
 	for name := range suite {
 		if !slices.Contains(all, name) {
-			t.Errorf("scenario %s of the table is missing in the suite:\n%s", name, listed)
+			t.Errorf("the suite lacks the scenario %s of the table, want it in\n%s", name, listed)
 		}
 	}
 
