@@ -92,7 +92,7 @@ func image(t *testing.T) runtime.Image {
 		var manifest []struct{ Config string }
 		text, err := io.ReadAll(r)
 		if err = errors.Join(err, json.Unmarshal(text, &manifest)); err != nil || len(manifest) != 1 {
-			t.Fatalf("the manifest of %s: %q, %v", i.Archive, text, err)
+			t.Fatalf("manifest of %s = %q, %v; want one entry and no error", i.Archive, text, err)
 		}
 		i.ID = "sha256:" + strings.TrimSuffix(manifest[0].Config, ".json")
 		return i

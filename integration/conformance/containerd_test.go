@@ -67,7 +67,7 @@ func testContainerd(t *testing.T, name string, class runtime.Class) {
 	} {
 		for _, line := range askContainerd(t, address, namespace, what, args...) {
 			if !strings.HasPrefix(line, what+" KEY") {
-				t.Errorf("left after the image was removed: %s", line)
+				t.Errorf("%s left after the image was removed, want none: %s", what, line)
 			}
 		}
 	}
@@ -85,7 +85,7 @@ func containerdPID(t *testing.T, address, namespace, id string) int {
 			return pid
 		}
 	}
-	t.Fatalf("task %s not found", id)
+	t.Fatalf("task %s not found, want one of its id", id)
 	return 0
 }
 
