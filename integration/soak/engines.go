@@ -196,7 +196,7 @@ func run(t *testing.T, env []string, name string, args ...string) string {
 func removeAll(t *testing.T, dir string) {
 	t.Helper()
 	if left := harness.MountsUnder(t, dir); len(left) > 0 {
-		t.Errorf("mounts are left: %v", left)
+		t.Errorf("mounts left = %v, want none", left)
 		return
 	}
 	if err := os.RemoveAll(dir); err != nil {

@@ -175,7 +175,8 @@ func check(t *testing.T, l *load) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.bad) > 0 {
-		t.Fatalf("%d of the load went wrong:\n  %s", len(l.bad), strings.Join(l.bad[:min(len(l.bad), 20)], "\n  "))
+		t.Fatalf("%d parts of the load went wrong, want none:\n  %s",
+			len(l.bad), strings.Join(l.bad[:min(len(l.bad), 20)], "\n  "))
 	}
 }
 
@@ -228,7 +229,7 @@ func quiet(t *testing.T, s *harness.Server, e engine, before *counts) counts {
 			return c
 		}
 		if time.Now().After(end) {
-			t.Errorf("more than before:\n  %s", strings.Join(left[:min(len(left), 60)], "\n  "))
+			t.Errorf("want no more than before, got:\n  %s", strings.Join(left[:min(len(left), 60)], "\n  "))
 			return c
 		}
 	}
