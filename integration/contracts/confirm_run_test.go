@@ -188,7 +188,7 @@ func testConfirmForm(t *testing.T, a agent, what string) {
 		"denied":      {"mkfs", "Command blocked by safety policy: contains 'mkfs'. This pattern is denied for safety."},
 	}[what]
 	if !ok {
-		t.Fatalf("no case for line %s", what)
+		t.Fatalf("line %s has no case, want one", what)
 	}
 	assertText(t, a.run(t, c[0]), c[1])
 }
@@ -224,6 +224,6 @@ func testConfirmTrace(t *testing.T, s *harness.Server, l line) {
 	case "missing":
 		assertInvalidRecorded(t, a, fields{}, "missing 'command' parameter")
 	default:
-		t.Fatalf("no case for line %s", l.id)
+		t.Fatalf("line %s has no case, want one", l.id)
 	}
 }

@@ -122,7 +122,7 @@ func testConfirmDescription(t *testing.T, s *harness.Server, _ line) {
 		"bash command", "stdout/stderr", "running scripts", "installing packages", "system state",
 	} {
 		if !strings.Contains(got, part) {
-			t.Errorf("description %[2]q does not mention %[1]s", part, got)
+			t.Errorf("description = %q, want it to mention %s", got, part)
 		}
 	}
 }
@@ -139,7 +139,7 @@ func testConfirmSchema(t *testing.T, s *harness.Server, _ line) {
 func testConfirmMissing(t *testing.T, s *harness.Server, l line) {
 	input, ok := map[string]string{"none": `{}`, "number": `{"command":3}`, "null": `{"command":null}`}[lastOf(l)]
 	if !ok {
-		t.Fatalf("no case for line %s", l.id)
+		t.Fatalf("line %s has no case, want one", l.id)
 	}
 	got := s.Ask(t, "POST", "/v1/tools/bash/call", `{"profile":"confirm","input":`+input+`}`)
 	if p, ok := v1.Decode(got.Body); !ok || got.Status != 400 || p.Detail != "missing 'command' parameter" ||

@@ -67,7 +67,7 @@ func runContract(t *testing.T, file, config string, tests map[string]func(t *tes
 	t.Helper()
 	lines := readContract(t, file)
 	if len(lines) == 0 {
-		t.Fatalf("%s has no lines", file)
+		t.Fatalf("%s has no lines, want some", file)
 	}
 	used := map[string]bool{}
 	find := func(id string) (string, bool) {
@@ -80,13 +80,13 @@ func runContract(t *testing.T, file, config string, tests map[string]func(t *tes
 	for _, l := range lines {
 		name, ok := find(l.id)
 		if !ok {
-			t.Errorf("line %[1]s: %[2]s (%[3]s) has no test", file, l.id, l.text)
+			t.Errorf("line %s: %s (%s) has no test, want one", file, l.id, l.text)
 		}
 		used[name] = true
 	}
 	for name := range tests {
 		if !used[name] {
-			t.Errorf("test %[2]s has no line in %[1]s", file, name)
+			t.Errorf("test %s has no line in %s, want one", name, file)
 		}
 	}
 	if t.Failed() {

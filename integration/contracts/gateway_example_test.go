@@ -148,7 +148,7 @@ func (g *gateway) example() table {
 				`"limit": 100`:                        show.Stdout,
 			} {
 				if !strings.Contains(in, text) {
-					t.Errorf("%s not found in %.3000s", text, in)
+					t.Errorf("output = %.3000s, want %s in it", in, text)
 				}
 			}
 		},

@@ -222,7 +222,8 @@ func assertReadLimit(t *testing.T, a agent, profile string, size int) {
 	shell(t, a, "yes | tr -d '\\n' | head -c "+itoa(size)+" > edge; truncate -s "+itoa(size+1)+" over")
 	out := outputOf(t, file(t, a.as(profile), "read", "edge"))
 	if out["size"] != float64(size) || len(out["content"].(string)) != size {
-		t.Errorf("file of %d bytes: size %v, %d bytes of content", size, out["size"], len(out["content"].(string)))
+		t.Errorf("file of %[1]d bytes: size %[2]v, %[3]d bytes of content; want %[1]d for both",
+			size, out["size"], len(out["content"].(string)))
 	}
 	assertError(t, file(t, a.as(profile), "read", "over"), "failed", "ToolError", "at most "+itoa(size))
 }

@@ -38,7 +38,7 @@ func (g *gateway) paths() table {
 				}
 			})
 			if after := shell(t, me(s), links+"; md5sum /etc/passwd ~/out/*"); after != before {
-				t.Errorf("the files outside were\n%s\nand are\n%s", before, after)
+				t.Errorf("the files outside are\n%s\nwant them unchanged:\n%s", after, before)
 			}
 		},
 		"outside-nul": func(t *testing.T, s *harness.Server, _ line) {
@@ -55,7 +55,7 @@ func (g *gateway) paths() table {
 			r := me(s).call(t,
 				program("sh", "-c", "ln /etc/passwd hard-1; ln ~/out/file hard-2; ln /proc/self/root/etc/passwd hard-3; ls hard-*"))
 			if out := outputOf(t, r); out["stdout"] != "" {
-				t.Errorf("hard links were created: %s", r.Output)
+				t.Errorf("ln of files outside = %s, want no hard link", r.Output)
 			}
 		},
 		"race": func(t *testing.T, s *harness.Server, _ line) {
@@ -71,7 +71,7 @@ func (g *gateway) paths() table {
 					file(t, me(s), "write", "race/evil-"+itoa(i), "content", "evil")
 					file(t, me(s), "delete", "race/evil-"+itoa(i))
 					if r := file(t, me(s), "list", "race"); strings.Contains(string(r.Output), "theirs") {
-						t.Errorf("list during the race shows a file outside: %s", r.Output)
+						t.Errorf("list during the race = %s, want no file from outside", r.Output)
 					}
 				}
 				if read["mine\n"]+read["failed"] != 150 {

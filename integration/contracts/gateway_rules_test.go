@@ -292,7 +292,7 @@ func assertRateLimited(t *testing.T, a agent, calls int, window int64) v1.ToolRe
 	t.Helper()
 	for range calls {
 		if r := a.call(t, program("rm", "--version")); r.Error != nil && r.Error.Type == "RateLimitExceeded" {
-			t.Fatalf("rate limit reached before %[2]d calls: %+[1]v", r.Error, calls)
+			t.Fatalf("call within the rate limit: %+v, want no limit before %d calls", r.Error, calls)
 		}
 	}
 	r := a.call(t, program("rm", "--version"))

@@ -284,6 +284,6 @@ func (g *gateway) assertWarning(t *testing.T, s *harness.Server, profile, text s
 	}
 	i := slices.IndexFunc(list, func(p v1.Profile) bool { return p.Name == profile })
 	if i < 0 || !slices.ContainsFunc(list[i].Warnings, func(w string) bool { return strings.Contains(w, text) }) {
-		t.Errorf("warning %q not found in %+v", text, list)
+		t.Errorf("profiles = %+v, want %s with the warning %q", list, profile, text)
 	}
 }

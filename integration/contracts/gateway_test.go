@@ -188,7 +188,7 @@ func quoted(t *testing.T, l line) string {
 	_, rest, _ := strings.Cut(l.text, "`")
 	word, _, ok := strings.Cut(rest, "`")
 	if !ok {
-		t.Fatalf("line %s quotes nothing", l.id)
+		t.Fatalf("line %s quotes nothing, want text between backticks", l.id)
 	}
 	return word
 }
@@ -224,7 +224,7 @@ func (g *gateway) tools() table {
 				return tool
 			}
 		}
-		t.Fatalf("tool %s not found in %+v", lastOf(l), list)
+		t.Fatalf("tools = %+v, want %s in them", list, lastOf(l))
 		return v1.Tool{}
 	}
 	listed := func(description string, words ...string) func(t *testing.T, s *harness.Server, l line) {
@@ -235,7 +235,7 @@ func (g *gateway) tools() table {
 			}
 			for _, w := range words {
 				if !strings.Contains(string(tool.Input), `"`+w+`"`) {
-					t.Errorf("%s not found in the input schema %s", w, tool.Input)
+					t.Errorf("input schema = %s, want %s in it", tool.Input, w)
 				}
 			}
 		}

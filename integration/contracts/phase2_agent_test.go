@@ -249,7 +249,7 @@ func assertTimeoutKills(t *testing.T, in func(command string, seconds int) (agen
 		case most > hidden: // the hidden processes and their shell
 			return
 		case seconds > 60:
-			t.Fatalf("only %[2]d of %[1]d processes were seen", hidden, most)
+			t.Fatalf("saw at most %d processes, want more than %d", most, hidden)
 		}
 	}
 }

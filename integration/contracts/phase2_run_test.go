@@ -33,7 +33,7 @@ func testPhase2Result(t *testing.T, a agent) {
 		t.Errorf("output %v, want %d fields", out, len(want)+1)
 	}
 	if ms := outputOf(t, a.run(t, "sleep 0.3"))["duration_ms"].(float64); ms < 290 {
-		t.Errorf("a command of 300 ms took %v ms", ms)
+		t.Errorf("duration of a command of 300 ms = %v ms, want at least 290 ms", ms)
 	}
 }
 

@@ -146,7 +146,7 @@ func toolNamed(t *testing.T, s *harness.Server, profile, name string) v1.Tool {
 			return tool
 		}
 	}
-	t.Fatalf("profile %s has no tool %s", profile, name)
+	t.Fatalf("tools of profile %s = %+v, want %s in them", profile, list, name)
 	return v1.Tool{}
 }
 
@@ -182,7 +182,7 @@ func testPhase2Tools(t *testing.T, s *harness.Server, _ line) {
 		"system.bash", "system.kill", "system.output", "system.shells", "web.fetch", "web.search",
 	} {
 		if !slices.Contains(names, want) {
-			t.Errorf("tool %s not found in %v", want, names)
+			t.Errorf("tools = %v, want %s in them", names, want)
 		}
 	}
 }
@@ -230,7 +230,7 @@ func phase2Input(name string, want ...string) contractTest {
 		known, required := inputs(t, toolNamed(t, s, "phase2", name))
 		for _, w := range want {
 			if !slices.Contains(known, w) {
-				t.Errorf("property %s not found in %v", w, known)
+				t.Errorf("properties = %v, want %s in them", known, w)
 			}
 		}
 		if !slices.Equal(required, want[:1]) {

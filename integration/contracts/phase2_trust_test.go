@@ -128,7 +128,7 @@ func testPhase2Trace(t *testing.T, s *harness.Server, l line) {
 		assertInvalidRecorded(t, a, fields{"cmd": "ls"}, "command")
 		return
 	default:
-		t.Fatalf("no case for line %s", what)
+		t.Fatalf("line %s has no case, want one", what)
 	}
 	if got := closingRecord(t, s, r); got.Ending != ending || got.Verdict != verdict || got.Approval != r.Approval {
 		t.Errorf("closing record %+v, want ending %s and verdict %q", got, ending, verdict)

@@ -23,7 +23,7 @@ func (r *readonly) refusals() table {
 	return table{
 		"blocked": func(t *testing.T, s *harness.Server, l line) {
 			if name, _, _ := strings.Cut(quoted(t, l), " "); name != lastOf(l) {
-				t.Fatalf("line %s is about %s", l.id, name)
+				t.Fatalf("line %s is about %s, want its last part to be that", l.id, name)
 			}
 			unlisted(t, s, l)
 		},
@@ -159,14 +159,14 @@ func (r *readonly) around() table {
 			for _, text := range r.texts {
 				for _, word := range hostWords(t, s) {
 					if strings.Contains(text, word) {
-						t.Errorf("answer %s contains %q, which only the host knows", text, word)
+						t.Errorf("answer = %s, want it without %q, which only the host knows", text, word)
 					}
 				}
 			}
 		},
 		"no-writes": func(t *testing.T, s *harness.Server, _ line) {
 			if now := r.workspaceContent(t, s); now != r.before {
-				t.Errorf("the workspace was\n%s\nand is\n%s", r.before, now)
+				t.Errorf("the workspace is\n%s\nwant it unchanged:\n%s", now, r.before)
 			}
 		},
 	}

@@ -188,12 +188,12 @@ func (r *readonly) commands() table {
 			got := find(t, s)[0]
 			for _, name := range []string{"command", "timeout"} {
 				if !strings.Contains(string(got.Input), `"`+name+`"`) {
-					t.Errorf("property %s not found in the input %s", name, got.Input)
+					t.Errorf("input schema = %s, want the property %s in it", got.Input, name)
 				}
 			}
 			for _, name := range []string{"success", "stdout", "stderr", "returncode"} {
 				if !strings.Contains(string(got.Output), `"`+name+`"`) {
-					t.Errorf("property %s not found in the output %s", name, got.Output)
+					t.Errorf("output schema = %s, want the property %s in it", got.Output, name)
 				}
 			}
 			assertFields(t, r.run(t, s, "cat notes"),
@@ -216,7 +216,7 @@ func (r *readonly) commands() table {
 		"allowed": func(t *testing.T, s *harness.Server, l line) {
 			command := quoted(t, l)
 			if program, _, _ := strings.Cut(command, " "); program != lastOf(l) {
-				t.Fatalf("line %s is about %s", l.id, command)
+				t.Fatalf("line %s is about %s, want its last part to be that program", l.id, command)
 			}
 			says := map[string]string{
 				"ls":     "notes\n",
@@ -244,7 +244,7 @@ func (r *readonly) commands() table {
 			got := r.run(t, s, command)
 			assertFields(t, got, fields{"success": true, "returncode": 0})
 			if out, _ := outputOf(t, got)["stdout"].(string); !strings.Contains(out, says) {
-				t.Errorf("stdout %q does not contain %q", out, says)
+				t.Errorf("stdout = %q, want it to contain %q", out, says)
 			}
 		},
 		"allowed-all": func(t *testing.T, s *harness.Server, _ line) {

@@ -90,7 +90,7 @@ func testUniversalContainer(t *testing.T, a agent, what string) {
 			t.Errorf("curl: %+v, want a failure", r)
 		}
 	default:
-		t.Fatalf("no case for line %s", what)
+		t.Fatalf("line %s has no case, want one", what)
 	}
 }
 
@@ -110,7 +110,7 @@ func testUniversalLimit(t *testing.T, a agent, what string) {
 			t.Errorf("stdout of %d characters, truncated %v; want at most 50,100, truncated", n, out["truncated"])
 		}
 	default:
-		t.Fatalf("no case for line %s", what)
+		t.Fatalf("line %s has no case, want one", what)
 	}
 	assertFields(t, a.run(t, "echo hello"), fields{"stdout": "hello\n"})
 }

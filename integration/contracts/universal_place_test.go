@@ -23,7 +23,7 @@ func testUniversalInJob(t *testing.T, s *harness.Server, _ line) {
 	if !slices.ContainsFunc(list, func(w v1.Workspace) bool {
 		return w.Name == "job_"+a.job && slices.Contains(w.Sandboxes, r.SandboxID)
 	}) {
-		t.Errorf("sandbox %s is not with the workspace of its job: %+v", r.SandboxID, list)
+		t.Errorf("workspaces = %+v, want job_%s with sandbox %s in them", list, a.job, r.SandboxID)
 	}
 	if got := closingRecord(t, s, r); got.Workspace != "job_"+a.job {
 		t.Errorf("closing record %+v, want the job's workspace", got)
@@ -108,7 +108,7 @@ func testUniversalDir(t *testing.T, a agent, what string) {
 		"missing":         {"nowhere", ""},
 	}[what]
 	if !ok {
-		t.Fatalf("no directory for line %s", what)
+		t.Fatalf("line %s has no directory, want one", what)
 	}
 	r := a.call(t, fields{"command": "pwd -P", "working_dir": c.dir})
 	switch {

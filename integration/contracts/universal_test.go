@@ -165,7 +165,7 @@ func testUniversalDescription(t *testing.T, s *harness.Server, _ line) {
 	got := toolNamed(t, s, "universal", "run_command").Description
 	for _, word := range []string{"file processing", "compilation", "data transformation", "any other task"} {
 		if !strings.Contains(got, word) {
-			t.Errorf("description %[2]q does not mention %[1]s", word, got)
+			t.Errorf("description = %q, want it to mention %s", got, word)
 		}
 	}
 }
