@@ -145,7 +145,7 @@ func TestExecRefusalHasClass(t *testing.T) {
 		in := strings.NewReader("whole")
 		_, err := c.Exec(soon(t), command(), IO{Stdin: in})
 		if in.Len() != 5 {
-			t.Error("Exec read the input of a command that never ran")
+			t.Errorf("%d bytes of input left, want 5: the command never ran", in.Len())
 		}
 		e, ok := errors.AsType[*Error](err)
 		if !ok || !is(err) || errors.Is(err, ErrLost) || e.Field != "user" || len(e.Message) > maxMessage {

@@ -69,7 +69,7 @@ func TestProcessSurvivesPidReuse(t *testing.T) {
 	}
 	defer p.Close()
 	if p.Ended() {
-		t.Error("Ended = true for a running process")
+		t.Error("Ended of a running process = true, want false")
 	}
 	ended := make(chan bool, 1)
 	var wg sync.WaitGroup
@@ -105,7 +105,7 @@ func TestCloseEndsWait(t *testing.T) {
 	p.Close()
 	wg.Wait()
 	if <-ended {
-		t.Error("Ended = true for this process")
+		t.Error("Block on this process = true, want false")
 	}
 }
 
@@ -154,7 +154,7 @@ func TestSkeletonFollowsNothing(t *testing.T) {
 		}
 	}
 	if !os.SameFile(first, second) {
-		t.Error("the second WriteSkeleton replaced a file that sandboxes may use")
+		t.Error("the second WriteSkeleton replaced a file, want it kept: sandboxes may use it")
 	}
 	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
 		t.Errorf("file outside = %q, %v; want %q and no error", text, err, "host\n")

@@ -88,7 +88,7 @@ func TestSearchIsRepeatedForADaemonThatWasAway(t *testing.T) {
 	for _, want := range []error{errdefs.ErrUnavailable, errdefs.ErrFailedPrecondition, errdefs.ErrFailedPrecondition} {
 		_, err := s.Do(func() (handler, error) {
 			if len(said) == 0 {
-				t.Fatal("it is searched again")
+				t.Fatal("searched again after success, want the kept answer")
 			}
 			next := said[0]
 			said = said[1:]
@@ -204,10 +204,10 @@ func TestWhatIsNoShim(t *testing.T) {
 		t.Errorf("shimsOf an unknown id = %v, want none", got)
 	}
 	if d.isShim(os.Getpid(), "nobody-has-this-id") {
-		t.Error("we are one")
+		t.Error("isShim of this process = true, want false")
 	}
 	if !option([]string{"shim", "-namespace", "a", "-id", "b"}, "-id", "b") || option([]string{"shim", "-id"}, "-id", "") {
-		t.Error("options are read wrongly")
+		t.Error("option = false for an argument that is there or true for one without value, want the opposite")
 	}
 }
 

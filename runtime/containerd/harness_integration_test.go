@@ -242,7 +242,7 @@ func wantDone(tb testing.TB, s runtime.Sandbox) {
 	select {
 	case <-s.Done():
 	case <-time.After(patience):
-		tb.Fatal("the sandbox's end was not noticed")
+		tb.Fatalf("Done is open after %s, want the end of the sandbox", patience)
 	}
 }
 
@@ -250,7 +250,7 @@ func wantAlive(tb testing.TB, s runtime.Sandbox) {
 	tb.Helper()
 	select {
 	case <-s.Done():
-		tb.Error("the sandbox is taken for ended")
+		tb.Error("Done is closed, want a running sandbox")
 	default:
 	}
 	if got := sh(tb, s, "echo here"); got != "here\n" {

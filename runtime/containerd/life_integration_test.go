@@ -212,7 +212,7 @@ func TestRootOfALiveSandboxStaysAndThenGoes(t *testing.T) {
 		t.Errorf("the root of a live sandbox: %v", err)
 	}
 	if got := sh(t, s, "ls /usr/bin | wc -l"); got == "0\n" {
-		t.Error("its root is empty")
+		t.Error("the root of the sandbox is empty, want the image's files")
 	}
 	if err := s.Destroy(t.Context()); err != nil {
 		t.Fatal(err)

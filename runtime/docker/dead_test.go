@@ -130,7 +130,7 @@ func TestADeadEngineIsNeverNothingThere(t *testing.T) {
 			} else {
 				select {
 				case <-box.Done():
-					t.Error("a sandbox ended because its engine could not be asked")
+					t.Error("a sandbox ended because its engine did not answer, want it running")
 				default:
 				}
 			}

@@ -87,7 +87,7 @@ func TestEveryWallIsAskedForInBothModes(t *testing.T) {
 			}
 			for _, m := range h.Mounts {
 				if m.Target == wire.RunDir && !m.ReadOnly {
-					t.Error("the guest's folder is writable")
+					t.Error("the guest's directory is mounted writable, want read-only")
 				}
 				if m.Type == mount.TypeBind && m.BindOptions.Propagation != mount.PropagationRSlave {
 					t.Errorf("propagation of %s = %q, want %q", m.Target, m.BindOptions.Propagation, mount.PropagationRSlave)
@@ -241,7 +241,7 @@ func TestAnEngineWithoutACapIsRefused(t *testing.T) {
 		}
 	}
 	if checkSwap(engine{swapLimit: true}, ModeStdio) != nil || checkSwap(engine{}, ModeStdio) == nil {
-		t.Error("a remote engine has to account for swap")
+		t.Error("checkSwap of a remote engine: want no error with a swap limit, and an error without")
 	}
 }
 
@@ -298,7 +298,7 @@ func TestEveryCapabilityHasAnAnswerInBothModes(t *testing.T) {
 		}
 	}
 	if len(capabilities(ModeLocal, "").Missing()) != 0 || capabilities(ModeStdio, "").Has(runtime.CapLateBind) {
-		t.Error("a row of the table is wrong")
+		t.Error("want no missing capability in mode local, and no late bind in mode stdio")
 	}
 }
 

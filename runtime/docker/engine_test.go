@@ -80,7 +80,7 @@ func TestHelpersOfAKilledProcessAreSwept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(mine(t, d)) != 2 {
-		t.Fatal("no helpers to sweep")
+		t.Fatalf("%d helpers, want 2 to sweep", len(mine(t, d)))
 	}
 	h.open(t, ModeStdio)
 	if got := mine(t, d); len(got) != 0 {

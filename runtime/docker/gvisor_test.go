@@ -63,7 +63,7 @@ func TestOnlyTheLauncherIsTheLauncher(t *testing.T) {
 		t.Fatal(err)
 	}
 	if isLauncher(path) || isLauncher(d.dir) || isLauncher(filepath.Join(d.dir, "none")) {
-		t.Error("something else was taken for it")
+		t.Error("isLauncher of another file, a directory or a missing file = true, want false")
 	}
 	for range 2 {
 		if err := d.layLauncher(); err != nil {
@@ -92,10 +92,10 @@ func TestTheLauncherStartsNoContainerThatIsNotOurs(t *testing.T) {
 		return cmd.Run()
 	}
 	if err := run("--oci-seccomp", "create", "--bundle", "/none", "nobody-named-it"); err == nil {
-		t.Error("it said that it began")
+		t.Error("create that fails succeeded, want error")
 	}
 	if _, err := os.Stat(began); err == nil {
-		t.Error("runsc was started")
+		t.Error("runsc was started, want it not started")
 	}
 	if err := run("--oci-seccomp", "state", "nobody-named-it"); err != nil {
 		t.Error(err)
@@ -117,7 +117,7 @@ func TestGVisorIsNotOfferedOnARemoteEngine(t *testing.T) {
 		t.Errorf("Why(%s) = %v, want an error with %q", runtime.ClassGVisor, err, "on this host")
 	}
 	if d.Why(runtime.ClassVM) == nil {
-		t.Error("virtual machines are offered")
+		t.Error("Why of virtual machines = nil, want error")
 	}
 }
 

@@ -156,7 +156,7 @@ func ended(t *testing.T, box runtime.Sandbox) {
 	select {
 	case <-box.Done():
 	case <-time.After(60 * time.Second):
-		t.Fatal("the end of the sandbox was not seen")
+		t.Fatal("Done is open after 60s, want the end of the sandbox")
 	}
 }
 

@@ -125,7 +125,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 			t.Fatalf("Wait: %v, want NotFound or no error", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("the end of a process was not seen")
+		t.Fatal("Wait did not return within 30s, want it to see the end of the process")
 	}
 	waited <- <-waited
 	if err := p.Kill(); err != nil {
@@ -173,10 +173,10 @@ func TestClosingPipesUnblocksARead(t *testing.T) {
 	select {
 	case err := <-read:
 		if err == nil {
-			t.Fatal("a read of closed pipes succeeded")
+			t.Fatal("read of closed pipes succeeded, want error")
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("a read of closed pipes did not end")
+		t.Fatal("read of closed pipes did not return within 30s, want error")
 	}
 }
 

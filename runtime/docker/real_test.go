@@ -260,14 +260,14 @@ func TestACreateThatFailsLeavesNothing(t *testing.T) {
 			}
 			s.Entrypoint = []string{"/no/such/entrypoint"}
 			if _, err := d.Create(t.Context(), s); err == nil {
-				t.Error("an entrypoint that does not exist was started")
+				t.Error("Create with an entrypoint that does not exist succeeded, want error")
 			}
 			nothingLeft(t, d, s)
 			s.Entrypoint = nil
 			cut, cancel := context.WithTimeoutCause(t.Context(), 15*time.Millisecond, errors.New("cut short"))
 			defer cancel()
 			if _, err := d.Create(cut, s); err == nil {
-				t.Error("a create that was cut short succeeded")
+				t.Error("Create that was cut short succeeded, want error")
 			}
 			nothingLeft(t, d, s)
 		})

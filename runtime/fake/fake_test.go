@@ -246,7 +246,7 @@ func TestTheGuestEndsCommands(t *testing.T) {
 			break
 		}
 		if kind == wire.KindReply {
-			t.Fatal("a lost stream gave a result")
+			t.Fatal("lost stream has a result, want none")
 		}
 	}
 }
@@ -267,10 +267,10 @@ func TestClaimIsExclusive(t *testing.T) {
 		t.Errorf("ping = %s, %v; want claimed, version %d and no error", last, err, wire.Version)
 	}
 	if kind, _, _ := finish(t, call(t, s, wire.OpShells, nil)); kind != wire.KindFailure {
-		t.Error("an unknown operation was answered")
+		t.Errorf("answer to an unknown operation = %c, want %c", kind, wire.KindFailure)
 	}
 	if kind, _, _ := finish(t, call(t, s, wire.OpEnd, nil)); kind != wire.KindReply {
-		t.Error("end was refused")
+		t.Errorf("answer to end = %c, want %c", kind, wire.KindReply)
 	}
 	<-s.Done()
 	if _, err := s.Open(t.Context()); !errdefs.IsUnavailable(err) {
@@ -296,10 +296,10 @@ func TestDeathCutsStreamsAndBindings(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !d.Host().Vanish("sandbox-a") {
-		t.Fatal("was not there")
+		t.Fatal("Vanish = false, want true for a sandbox that exists")
 	}
 	if _, err := conn.Read(make([]byte, 1)); err == nil {
-		t.Error("the stream lives on")
+		t.Error("Read after Vanish succeeded, want error")
 	}
 	<-s.Done()
 	without := fake.New(fake.Options{Capabilities: runtime.Capabilities{runtime.CapLateBind: "it cannot"}})

@@ -225,7 +225,7 @@ func wantDone(tb testing.TB, s runtime.Sandbox) {
 	select {
 	case <-s.Done():
 	case <-time.After(patience):
-		tb.Fatal("the sandbox's end was not noticed")
+		tb.Fatalf("Done is open after %s, want the end of the sandbox", patience)
 	}
 }
 

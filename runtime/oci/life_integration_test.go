@@ -32,7 +32,7 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 	}
 	select {
 	case <-s.Done():
-		t.Error("letting go looks like an end")
+		t.Error("Done is closed after Close of the driver, want a running sandbox")
 	default:
 	}
 

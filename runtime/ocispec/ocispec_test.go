@@ -140,7 +140,7 @@ func TestMounts(t *testing.T) {
 		}
 	}
 	if slices.Index(order, "/run") > slices.Index(order, "/run/orchestrator") {
-		t.Error("/run covers the run dir")
+		t.Error("/run is mounted after /run/orchestrator, want it before")
 	}
 	for _, place := range []string{"/sys/fs/cgroup", "/dev/mqueue"} {
 		if _, ok := at[place]; ok {

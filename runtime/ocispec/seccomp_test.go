@@ -85,7 +85,7 @@ func TestSeccompClone3LooksAbsent(t *testing.T) {
 			return
 		}
 	}
-	t.Error("no rule for clone3")
+	t.Error("the filter has no rule for clone3, want one")
 }
 
 func TestSeccompAllowsWhatTheGuestNeeds(t *testing.T) {

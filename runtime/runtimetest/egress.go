@@ -101,7 +101,7 @@ func checkEcho(t *testing.T, nc net.Conn) {
 	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 	half, ok := nc.(interface{ CloseWrite() error })
 	if !ok {
-		t.Fatal("the connection has no CloseWrite")
+		t.Fatal("the connection has no CloseWrite, want one")
 	}
 	sent := make(chan error, 1)
 	go func() {

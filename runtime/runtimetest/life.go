@@ -160,7 +160,7 @@ func checkOrphanTimeout(t *testing.T, s *suite) {
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.OrphanTimeout = alone })
 	select {
 	case <-b.Done():
-		t.Error("sandbox ended although its host is connected")
+		t.Error("sandbox ended although its host is connected, want it running")
 	case <-time.After(alone + alone/4):
 	}
 	b.mustPing(t)
@@ -240,7 +240,7 @@ func (b *box) waitDone(t *testing.T) {
 	select {
 	case <-b.Done():
 	case <-time.After(Patience):
-		t.Fatal("end of the sandbox was not reported")
+		t.Fatalf("end of the sandbox was not reported within %s, want it reported", Patience)
 	}
 }
 
@@ -250,7 +250,7 @@ func (r *runningCommand) waitLost(t *testing.T) {
 	select {
 	case <-r.ended:
 	case <-time.After(Patience):
-		t.Fatal("end of the command was not reported")
+		t.Fatalf("end of the command was not reported within %s, want it reported", Patience)
 	}
 	if r.err == nil || !errors.Is(r.err, guest.ErrLost) && !errdefs.IsUnavailable(r.err) {
 		t.Errorf("command of the lost sandbox: %+v, %v; want ErrLost", r.res, r.err)

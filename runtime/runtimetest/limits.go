@@ -84,7 +84,7 @@ func checkNoSwap(t *testing.T, b *box) {
 		}
 	}
 	if !capped {
-		t.Error("host has swap and no cgroup limits the sandbox's use of it")
+		t.Error("host has swap and no cgroup limits the sandbox's use of it, want a limit")
 	}
 }
 

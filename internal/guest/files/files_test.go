@@ -341,7 +341,7 @@ func TestUserIsConfinedToThreads(t *testing.T) {
 	main := fmt.Sprint(os.Getpid())
 	all := fsuids(t)
 	if countUser(all) == 0 {
-		t.Error("no thread runs as the user")
+		t.Error("no thread runs as the user, want at least one")
 	}
 	delete(all, main)
 	if n := countUser(all); n > maxThreads {

@@ -305,7 +305,7 @@ func TestSearchStopsWhenHostDisconnects(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(time.Minute):
-		t.Fatal("it goes on")
+		t.Fatal("search continues after a minute, want it ended")
 	}
 }
 

@@ -213,7 +213,7 @@ func TestTooLargeForTheBufferIsAnError(t *testing.T) {
 	p.Env = append(p.Env, "X="+strings.Repeat("x", regionBytes))
 	l := park(t)
 	if err := l.Exec(p, [3]int{0, 1, 2}); err == nil {
-		t.Error("no error")
+		t.Error("Exec succeeded, want error")
 	}
 	waitExit(t, l)
 }
@@ -255,7 +255,7 @@ func TestInterruptEndsExec(t *testing.T) {
 			t.Errorf("Exec: %v, want %v", err, ErrInterrupted)
 		}
 	case <-time.After(bound):
-		t.Error("exec did not return")
+		t.Errorf("Exec did not return within %s, want %v", bound, ErrInterrupted)
 	}
 	if err := l.Signal(syscall.SIGKILL); err != nil {
 		t.Error(err)
@@ -325,7 +325,7 @@ func TestADeadNurseryIsReplaced(t *testing.T) {
 	select {
 	case <-exit:
 	case <-time.After(bound):
-		t.Fatal("the nursery lives")
+		t.Fatalf("the zygote runs after %s, want it ended", bound)
 	}
 	if out, e, err := run(t, sh("echo ok")); err != nil || out != "ok\n" || !e.Status.Exited() {
 		t.Errorf("output = %q, %v, %v; want %q, an exit and no error", out, e.Status, err, "ok\n")

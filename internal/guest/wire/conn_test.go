@@ -148,7 +148,7 @@ func TestWritersKeepTheLimits(t *testing.T) {
 		t.Errorf("WriteRoom: %v, want %v", err, ErrTooLarge)
 	}
 	if err := c.WriteRoom(KindStdout, nil); err == nil {
-		t.Error("no room, and no error")
+		t.Error("WriteRoom without room for a header succeeded, want error")
 	}
 	if err := c.WriteFrame('x', []byte("y")); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("WriteFrame of an unknown kind: %v, want %v", err, ErrTooLarge)
@@ -175,7 +175,7 @@ func TestAFailedWriteStays(t *testing.T) {
 	b.Close()
 	first := a.WriteFrame(KindStdout, make([]byte, MaxFrame))
 	if first == nil {
-		t.Fatal("no error")
+		t.Fatal("WriteFrame to a closed connection succeeded, want error")
 	}
 	if err := a.Reply(nil); !errors.Is(err, first) {
 		t.Errorf("got %v, want %v", err, first)
@@ -240,10 +240,10 @@ func FuzzReadFrame(f *testing.F) {
 				return
 			}
 			if total += HeaderLen + len(p); total > len(in) {
-				t.Fatal("more came out than went in")
+				t.Fatalf("read %d bytes, want at most %d", total, len(in))
 			}
 			if !bytes.Equal(append(append([]byte{byte(kind)}, be(uint32(len(p)))...), p...), in[total-HeaderLen-len(p):total]) {
-				t.Fatal("not what went in")
+				t.Fatalf("frame of kind %c with %d bytes differs from the input, want the same", byte(kind), len(p))
 			}
 		}
 	})
