@@ -12,7 +12,7 @@ func both(text string) map[string][]byte {
 	return map[string][]byte{"guest": []byte(text), "guest-web": []byte("web")}
 }
 
-func TestWritePutsItOnceAndRepairs(t *testing.T) {
+func TestWriteRepairsBrokenFiles(t *testing.T) {
 	dir := t.TempDir()
 	path, hash, err := write(dir, both("guest"))
 	if err != nil || path != filepath.Join(dir, hash, "guest") {
@@ -58,7 +58,7 @@ func TestBytesSaysWhenThereIsNoGuest(t *testing.T) {
 	}
 }
 
-func TestSweepRemovesWhatNobodyAskedForInAWeek(t *testing.T) {
+func TestSweepRemovesUnusedAfterAWeek(t *testing.T) {
 	dir := t.TempDir()
 	var hashes []string
 	for _, text := range []string{"old", "new", "ours"} {
@@ -84,7 +84,7 @@ func TestSweepRemovesWhatNobodyAskedForInAWeek(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
 		t.Fatalf("entries left = %v, %v; want three and no error", left, err)
 	}
-	// Who writes one that is there asks for it.
+	// Writing an existing file counts as use.
 	if err := os.Chtimes(filepath.Join(dir, hashes[1], "guest"), long, long); err != nil {
 		t.Fatal(err)
 	}

@@ -126,7 +126,7 @@ func TestFitRlimitsUnderOwnLimits(t *testing.T) {
 
 // An image may have any file at a mount point: links are not followed, and files are replaced by
 // directories.
-func TestSkeletonFollowsNothing(t *testing.T) {
+func TestSkeletonFollowsNoLinks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
 	}

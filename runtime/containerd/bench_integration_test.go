@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// BenchmarkLife tells what a sandbox costs from Create to the first answer, and at its end.
+// BenchmarkLife measures a sandbox from Create to its first answer, and its end.
 func BenchmarkLife(b *testing.B) {
 	w := newBench(b)
 	var create, answer, destroy time.Duration

@@ -38,7 +38,7 @@ func good(t *testing.T) Options {
 	return Options{StateDir: t.TempDir(), GuestPath: guest}
 }
 
-func TestOptionsThatCannotBeUsed(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
@@ -59,7 +59,7 @@ func TestOptionsThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// A class that is not offered is refused with the way out.
+// A class that is not offered is refused.
 func TestClassesThatAreNotOffered(t *testing.T) {
 	d := &Driver{}
 	d.search = func() (handler, error) { return d.findGVisor(t.Context(), "/no/such/runsc") }
@@ -81,8 +81,8 @@ func TestClassesThatAreNotOffered(t *testing.T) {
 	}
 }
 
-// That the daemon was away says nothing of runsc; what was found is looked for once.
-func TestSearchIsRepeatedForADaemonThatWasAway(t *testing.T) {
+// A search that failed because the daemon was away is repeated. Other results are kept.
+func TestSearchIsRepeatedAfterUnavailable(t *testing.T) {
 	var s gvisor.Once[handler]
 	said := []error{errdefs.ErrUnavailable, errdefs.ErrFailedPrecondition}
 	for _, want := range []error{errdefs.ErrUnavailable, errdefs.ErrFailedPrecondition, errdefs.ErrFailedPrecondition} {
@@ -139,7 +139,7 @@ func TestLauncher(t *testing.T) {
 	}
 }
 
-func TestDaemonThatIsNotThere(t *testing.T) {
+func TestMissingDaemonIsUnavailable(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
@@ -163,7 +163,7 @@ func TestDaemonThatIsNotThere(t *testing.T) {
 	}
 }
 
-func TestPeerIsWhoListens(t *testing.T) {
+func TestPeerIsTheListener(t *testing.T) {
 	address := filepath.Join(t.TempDir(), "l.sock")
 	l, err := net.Listen("unix", address)
 	if err != nil {
@@ -198,7 +198,7 @@ func TestTasksThatRun(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoShim(t *testing.T) {
+func TestOtherProcessesAreNoShims(t *testing.T) {
 	d := &Driver{namespace: DefaultNamespace}
 	if got := d.shimsOf("nobody-has-this-id"); len(got) > 0 {
 		t.Errorf("shimsOf an unknown id = %v, want none", got)
@@ -211,7 +211,7 @@ func TestWhatIsNoShim(t *testing.T) {
 	}
 }
 
-func TestAnEndedContextIsTold(t *testing.T) {
+func TestEndedContextIsReported(t *testing.T) {
 	why := errors.New("gave up")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)

@@ -31,7 +31,7 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	if err := kept.Bind(t.Context(), runtime.Binding{Source: t.TempDir()}); err != nil {
 		t.Errorf("bind without the daemon: %v", err)
 	}
-	var asking sync.WaitGroup // all at once: each waits a while for the daemon
+	var asking sync.WaitGroup // in parallel: each call waits for the daemon
 	for what, ask := range map[string]func() error{
 		"list":           func() error { return second(b.List(t.Context(), owner)) },
 		"adopt":          func() error { return second(b.Adopt(t.Context(), "nobody-knows-it")) },
@@ -53,7 +53,7 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	if err := unix.Kill(ended.Init.Pid, unix.SIGKILL); err != nil {
 		t.Error(err)
 	}
-	wantDone(t, ended) // nobody is asked for it
+	wantDone(t, ended) // needs no daemon
 	up()
 	if got := <-slow; got != "through\n" {
 		t.Errorf("output of the command that ran without the daemon = %q, want %q", got, "through\n")
@@ -88,7 +88,7 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// eventually waits for what takes a moment.
+// eventually waits until ok returns true.
 func (b bench) eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
@@ -98,7 +98,7 @@ func (b bench) eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// Wherever in a Create the daemon dies, what it had made by then is removed once it is back.
+// If the daemon dies during Create, its leftovers are removed when it is back.
 func TestDaemonIsKilledInTheMiddleOfCreate(t *testing.T) {
 	b := newBench(t)
 	failed := 0
@@ -117,7 +117,7 @@ func TestDaemonIsKilledInTheMiddleOfCreate(t *testing.T) {
 			var wg sync.WaitGroup
 			wg.Go(func() { _, err = b.Create(ctx, spec) })
 			time.Sleep(after)
-			// Not by the script, which takes as long as a whole Create.
+			// Without the script, which takes as long as Create.
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
@@ -170,12 +170,12 @@ func TestShimIsKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !alone {
-				wantAlive(t, s) // it has lost nothing but its parent
+				wantAlive(t, s) // only its parent is gone
 				daemon(t, "up")
 				b.eventually(t, "the driver notices that the daemon is back",
 					func() bool { _, err := b.List(t.Context(), owner); return err == nil })
 			}
-			wantDone(t, s) // the daemon ends what it has no shim for
+			wantDone(t, s) // the daemon ends a sandbox without a shim
 			for range 2 {
 				if err := b.Remove(t.Context(), s.ID()); err != nil {
 					t.Fatal(err)
@@ -186,7 +186,7 @@ func TestShimIsKilled(t *testing.T) {
 	}
 }
 
-// A shim that is stopped answers nothing, and keeps nobody from removing its sandbox.
+// A stopped shim does not answer, but its sandbox can be removed.
 func TestShimThatHangs(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)
@@ -197,7 +197,7 @@ func TestShimThatHangs(t *testing.T) {
 	}
 	d := b.another(t)
 	defer d.Close()
-	var asking sync.WaitGroup // both at once: each waits a while for the shim
+	var asking sync.WaitGroup // in parallel: each call waits for the shim
 	asking.Go(func() {
 		if _, err := d.Adopt(t.Context(), s.ID()); !errdefs.IsUnavailable(err) {
 			t.Errorf("Adopt: %v, want Unavailable", err)

@@ -15,10 +15,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// crashVar tells the process that crashes what to do.
+// crashVar is the variable with the crash for the process that dies.
 const crashVar = "ORCHESTRATOR_TEST_CONTAINERD_CRASH"
 
-// crash is a life that a process begins.
+// crash describes the sandbox that the process which dies creates.
 type crash struct {
 	State, Guest string
 	Spec         runtime.Spec
@@ -52,7 +52,7 @@ func TestCrashProcess(t *testing.T) {
 	}
 }
 
-// die has another process die at a point.
+// die runs another process that dies at a failpoint.
 func (b bench) die(t *testing.T, point string, spec runtime.Spec) {
 	t.Helper()
 	text, err := json.Marshal(crash{State: b.state, Guest: b.guest, Spec: spec})
@@ -102,7 +102,7 @@ func TestCrashAnywhere(t *testing.T) {
 	}
 }
 
-// A process completes what another one left that died while it prepared an image.
+// If a process dies while it prepares an image, the next one completes the image.
 func TestCrashWhilePreparing(t *testing.T) {
 	for _, point := range []string{"containerd.prepare.layers", "containerd.prepare.root"} {
 		t.Run(point, func(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// gvisorSpec is one of class gvisor, which needs more memory.
+// gvisorSpec returns a spec of class gvisor, which needs more memory.
 func (b bench) gvisorSpec() runtime.Spec {
 	spec := b.spec()
 	spec.Class, spec.Limits.MemoryBytes = runtime.ClassGVisor, 512<<20
@@ -35,7 +35,7 @@ func (b bench) makeGVisor(t *testing.T) *ocidriver.Sandbox {
 	return s.(*ocidriver.Sandbox)
 }
 
-// members are the processes in a sandbox's cgroups, in each of which they have to be.
+// members returns the processes in a sandbox's cgroups. Each must be in all of them.
 func members(t *testing.T, id string) (pids []int) {
 	t.Helper()
 	dirs, err := ocidriver.CgroupsOf(id)
@@ -45,7 +45,7 @@ func members(t *testing.T, id string) (pids []int) {
 	for i, dir := range dirs {
 		text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 		if err != nil {
-			continue // gone meanwhile
+			continue // ended in between
 		}
 		var in []int
 		for field := range strings.FieldsSeq(string(text)) {
@@ -60,7 +60,8 @@ func members(t *testing.T, id string) (pids []int) {
 	return pids
 }
 
-// wantGone fails the test for each process that still exists. The daemon may have ended it, not the driver.
+// wantGone fails the test for each process that still exists. The daemon may have ended the others,
+// not the driver.
 func (b bench) wantGone(t *testing.T, pids []int) {
 	t.Helper()
 	for _, pid := range pids {
@@ -105,7 +106,7 @@ func TestGVisor(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		wantDone(t, s) // the daemon ends what it has no shim for
+		wantDone(t, s) // the daemon ends a sandbox without a shim
 		b.removeTwice(t, s)
 		b.wantGone(t, in)
 	})
@@ -159,7 +160,7 @@ func gvisorAdopted(t *testing.T, b bench) {
 	b.wantNothingLeft(t, s.ID())
 }
 
-// gvisorFileServerKilled kills the file server of a sandbox and removes the sandbox: nothing must be left.
+// gvisorFileServerKilled kills a sandbox's file server, then removes the sandbox: nothing may remain.
 func gvisorFileServerKilled(t *testing.T, b bench) {
 	t.Helper()
 	s := b.makeGVisor(t)

@@ -27,7 +27,7 @@ import (
 
 const (
 	owner = "owner-containerd-test"
-	// patience is far more than anything here takes on a busy machine.
+	// patience is much longer than any step takes on a busy machine.
 	patience = time.Minute
 	// daemonState is the state directory of this package's daemon. No other tests use the daemon,
 	// because these tests kill it.
@@ -36,7 +36,7 @@ const (
 	daemonTasks  = daemonState + "/containerd/state/io.containerd.runtime.v2.task"
 )
 
-// script runs a verb of the script that keeps our daemon.
+// script runs a command of the script that manages the tests' daemon.
 func script(verb string) error {
 	cmd := exec.Command("../../integration/scripts/containerd.sh", verb)
 	cmd.Env = append(os.Environ(), "ORCHESTRATOR_TEST_STATE="+daemonState)
@@ -120,7 +120,7 @@ func newBench(tb testing.TB) bench {
 	return b
 }
 
-// imageID is the digest of the configuration that an archive names.
+// imageID returns the digest of an archive's configuration.
 func imageID(tb testing.TB, archive string) string {
 	tb.Helper()
 	f, err := os.Open(archive)
@@ -147,7 +147,7 @@ func imageID(tb testing.TB, archive string) string {
 	}
 }
 
-// another is a second driver on the same state, as after a restart.
+// another returns a second driver on the same state, as after a restart.
 func (b bench) another(tb testing.TB) *Driver {
 	tb.Helper()
 	d, err := New(tb.Context(), Options{
@@ -161,7 +161,7 @@ func (b bench) another(tb testing.TB) *Driver {
 	return d
 }
 
-// wantNothingLeft looks for a sandbox in everything that the driver and the daemon make.
+// wantNothingLeft fails the test if the driver or the daemon still has a part of the sandbox.
 func (b bench) wantNothingLeft(tb testing.TB, id string) {
 	tb.Helper()
 	if left := b.leftOf(id); len(left) > 0 {

@@ -110,7 +110,7 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 			spec.Entrypoint = c.entrypoint
 			s, err := b.Create(t.Context(), spec)
 			if err == nil {
-				// It ended a moment later: then the first to open a stream is told.
+				// It ended after Create returned: the first Open reports it.
 				_, err = s.Open(t.Context())
 				if derr := s.Destroy(t.Context()); derr != nil {
 					t.Error(derr)
@@ -170,8 +170,8 @@ func TestSandboxesInParallel(t *testing.T) {
 	wg.Wait()
 }
 
-// A cell that the daemon knows nothing of, as when its records were lost, is found and removed.
-func TestCellWithoutARecordIsFound(t *testing.T) {
+// A run directory that is unknown to the daemon, for example after lost records, is removed.
+func TestRunDirWithoutARecordIsFound(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec()
 	c, err := rundir.Make(t.Context(), b.RunDirOptions(spec.ID, spec.Limits))
@@ -188,7 +188,7 @@ func TestCellWithoutARecordIsFound(t *testing.T) {
 	b.wantNothingLeft(t, spec.ID)
 }
 
-// collect has the daemon collect garbage now.
+// collect runs the daemon's garbage collection.
 func (b bench) collect(t *testing.T) {
 	t.Helper()
 	l, err := b.api.LeasesService().Create(t.Context(), leases.WithRandomID())
@@ -223,7 +223,7 @@ func TestRootOfALiveSandboxStaysAndThenGoes(t *testing.T) {
 			t.Errorf("Stat of the snapshot %s: %v, want NotFound", name, err)
 		}
 	}
-	// A caller that did not learn of it still gets a sandbox.
+	// A caller that does not know of the removal still gets a sandbox.
 	s = b.make(t)
 	wantAlive(t, s)
 	b.collect(t)

@@ -11,9 +11,8 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// BenchmarkColdStart is what a sandbox costs until its first process runs and
-// its commands can be capped; BenchmarkEngine is the same container made by the
-// engine alone. Destroying is not counted in either.
+// BenchmarkColdStart measures Create until the first process runs and commands can be limited.
+// BenchmarkEngine measures the same container created by the engine alone. Neither counts the end.
 func BenchmarkColdStart(b *testing.B) {
 	for _, mode := range modes {
 		b.Run(mode, func(b *testing.B) {
@@ -73,7 +72,7 @@ func BenchmarkEngine(b *testing.B) {
 	}
 }
 
-// BenchmarkDestroy is what the end of a sandbox costs.
+// BenchmarkDestroy measures the end of a sandbox.
 func BenchmarkDestroy(b *testing.B) {
 	h := newHost(b)
 	d := h.open(b, ModeLocal)

@@ -20,8 +20,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// proxy stands between a driver and the engine, so that the engine can be dead
-// for the one and alive for everybody else.
+// proxy forwards between a driver and the engine. While it is stopped, the engine is dead for
+// this driver and alive for all others.
 type proxy struct {
 	path, engine string
 
@@ -31,7 +31,7 @@ type proxy struct {
 	wg    sync.WaitGroup
 }
 
-// behindProxy gives a host whose engine can be made to die.
+// behindProxy returns a host whose engine is reached through a proxy that can stop.
 func behindProxy(t *testing.T) (host, *proxy) {
 	t.Helper()
 	h := newHost(t)
@@ -66,7 +66,7 @@ func (p *proxy) start(t *testing.T) {
 	})
 }
 
-// join copies both ways, and ends both when either does.
+// join copies in both directions and closes both connections when one copy ends.
 func (p *proxy) join(c net.Conn) {
 	defer func() { _ = c.Close() }()
 	e, err := net.Dial("unix", p.engine)
@@ -101,7 +101,7 @@ func (p *proxy) stop() {
 	p.wg.Wait()
 }
 
-func TestADeadEngineIsNeverNothingThere(t *testing.T) {
+func TestDeadEngineIsUnavailable(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			h, p := behindProxy(t)
@@ -147,7 +147,7 @@ func TestADeadEngineIsNeverNothingThere(t *testing.T) {
 	}
 }
 
-func TestAStreamOutlivesNoEngineButTheSandboxDoes(t *testing.T) {
+func TestSandboxOutlivesEngineButStreamsDoNot(t *testing.T) {
 	h, p := behindProxy(t)
 	d := h.open(t, ModeStdio)
 	s := h.spec(t)

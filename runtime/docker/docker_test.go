@@ -48,7 +48,7 @@ func configured(t *testing.T, s runtime.Spec, img image, e engine, at places) cl
 	return got
 }
 
-func TestEveryWallIsAskedForInBothModes(t *testing.T) {
+func TestIsolationIsConfiguredInBothModes(t *testing.T) {
 	for name, at := range map[string]places{"local": {run: "/s/run", slot: "/s/slot"}, "stdio": {volume: "v"}} {
 		t.Run(name, func(t *testing.T) {
 			s := spec()
@@ -107,7 +107,7 @@ func TestAnEntrypointComesBeforeTheGuest(t *testing.T) {
 	}
 }
 
-func TestNewerEnginesAreToldMore(t *testing.T) {
+func TestConfigurationFitsEngineVersion(t *testing.T) {
 	for _, c := range []struct {
 		e         engine
 		recursive bool
@@ -126,7 +126,7 @@ func TestNewerEnginesAreToldMore(t *testing.T) {
 	}
 }
 
-func TestAnImagesEnvironmentIsTakenOut(t *testing.T) {
+func TestImageEnvironmentIsRemoved(t *testing.T) {
 	env, err := environment([]string{"PATH=/evil", "LD_PRELOAD=/evil.so", "EMPTY=", "LD_PRELOAD=/again", "=odd"})
 	if err != nil {
 		t.Fatal(err)
@@ -139,9 +139,9 @@ func TestAnImagesEnvironmentIsTakenOut(t *testing.T) {
 	}
 }
 
-func TestAnImagesVolumesAreCoveredOrRefused(t *testing.T) {
+func TestImageVolumesAreCoveredOrRefused(t *testing.T) {
 	for _, c := range []struct {
-		volume, at string // at is where it is covered; "" not at all
+		volume, at string // at is where it is covered; "" if it is not
 		refused    bool
 	}{
 		{"/data", "/data", false},
@@ -185,7 +185,7 @@ func TestAnImagesVolumesAreCoveredOrRefused(t *testing.T) {
 	}
 }
 
-func TestLimitsKeepTheirNumbers(t *testing.T) {
+func TestUlimits(t *testing.T) {
 	l := runtime.Limits{OpenFiles: 77}.WithDefaults()
 	seen := map[string]int64{}
 	for _, u := range ulimits(ocispec.Rlimits(l)) {
@@ -199,7 +199,7 @@ func TestLimitsKeepTheirNumbers(t *testing.T) {
 	}
 }
 
-func TestOldAndForeignEnginesAreRefusedByName(t *testing.T) {
+func TestOldAndOtherEnginesAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		v    client.ServerVersionResult
 		want string // part of the error, "" for none
@@ -222,7 +222,7 @@ func TestOldAndForeignEnginesAreRefusedByName(t *testing.T) {
 	}
 }
 
-func TestAnEngineWithoutACapIsRefused(t *testing.T) {
+func TestEngineWithoutALimitIsRefused(t *testing.T) {
 	good := system.Info{MemoryLimit: true, CPUCfsQuota: true, PidsLimit: true,
 		SecurityOptions: []string{"name=seccomp,profile=default"}}
 	if err := checkInfo(good); err != nil {
@@ -276,7 +276,7 @@ func TestAPIVersionsCompareAsNumbers(t *testing.T) {
 	}
 }
 
-func TestACapTheEngineDropsFailsTheCreate(t *testing.T) {
+func TestWarningAboutALimitIsAnError(t *testing.T) {
 	for w, bad := range map[string]bool{
 		"Your kernel does not support memory limit capabilities or the cgroup is not mounted. Limitation discarded.": true,
 		"PIDs limit discarded":         true,
@@ -323,7 +323,7 @@ func TestNotesNameTheirOwner(t *testing.T) {
 	}
 }
 
-func TestOptionsThatMakeNoSenseAreNamed(t *testing.T) {
+func TestInvalidOptionsAreNamed(t *testing.T) {
 	for field, o := range map[string]Options{
 		"state_dir":  {StateDir: "x", GuestPath: "/g"},
 		"guest_path": {StateDir: "/x", GuestPath: "g"},
@@ -335,7 +335,7 @@ func TestOptionsThatMakeNoSenseAreNamed(t *testing.T) {
 	}
 }
 
-func TestADeadEngineIsUnavailable(t *testing.T) {
+func TestNewWithDeadEngineIsUnavailable(t *testing.T) {
 	dir := t.TempDir()
 	_, err := New(t.Context(), Options{Host: "unix://" + filepath.Join(dir, "no.sock"), StateDir: dir, GuestPath: "/g"})
 	if !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) {

@@ -145,7 +145,7 @@ func TestHostileImageConfigurationDoesNothing(t *testing.T) {
 			}
 		}
 	}
-	// The engine makes the volumes all the same; they go with the container.
+	// The engine creates the volumes anyway, and removes them with the container.
 	got, err := d.api.ContainerInspect(t.Context(), containerName(s.ID), client.ContainerInspectOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func TestBridgeIsDialledAgain(t *testing.T) {
 	s := h.spec(t)
 	box := create(t, d, s)
 	ask(t, box, "/proc/self/status")
-	if err := box.bridge.mux.Close(); err != nil { // as when the line breaks
+	if err := box.bridge.mux.Close(); err != nil { // as if the connection broke
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup

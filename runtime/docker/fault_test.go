@@ -18,8 +18,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// envVictim makes a run of the test binary the victim: it makes and destroys the
-// sandbox that the variable describes, and dies on the way.
+// envVictim makes a run of the test binary the victim: it creates and destroys the sandbox that the
+// variable describes, and dies at a failpoint.
 const envVictim = "ORCHESTRATOR_DOCKER_VICTIM"
 
 type victim struct {
@@ -50,7 +50,7 @@ func TestVictim(t *testing.T) {
 	t.Fatalf("Create and Destroy: %v; want this process killed at the failpoint", err)
 }
 
-func TestWhatAKilledProcessLeavesIsFoundAndRemoved(t *testing.T) {
+func TestLeftoversOfKilledProcessAreRemoved(t *testing.T) {
 	for _, mode := range modes {
 		killAtEveryPoint(t, mode, runtime.ClassContainer, "create.intent", "create.cell", "create.created", "create.started",
 			"create.attached",
@@ -70,7 +70,7 @@ func killAtEveryPoint(t *testing.T, mode string, class runtime.Class, points ...
 			s := h.spec(t)
 			s.Class = class
 			if err := d.Why(class); err != nil {
-				t.Fatal(err) // found here, so that the victim has no try to die in
+				t.Fatal(err) // the class is tried here, so that the victim does not die in the trial
 			}
 			text, err := json.Marshal(victim{Options{Host: h.engine, StateDir: h.dir, GuestPath: h.guest, Mode: mode}, s})
 			if err != nil {
@@ -98,7 +98,7 @@ func killAtEveryPoint(t *testing.T, mode string, class runtime.Class, points ...
 }
 
 // The next process removes an interrupted trial of class gvisor before its first operation.
-func TestATryThatWasCutShortIsRemovedAtTheNextStart(t *testing.T) {
+func TestInterruptedTrialIsRemovedAtNextStart(t *testing.T) {
 	for _, point := range []string{"create.created", "create.gvisor.cgroups", "create.started", "destroy.deleted"} {
 		t.Run(point, func(t *testing.T) {
 			h := newHost(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
-func TestForGVisorNothingIsMountedLaterAndTheCapsHoldItsKernelToo(t *testing.T) {
+func TestGVisorConfiguration(t *testing.T) {
 	s := spec()
 	s.Class = runtime.ClassGVisor
 	h := configured(t, s, image{id: "sha256:1"}, engine{api: "1.41"}, places{run: "/s/run", slot: "/s/slot"}).HostConfig
@@ -38,7 +38,7 @@ func TestForGVisorNothingIsMountedLaterAndTheCapsHoldItsKernelToo(t *testing.T) 
 	}
 }
 
-func TestOnlyTheFlagsThatAreNeededAreTaken(t *testing.T) {
+func TestUnfitArgs(t *testing.T) {
 	need := []string{"--network=none", "--oci-seccomp"}
 	for args, fit := range map[string]bool{
 		"--network=none --oci-seccomp":                true,
@@ -56,7 +56,7 @@ func TestOnlyTheFlagsThatAreNeededAreTaken(t *testing.T) {
 	}
 }
 
-func TestOnlyTheLauncherIsTheLauncher(t *testing.T) {
+func TestIsLauncher(t *testing.T) {
 	d := &Driver{dir: t.TempDir()}
 	path := filepath.Join(d.dir, launcherName)
 	if err := os.WriteFile(path, []byte("#!/bin/sh\nexec runsc \"$@\"\n"), 0o600); err != nil {
@@ -75,8 +75,8 @@ func TestOnlyTheLauncherIsTheLauncher(t *testing.T) {
 	}
 }
 
-// The launcher begins nothing for a container whose cgroups nobody named, for nothing would cap it.
-func TestTheLauncherStartsNoContainerThatIsNotOurs(t *testing.T) {
+// The launcher does not create a container without known cgroups: nothing would limit it.
+func TestLauncherRefusesUnknownContainers(t *testing.T) {
 	d := &Driver{dir: t.TempDir()}
 	if err := d.layLauncher(); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestGVisorIsNotOfferedOnARemoteEngine(t *testing.T) {
 	}
 }
 
-func TestAdviceIsWhatTheEngineReads(t *testing.T) {
+func TestAdviceIsEngineConfiguration(t *testing.T) {
 	d := &Driver{dir: "/s/docker", runsc: "mine"}
 	flags, missing := ocispec.GVisorFlags("  -network value\n  -host-uds value\n  -oci-seccomp\n")
 	if missing != "" {

@@ -16,12 +16,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// crowd is more processes than the shim of an engine has room to note the ends of at once.
+// crowd is more processes than the ends that the shim of an engine can record at once.
 const crowd = 250
 
 // Processes of a gvisor sandbox become orphans of the shim. A busy shim needs a second for each
 // (see seenDead), so a removal exceeded its time limit.
-func TestACrowdUnderGVisorIsRemovedAtOnce(t *testing.T) {
+func TestGVisorSandboxWithManyProcessesIsRemovedQuickly(t *testing.T) {
 	h := newHost(t)
 	if h.guest = os.Getenv("ORCHESTRATOR_TEST_GUEST"); h.guest == "" {
 		t.Skip("ORCHESTRATOR_TEST_GUEST is not set: make test sets it")

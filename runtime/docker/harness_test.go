@@ -61,7 +61,7 @@ func newHost(tb testing.TB) host {
 	if h.guest, err = standin(); err != nil {
 		tb.Fatal(err)
 	}
-	// Short: the path of a unix socket is made from it.
+	// Keep it short: it is part of the path of a Unix socket.
 	if h.dir, err = os.MkdirTemp("", "od"); err != nil {
 		tb.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func (h host) spec(tb testing.TB) runtime.Spec {
 	}
 }
 
-// create makes a sandbox that is gone when the test ends.
+// create returns a new sandbox, which is destroyed when the test ends.
 func create(t *testing.T, d *Driver, s runtime.Spec) *Sandbox {
 	t.Helper()
 	if err := d.Prepare(t.Context(), s.Image); err != nil {
@@ -123,7 +123,7 @@ func create(t *testing.T, d *Driver, s runtime.Spec) *Sandbox {
 	return box.(*Sandbox)
 }
 
-// ask says a line to the stand-in and gives its answer.
+// ask sends a line to the stand-in and returns its answer.
 func ask(t *testing.T, box runtime.Sandbox, line string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
@@ -143,7 +143,7 @@ func ask(t *testing.T, box runtime.Sandbox, line string) string {
 		if err == nil && len(answer) > 0 {
 			return string(answer)
 		}
-		// The bridge may be there a little before the guest is.
+		// The bridge may run shortly before the guest does.
 		if ctx.Err() != nil {
 			t.Fatalf("answer to %q = %q, %v; want one before the deadline", line, answer, err)
 		}
@@ -173,7 +173,7 @@ func ids(t *testing.T, d *Driver, owner string) []string {
 	return out
 }
 
-// nothingLeft looks on the host and in the engine for anything of the sandbox.
+// nothingLeft fails the test if the host or the engine still has a part of the sandbox.
 func nothingLeft(t *testing.T, d *Driver, s runtime.Spec) {
 	t.Helper()
 	if got := ids(t, d, s.Owner); len(got) != 0 {

@@ -16,8 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// answering gives a driver whose engine answers by what is in paths, and 404
-// for the rest.
+// answering returns a driver whose engine answers requests from paths, and others with 404.
 func answering(t *testing.T, paths map[string]string) *Driver {
 	t.Helper()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -49,7 +48,7 @@ func listed(id, name, state string) string {
 		state, labelID, id, labelOwner, labelTemplate)
 }
 
-func TestListShowsWhatIsThereInAnyStateAndNothingElse(t *testing.T) {
+func TestListShowsOwnSandboxesInAnyState(t *testing.T) {
 	all := []string{
 		listed("sandbox-0001", `"/orchestrator-sandbox-0001"`, "running"),
 		listed("sandbox-0002", `"/orchestrator-sandbox-0002"`, "created"),
@@ -76,7 +75,7 @@ func TestListShowsWhatIsThereInAnyStateAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestAnEngineThatFailsIsUnavailable(t *testing.T) {
+func TestFailingEngineIsUnavailable(t *testing.T) {
 	d := answering(t, map[string]string{"containers/json": "", "containers/orchestrator-sandbox-0001/json": ""})
 	_, listErr := d.List(t.Context(), "owner-0001")
 	_, adoptErr := d.Adopt(t.Context(), "sandbox-0001")

@@ -22,7 +22,7 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// archive writes a tar with these files, in order.
+// archive returns a tar file with these files, in order.
 func archive(t *testing.T, files ...[2]string) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -46,7 +46,7 @@ func archive(t *testing.T, files ...[2]string) string {
 	return name
 }
 
-func TestAnArchiveIsKnownByItsConfiguration(t *testing.T) {
+func TestReadArchive(t *testing.T) {
 	const config = `{"rootfs":{"diff_ids":["sha256:aa","sha256:bb"]}}`
 	sum := sha256.Sum256([]byte(config))
 	got, err := readArchive(archive(t, [2]string{"l/layer.tar", "xxxx"}, [2]string{"c.json", config},
@@ -67,7 +67,7 @@ func TestAnArchiveIsKnownByItsConfiguration(t *testing.T) {
 	}
 }
 
-func TestAnErrorInAMessageIsAnError(t *testing.T) {
+func TestMessagesReturnsErrors(t *testing.T) {
 	if said, err := messages(strings.NewReader(`{"stream":"Loaded image: a\n"}` + `{"status":"sha256:1"}`)); err != nil ||
 		len(said) != 2 || said[1] != "sha256:1" {
 		t.Fatalf("messages = %q, %v; want two, the second sha256:1, and no error", said, err)
@@ -81,7 +81,7 @@ func TestAnErrorInAMessageIsAnError(t *testing.T) {
 	}
 }
 
-func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
+func TestProcessIsKilledAndWaitedFor(t *testing.T) {
 	cmd := exec.Command("sleep", "600")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 	}
 }
 
-// frame is a piece of an exec's output as the engine sends it.
+// frame returns a piece of an exec's output as the engine sends it.
 func frame(stream byte, text string) []byte {
 	b := make([]byte, 8, 8+len(text))
 	b[0] = stream
@@ -144,7 +144,7 @@ func frame(stream byte, text string) []byte {
 	return append(b, text...)
 }
 
-func TestPipesTakeStdoutAndNameTheReasonOfTheEnd(t *testing.T) {
+func TestPipesReadStdoutAndReportStderr(t *testing.T) {
 	host, engine := net.Pipe()
 	p := newPipes(client.NewHijackedResponse(host, ""))
 	defer func() { _ = p.Close() }()

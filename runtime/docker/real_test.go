@@ -44,7 +44,7 @@ func TestSandboxLivesAndLeavesNothing(t *testing.T) {
 			if _, err := d.Adopt(t.Context(), s.ID); !errdefs.IsAlreadyExists(err) {
 				t.Errorf("Adopt of a sandbox in use: %v, want AlreadyExists", err)
 			}
-			ask(t, box, "/proc/self/status") // and it was not touched by that
+			ask(t, box, "/proc/self/status") // the failed calls did not change it
 			for range 2 {
 				if err := box.Destroy(t.Context()); err != nil {
 					t.Fatal(err)
@@ -90,7 +90,7 @@ func walls(t *testing.T, box *Sandbox, s runtime.Spec) {
 	}
 	for _, path := range []string{"/tmp/x", wire.Workspace + "/x", "/run/x"} {
 		got := ask(t, box, "write "+path)
-		// The stand-in is root without CAP_DAC_OVERRIDE: /workspace is not its.
+		// The stand-in is root without CAP_DAC_OVERRIDE, so it may not write to /workspace.
 		if path != wire.Workspace+"/x" && got != "write: <nil>" {
 			t.Errorf("write to %s: %s, want no error", path, got)
 		}
@@ -158,7 +158,7 @@ func TestADeadSandboxIsNotAdoptedButRemoved(t *testing.T) {
 		if errdefs.IsNotFound(err) {
 			break
 		}
-		// The engine may be a little behind the kernel.
+		// The engine may notice the death later than the kernel.
 		if err == nil {
 			err = again.Release()
 		}
@@ -233,7 +233,7 @@ func TestRemoveWorksFromEveryState(t *testing.T) {
 					}
 				}
 				<-box.turn
-				// As after a crash: nothing of this process is left.
+				// As after a crash: this process holds nothing.
 				if err := box.Release(); err != nil {
 					t.Fatal(err)
 				}

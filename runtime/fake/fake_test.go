@@ -107,7 +107,7 @@ func result(t *testing.T, conn net.Conn) (runtime.Result, string) {
 	return r, stdout
 }
 
-func TestASecondDriverAdoptsWhatTheFirstLeft(t *testing.T) {
+func TestSecondDriverAdopts(t *testing.T) {
 	host := &fake.Host{}
 	first := fake.New(fake.Options{Host: host})
 	a := create(t, first, "sandbox-a")
@@ -191,7 +191,7 @@ func TestHooksDelayAndFail(t *testing.T) {
 	})
 }
 
-func TestTheGuestRunsItsWords(t *testing.T) {
+func TestGuestRunsCommands(t *testing.T) {
 	s := create(t, fake.New(fake.Options{}), "sandbox-a")
 	for _, c := range []struct {
 		argv   []string
@@ -224,7 +224,7 @@ func TestTheGuestRunsItsWords(t *testing.T) {
 	}
 }
 
-func TestTheGuestEndsCommands(t *testing.T) {
+func TestGuestEndsCommands(t *testing.T) {
 	s := create(t, fake.New(fake.Options{}), "sandbox-a")
 	r, _ := result(t, call(t, s, wire.OpExec,
 		wire.Command{ID: "1", Argv: []string{"sleep", "600"}, Timeout: time.Millisecond}))

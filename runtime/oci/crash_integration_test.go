@@ -13,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 )
 
-// The environment of the process that crashes.
+// Variables of the process that dies.
 const (
 	crashState = "ORCHESTRATOR_TEST_OCI_STATE"
 	crashGuest = "ORCHESTRATOR_TEST_OCI_GUEST"

@@ -23,7 +23,7 @@ import (
 
 const owner = "owner-oci-test"
 
-// patience is far more than anything here takes on a busy machine.
+// patience is much longer than any step takes on a busy machine.
 
 const patience = time.Minute
 
@@ -85,7 +85,7 @@ func newBench(tb testing.TB) bench {
 	return b
 }
 
-// another is a second driver on the same state, as after a restart.
+// another returns a second driver on the same state, as after a restart.
 
 func (b bench) another(tb testing.TB) *Driver {
 	tb.Helper()
@@ -114,8 +114,7 @@ func (b bench) ids(tb testing.TB) []string {
 	return ids
 }
 
-// wantNothingLeft looks at what the driver makes outside its own folders.
-
+// wantNothingLeft fails the test if a part of a sandbox is left outside its bundle.
 func (b bench) wantNothingLeft(tb testing.TB) {
 	tb.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -188,7 +187,7 @@ type answer struct {
 	Errno  int    `json:"errno"`
 }
 
-// ask has the stand-in do one thing.
+// ask sends one request to the stand-in and returns its answer.
 
 func ask(tb testing.TB, s runtime.Sandbox, request map[string]any) (answer, error) {
 	tb.Helper()
@@ -229,10 +228,6 @@ func wantDone(tb testing.TB, s runtime.Sandbox) {
 	}
 }
 
-// A program of the other word size finds no system call table that it may use.
-
-// If the orchestrator is PID 1 or a subreaper, it must reap the first processes.
-
 func startStat(pid int) (string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return string(text), err
@@ -251,5 +246,5 @@ func pidIn(tb testing.TB, file string) int {
 	return pid
 }
 
-// crun says whether that is the runtime under test.
+// crun reports whether crun is the runtime under test.
 func crun() bool { return filepath.Base(os.Getenv("ORCHESTRATOR_TEST_RUNTIME")) == "crun" }

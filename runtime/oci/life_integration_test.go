@@ -72,7 +72,7 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 	}
 }
 
-// wantInUse checks what a driver says of a sandbox that it holds.
+// wantInUse checks that a driver lists a sandbox that it holds, and refuses to create or adopt it.
 func wantInUse(t *testing.T, b bench, s *ocidriver.Sandbox) {
 	t.Helper()
 	want := runtime.Found{ID: s.ID(), Template: "base", Build: "test", Running: true}
@@ -126,7 +126,8 @@ func TestEndOfTheFirstProcess(t *testing.T) {
 	}
 }
 
-func TestWhatTheRuntimeLeavesIsReaped(t *testing.T) {
+// If the orchestrator is PID 1 or a subreaper, it must reap the first processes.
+func TestFirstProcessIsReaped(t *testing.T) {
 	b := newBench(t)
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
@@ -188,7 +189,7 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 			spec.Entrypoint = c.entrypoint
 			s, err := b.Create(t.Context(), spec)
 			if err == nil {
-				// It ended a moment later: then the first to open a stream is told.
+				// It ended after Create returned: the first Open reports it.
 				_, err = s.Open(t.Context())
 				if derr := s.Destroy(t.Context()); derr != nil {
 					t.Error(derr)

@@ -91,7 +91,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-func TestCapabilitiesAreAllTold(t *testing.T) {
+func TestEveryCapabilityHasAnAnswer(t *testing.T) {
 	caps := (&Driver{}).Capabilities("")
 	for _, c := range runtime.AllCapabilities() {
 		if caps[c] == "" {
@@ -100,7 +100,7 @@ func TestCapabilitiesAreAllTold(t *testing.T) {
 	}
 }
 
-// Writing never blocks, whatever is written, and the text is safe to print.
+// Writing never blocks, and the kept text is safe to print.
 func TestWordsAreBoundedAndHarmless(t *testing.T) {
 	w, err := newWords()
 	if err != nil {

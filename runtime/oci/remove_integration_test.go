@@ -96,7 +96,7 @@ func (h *half) recorded() {
 	}
 }
 
-// killed makes a sandbox whose init is dead, with all other parts intact.
+// killed creates a sandbox whose init is dead, with all other parts intact.
 func (h *half) killed() {
 	h.tb.Helper()
 	h.recorded()
@@ -194,7 +194,7 @@ func remove(tb testing.TB, path string) {
 	}
 }
 
-// A pid that another process got is not that of the sandbox, and is left alone.
+// If another process has the recorded pid, it is not killed.
 func TestAnotherProcessWithTheRecordedPid(t *testing.T) {
 	h := half{tb: t, b: newBench(t), spec: specFor(t)}
 	h.spec.Limits = h.spec.Limits.WithDefaults()
@@ -209,7 +209,7 @@ func TestAnotherProcessWithTheRecordedPid(t *testing.T) {
 	if _, err := h.b.Adopt(t.Context(), h.spec.ID); err == nil || !strings.Contains(err.Error(), "has ended") {
 		t.Errorf("Adopt: %v, want an error with %q", err, "has ended")
 	}
-	if err := h.b.Remove(t.Context(), h.spec.ID); err != nil { // and we live to see it
+	if err := h.b.Remove(t.Context(), h.spec.ID); err != nil { // this process survives it
 		t.Error(err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-func TestWallsFromInside(t *testing.T) {
+func TestIsolationFromInside(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)
 	for _, c := range []struct {
@@ -70,7 +70,7 @@ except OSError as e:
 		{"signals", "cat /proc/1/oom_score_adj", "500\n", 1000},
 	} {
 		if c.what == "root's flags" && crun() {
-			continue // it makes the mount anew; that the file system is read-only is shown by "root"
+			continue // crun creates a new mount; "root" checks that the file system is read-only
 		}
 		if got := sh(t, s, c.uid, c.line); got.Output != c.want {
 			t.Errorf("%s: %q (%s), want %q", c.what, got.Output, got.Error, c.want)
@@ -78,14 +78,14 @@ except OSError as e:
 	}
 }
 
-func TestCapsOnTheHost(t *testing.T) {
+func TestLimitsOnTheHost(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)
 	dirs, err := ocidriver.CgroupsOf(s.ID())
 	if err != nil || len(dirs) == 0 {
 		t.Fatalf("cgroups = %v, %v; want some and no error", dirs, err)
 	}
-	// Name of a cap on v1 or v2, and what it has to be.
+	// Files of limits of cgroup v1 or v2, and their wanted content.
 	want := map[string]string{
 		"memory.limit_in_bytes": "134217728", "memory.memsw.limit_in_bytes": "134217728", "cpu.cfs_quota_us": "150000",
 		"memory.max": "134217728", "memory.swap.max": "0", "cpu.max": "150000 100000", "pids.max": "128",
@@ -138,7 +138,7 @@ func TestSystemCallsInside(t *testing.T) {
 		{"keyctl", []uint64{unix.SYS_KEYCTL, 0, 0, 0}, unix.EPERM},
 		{"open by handle", []uint64{unix.SYS_OPEN_BY_HANDLE_AT, 0, 0, 0}, unix.EPERM},
 		{"an unknown call", []uint64{9999, 0, 0, 0}, unix.ENOSYS},
-		// Let through, these find that pid 1 is not traced.
+		// These are allowed, and fail because pid 1 is not traced.
 		{"ptrace options", []uint64{unix.SYS_PTRACE, unix.PTRACE_SETOPTIONS, 1, 0, unix.PTRACE_O_EXITKILL}, unix.ESRCH},
 		{"trace exit", []uint64{unix.SYS_PTRACE, unix.PTRACE_SETOPTIONS, 1, 0,
 			unix.PTRACE_O_EXITKILL | unix.PTRACE_O_TRACEEXIT}, unix.EPERM},
@@ -153,7 +153,7 @@ func TestSystemCallsInside(t *testing.T) {
 			t.Fatalf("%s: %v", c.what, err)
 		}
 		if c.what == "an unknown call" && crun() && unix.Errno(got.Errno) == unix.EPERM {
-			continue // runc alone tells calls that are newer than its filter from those that are refused
+			continue // only runc distinguishes unknown calls from refused ones
 		}
 		if unix.Errno(got.Errno) != c.want {
 			t.Errorf("%s: %v, want %v", c.what, unix.Errno(got.Errno), c.want)
@@ -161,6 +161,7 @@ func TestSystemCallsInside(t *testing.T) {
 	}
 }
 
+// The filter allows no system call of the other word size.
 func TestForeignArchitectureIsKilled(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// A reaper takes every child of its process, those of the testing package
-// too: the tests run in a process of their own.
+// The tests run in a separate process, because a reaper waits for every child of its process,
+// including those of package testing.
 const inChild = "LEADER_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -278,7 +278,7 @@ func TestManyAtOnceAllEnd(t *testing.T) {
 	group.Wait()
 }
 
-// BenchmarkTrue shows what is on the path of a call; parking is not.
+// BenchmarkTrue measures one command without the time to park a process.
 func BenchmarkTrue(b *testing.B) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -315,11 +315,11 @@ func TestParkedChildHoldsNoMemoryOfTheGuest(t *testing.T) {
 	}
 }
 
-func TestADeadNurseryIsReplaced(t *testing.T) {
+func TestDeadZygoteIsReplaced(t *testing.T) {
 	park(t)
 	f := testForker(t)
 	f.mu.Lock()
-	f.zygote.ctl.Close() // it ends when nobody can give it orders
+	f.zygote.ctl.Close() // it ends without its control socket
 	exit := f.zygote.exit
 	f.mu.Unlock()
 	select {
@@ -332,13 +332,13 @@ func TestADeadNurseryIsReplaced(t *testing.T) {
 	}
 }
 
-func TestFileIsExecutedOutOfReach(t *testing.T) {
+func TestFileInUnreachableDirectoryIsExecuted(t *testing.T) {
 	t.Parallel()
 	echo, err := os.ReadFile("/bin/echo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := filepath.Join(t.TempDir(), "echo") // in a folder of root's
+	name := filepath.Join(t.TempDir(), "echo") // in a directory that only root can enter
 	if err := os.WriteFile(name, echo, 0o555); err != nil {
 		t.Fatal(err)
 	}

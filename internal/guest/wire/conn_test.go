@@ -90,7 +90,7 @@ func TestManyWritersDoNotMixFrames(t *testing.T) {
 	writers.Wait()
 }
 
-// octets is a stream that holds just these.
+// octets is a stream of fixed bytes.
 type octets struct {
 	net.Conn
 	io.Reader
@@ -105,7 +105,7 @@ func stream(r io.Reader) *Conn                   { return NewConn(octets{Reader:
 func frame(k Kind, size uint32, p string) string { return string(k) + string(be(size)) + p }
 func be(n uint32) []byte                         { return binary.BigEndian.AppendUint32(nil, n) }
 
-func TestForeignFramesAreRefused(t *testing.T) {
+func TestInvalidFramesAreRefused(t *testing.T) {
 	cases := map[string]struct {
 		in   string
 		want error
@@ -129,7 +129,7 @@ func TestForeignFramesAreRefused(t *testing.T) {
 	}
 }
 
-func TestALengthAloneAllocatesLittle(t *testing.T) {
+func TestLengthAloneAllocatesLittle(t *testing.T) {
 	c := stream(strings.NewReader(frame(KindRequest, MaxHeader, "{}")))
 	if _, _, err := c.ReadFrame(); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Fatalf("ReadFrame: %v, want %v", err, io.ErrUnexpectedEOF)
@@ -170,7 +170,7 @@ func TestNothingFollowsTheAnswer(t *testing.T) {
 	}
 }
 
-func TestAFailedWriteStays(t *testing.T) {
+func TestWriteAfterFailureRepeatsItsError(t *testing.T) {
 	a, b := pair(t)
 	b.Close()
 	first := a.WriteFrame(KindStdout, make([]byte, MaxFrame))
@@ -249,7 +249,7 @@ func FuzzReadFrame(f *testing.F) {
 	})
 }
 
-// slow hands out a few bytes at a time.
+// slow returns a few bytes per Read.
 type slow struct {
 	in   []byte
 	step int
