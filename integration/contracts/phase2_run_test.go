@@ -79,7 +79,7 @@ func testPhase2Sandbox(t *testing.T, a agent) {
 		"id -u; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; ls /proc/1/exe >/dev/null 2>&1 || echo hidden")
 	assertFields(t, r, fields{"stdout": "1000\nlo\nhidden\n"})
 	if r.SandboxID == "" {
-		t.Error("the call has no sandbox")
+		t.Error("the call has no sandbox, want one")
 	}
 }
 

@@ -212,7 +212,7 @@ func TestBackgroundCommandOutputAndKill(t *testing.T) {
 			t.Errorf("system_shells = %v, %q; want %s in it", out, text, id)
 		}
 		if len(harness.Marked(word)) == 0 {
-			t.Error("the command does not run on the host")
+			t.Error("the command does not run on the host, want its process")
 		}
 		if out, text, _ := c.call(t, "system_kill", map[string]any{"shell_id": id}); out["success"] != true {
 			t.Errorf("system_kill = %v, %q; want success", out, text)
@@ -397,6 +397,6 @@ func asked(t *testing.T, c *client) {
 			t.Errorf("approval request %q, want the command in it", p.Message)
 		}
 	default:
-		t.Error("the user was not asked to approve")
+		t.Error("the user was not asked to approve, want one request")
 	}
 }

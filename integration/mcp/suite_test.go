@@ -187,7 +187,7 @@ func serveTCP(t *testing.T) string {
 			t.Fatalf("the server printed %q, want its address", line)
 		}
 	case <-time.After(harness.Long):
-		t.Fatal("the server printed no address")
+		t.Fatalf("the server printed no address within %s, want one", harness.Long)
 	}
 	to, err := url.Parse("http://" + strings.TrimSuffix(address, ","))
 	if err != nil {

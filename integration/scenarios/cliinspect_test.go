@@ -204,7 +204,7 @@ func testEventsFollow(t *testing.T, s *harness.Server, l v1.Sandbox, _ string) {
 		case err := <-ended:
 			t.Fatalf("Events returned %v while the server restarted, want it to continue", err)
 		case <-ctx.Done():
-			t.Fatal("no event of the lease that was created after the restart")
+			t.Fatal("no event of the lease that was created after the restart, want one")
 		}
 	}
 	cancel()

@@ -354,7 +354,7 @@ func testEgressRecords(t *testing.T, s *harness.Server, _ *egressSite) {
 	s.CLI(t, "audit", "verify").Is(t, 0, "")
 	s.Term()
 	if strings.Contains(s.Log(), credential) {
-		t.Error("the log has the secret")
+		t.Error("the log has the secret, want it absent")
 	}
 	err := filepath.WalkDir(s.Dir(), func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() || strings.Contains(path, "/images/") || strings.Contains(path, "/guest/") {

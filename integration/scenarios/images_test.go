@@ -151,7 +151,7 @@ func TestKilledPullResumes(t *testing.T) {
 	harness.Eventually(t, harness.Long, "a part of the image is pulled", func() bool { return have.Load() > enough })
 	s.Kill9()
 	if err := <-done; err == nil {
-		t.Fatal("the pull ended before the service was killed")
+		t.Fatal("the pull succeeded before the service was killed, want error")
 	}
 	parts, err := filepath.Glob(filepath.Join(s.Dir(), "images", "blobs", "*.part"))
 	if err != nil || len(parts) != 1 {
@@ -211,7 +211,7 @@ RUN echo $WORD > /etc/built
 		harness.WriteFile(t, filepath.Join(dir, "Dockerfile"), "FROM orchestrator/sandbox:latest\nRUN exit 3\n")
 		s.CLI(t, "image", "build", "-t", "bad", "--network", "none", dir).Is(t, 64, "non-zero code: 3")
 		if _, err := s.Client.Images.Pin(t.Context(), "bad", true); err == nil {
-			t.Error("a failed build created an image")
+			t.Error("Pin of an image whose build failed succeeded, want error")
 		}
 		s.Configure(strings.Replace(onDemand, "default:", "default:\n    image: built:"+runtime, 1))
 		s.Signal(15)
@@ -235,7 +235,7 @@ func TestBuildFromPackages(t *testing.T) {
 		t.Fatalf("image build = %+v, want success and the image's id", got)
 	}
 	if _, err := s.Client.Images.Pin(t.Context(), "bad", true); err == nil {
-		t.Error("a failed build created an image")
+		t.Error("Pin of an image whose build failed succeeded, want error")
 	}
 	s.Configure(strings.Replace(onDemand, "default:", "default:\n    image: listed:1\n    entrypoint: []", 1))
 	s.Signal(15)

@@ -17,7 +17,7 @@ func testLeasesAreApart(t *testing.T, s *harness.Server) {
 	one := lease(t, s, v1.SandboxRequest{Env: map[string]string{"SECRET": word}})
 	two := lease(t, s, v1.SandboxRequest{})
 	if one.ID == two.ID {
-		t.Fatal("both leases have the same sandbox")
+		t.Fatal("both leases have the same sandbox, want two")
 	}
 	if got := sh(t, s, one.ID, "echo $SECRET"); got != word+"\n" {
 		t.Errorf("the sandbox's own variable is %q, want %q", got, word+"\n")

@@ -68,7 +68,7 @@ templates:
 		}
 		first := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"})
 		if first.Warm {
-			t.Error("a sandbox that was created cold is reported as warm")
+			t.Error("Warm = true for a sandbox that was created cold, want false")
 		}
 		s.Ask(t, "POST", "/v1/sandboxes", `{"when_empty":"cold"}`).Problem(t, 429, "resource_exhausted", "")
 		// An expired wait returns an error and creates no lease.

@@ -207,7 +207,7 @@ func testSessionTimes(t *testing.T, s *harness.Server, sandbox string) {
 		t.Errorf("processes after the timeouts = %s, want none", harness.Describe(left))
 	}
 	if left := harness.Marked(long); len(left) == 0 {
-		t.Error("the timeouts killed the process of an earlier command")
+		t.Error("the timeouts killed the process of an earlier command, want it running")
 	}
 	if _, err := se.End(within(t)); err != nil {
 		t.Error(err)
@@ -357,7 +357,7 @@ func testSessionRestart(t *testing.T, s *harness.Server, sandbox string) {
 	<-started
 	s.Kill9()
 	if err := <-done; err == nil {
-		t.Error("the command succeeded although its server was killed")
+		t.Error("the command succeeded although its server was killed, want error")
 	}
 	s.Start()
 	sessionGives(t, se, `pwd; echo $x`, 0, "/tmp\nkept\n")

@@ -193,7 +193,7 @@ func testDetachAndAttach(t *testing.T, s *harness.Server, id string) {
 	m.keys("C-]")
 	m.sees(`^exit code 0\.\nicanon$`)
 	if strings.Contains(reader.shown(), "typed by the reader") {
-		t.Error("a read-only client's input reached the terminal")
+		t.Error("a read-only client's input reached the terminal, want it dropped")
 	}
 	reader.keys("C-p", "C-q")
 	reader.sees(`^exit code 0\.\nicanon$`)
@@ -298,7 +298,7 @@ func testKilledFullScreen(t *testing.T, s *harness.Server, _ string) {
 			m.sees(c.shows)
 			m.sees(`^ *icanon$`)
 			if strings.Contains(m.shown(), "may still be running") {
-				t.Error("the program says that the command may still be running")
+				t.Error("the program says that the command may still be running, want no such text")
 			}
 			const restored = "0 1 0 0\n"
 			flags := "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_flag}"

@@ -54,7 +54,7 @@ func TestTopReportsSandboxUsage(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, ok := topRow(t, s, big.ID); ok {
-			t.Error("top shows a removed sandbox")
+			t.Error("top shows a removed sandbox, want no row")
 		}
 		r := s.Launch(t, nil, "top", "--interval", "100ms", "-o", "json")
 		harness.Eventually(t, harness.Long, "top prints several times", func() bool {

@@ -379,6 +379,6 @@ func testWebRecords(t *testing.T, s *harness.Server, w *harness.Website) {
 		}
 	}
 	if strings.Contains(s.Log(), harness.SearchKey) {
-		t.Error("the log has the provider's key")
+		t.Error("the log has the provider's key, want it absent")
 	}
 }
