@@ -23,7 +23,7 @@ func testPhase2Result(t *testing.T, a agent) {
 	}
 	for name, v := range want {
 		if got, ok := out[name]; !ok || got != v {
-			t.Errorf("%s is %v, want %v", name, got, v)
+			t.Errorf("output field %s = %v, want %v", name, got, v)
 		}
 	}
 	if ms, ok := out["duration_ms"].(float64); !ok || ms < 0 {

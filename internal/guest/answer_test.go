@@ -163,7 +163,7 @@ func TestAnswersAreValidated(t *testing.T) {
 	} {
 		client := talk(t, &peer{script: hold(c.bytes)})
 		if err := calls(soon(t), client)[c.op](); !errors.Is(err, ErrProtocol) || !errors.Is(err, ErrLost) {
-			t.Errorf("%s: %v, want %v and %v", name, err, ErrProtocol, ErrLost)
+			t.Errorf("answer with %s: %v, want %v and %v", name, err, ErrProtocol, ErrLost)
 		}
 	}
 }

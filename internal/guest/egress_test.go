@@ -28,7 +28,7 @@ func TestStreamsBecomeConnections(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			nc, err := talk(t, &peer{script: c.script}).Dial(soon(t), 80)
 			if !errors.Is(err, c.want) {
-				t.Fatalf("got %v, want %v", err, c.want)
+				t.Fatalf("Dial: %v, want %v", err, c.want)
 			}
 			if c.want != nil {
 				return

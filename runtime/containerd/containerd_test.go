@@ -24,7 +24,7 @@ func TestVersions(t *testing.T) {
 		"0.9": false, "": false, "v": false, "1": false, "new": false,
 	} {
 		if newEnough(version) != ok {
-			t.Errorf("%q: want %v", version, ok)
+			t.Errorf("newEnough(%q) = %v, want %v", version, !ok, ok)
 		}
 	}
 }
@@ -193,7 +193,7 @@ func TestTasksThatRun(t *testing.T) {
 		task.Status_STOPPED: false, task.Status_UNKNOWN: false,
 	} {
 		if alive(&task.Process{Status: status}) != want {
-			t.Errorf("%s: want %v", status, want)
+			t.Errorf("alive with status %s = %v, want %v", status, !want, want)
 		}
 	}
 }

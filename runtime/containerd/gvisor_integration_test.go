@@ -160,7 +160,7 @@ func gvisorAdopted(t *testing.T, b bench) {
 	b.wantNothingLeft(t, s.ID())
 }
 
-// gvisorFileServerKilled kills a sandbox's file server, then removes the sandbox: nothing may remain.
+// gvisorFileServerKilled kills a sandbox's file server and removes the sandbox: nothing may remain.
 func gvisorFileServerKilled(t *testing.T, b bench) {
 	t.Helper()
 	s := b.makeGVisor(t)

@@ -73,7 +73,7 @@ except OSError as e:
 			continue // crun creates a new mount; "root" checks that the file system is read-only
 		}
 		if got := sh(t, s, c.uid, c.line); got.Output != c.want {
-			t.Errorf("%s: %q (%s), want %q", c.what, got.Output, got.Error, c.want)
+			t.Errorf("%s: output = %q (%s), want %q", c.what, got.Output, got.Error, c.want)
 		}
 	}
 }
@@ -99,7 +99,7 @@ func TestLimitsOnTheHost(t *testing.T) {
 			}
 			seen++
 			if strings.TrimSpace(string(got)) != value {
-				t.Errorf("%s is %s, want %s", filepath.Join(dir, name), got, value)
+				t.Errorf("%s = %s, want %s", filepath.Join(dir, name), got, value)
 			}
 		}
 	}
@@ -150,13 +150,13 @@ func TestSystemCallsInside(t *testing.T) {
 		call := slices.Concat(c.call, make([]uint64, 7-len(c.call)))
 		got, err := ask(t, s, map[string]any{"call": call})
 		if err != nil {
-			t.Fatalf("%s: %v", c.what, err)
+			t.Fatalf("ask for %s: %v", c.what, err)
 		}
 		if c.what == "an unknown call" && crun() && unix.Errno(got.Errno) == unix.EPERM {
 			continue // only runc distinguishes unknown calls from refused ones
 		}
 		if unix.Errno(got.Errno) != c.want {
-			t.Errorf("%s: %v, want %v", c.what, unix.Errno(got.Errno), c.want)
+			t.Errorf("system call %s: %v, want %v", c.what, unix.Errno(got.Errno), c.want)
 		}
 	}
 }

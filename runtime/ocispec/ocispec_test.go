@@ -60,7 +60,7 @@ func TestProcess(t *testing.T) {
 	for name, want := range map[string]uint64{"RLIMIT_NOFILE": 1024, "RLIMIT_CORE": 0, "RLIMIT_RTPRIO": 0,
 		"RLIMIT_MSGQUEUE": 0} {
 		if got, ok := limits[name]; !ok || got != want {
-			t.Errorf("%s is %d, want %d", name, got, want)
+			t.Errorf("hard limit %s = %d, want %d", name, got, want)
 		}
 	}
 }

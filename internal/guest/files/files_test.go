@@ -220,7 +220,7 @@ func TestUserPermissionsApply(t *testing.T) {
 			body = []byte("four")
 		}
 		if r := ask(t, s, c.op, c.q, body); r.code() != c.code || r.failure.Message == "" {
-			t.Errorf("%s %+v: %+v, want %s", c.op, c.q, r.failure, c.code)
+			t.Errorf("%s of %+v: %+v, want %s with a message", c.op, c.q, r.failure, c.code)
 		}
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 4 {

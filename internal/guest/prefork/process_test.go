@@ -119,7 +119,7 @@ func TestCommandGetsWhatItWasGiven(t *testing.T) {
 	// ls has 3 open for the directory itself.
 	want := "sh b c\n/tmp\n1000\n1001\n1001 4711\n0022\n0 1 2 3 A=b c\nPATH=/usr/bin:/bin\nPWD=/tmp\n"
 	if out != want {
-		t.Errorf("got %q, want %q", out, want)
+		t.Errorf("output = %q, want %q", out, want)
 	}
 }
 
@@ -184,7 +184,7 @@ func TestFailuresNameStepAndErrno(t *testing.T) {
 			_, e, err := run(t, p)
 			var step *StepError
 			if !errors.As(err, &step) || *step != c.want {
-				t.Errorf("got %v, want %v", err, &c.want)
+				t.Errorf("Exec: %v, want %v", err, &c.want)
 			}
 			if e.Status.ExitStatus() != 127 {
 				t.Errorf("exit code of the child = %d, want 127", e.Status.ExitStatus())

@@ -124,7 +124,7 @@ func TestInvalidFramesAreRefused(t *testing.T) {
 	}
 	for name, c := range cases {
 		if _, _, err := stream(strings.NewReader(c.in)).ReadFrame(); !errors.Is(err, c.want) {
-			t.Errorf("%s: got %v, want %v", name, err, c.want)
+			t.Errorf("ReadFrame of %s: %v, want %v", name, err, c.want)
 		}
 	}
 }
@@ -178,7 +178,7 @@ func TestWriteAfterFailureRepeatsItsError(t *testing.T) {
 		t.Fatal("WriteFrame to a closed connection succeeded, want error")
 	}
 	if err := a.Reply(nil); !errors.Is(err, first) {
-		t.Errorf("got %v, want %v", err, first)
+		t.Errorf("Reply after a failed write: %v, want %v", err, first)
 	}
 }
 
