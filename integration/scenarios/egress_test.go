@@ -224,7 +224,7 @@ curl -sS http://b.site.test:%d/auth; env`, o.http, o.http))
 	assertContains(t, out, "set-by-the-gateway-api\nauthorized true")
 	assertContains(t, out, `authorized false, asked with ""`)
 	if strings.Contains(out, credential) {
-		t.Errorf("output of the sandbox has the secret's value, want only its placeholder: %s", out)
+		t.Errorf("output of the sandbox has the secret's value, want it absent: %s", out)
 	}
 	if _, err := s.Client.Egress.Set(within(t), id, v1.Egress{Rules: rules}); err != nil {
 		t.Fatal(err)

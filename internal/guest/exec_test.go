@@ -149,7 +149,8 @@ func TestExecRefusalHasClass(t *testing.T) {
 		}
 		e, ok := errors.AsType[*Error](err)
 		if !ok || !is(err) || errors.Is(err, ErrLost) || e.Field != "user" || len(e.Message) > maxMessage {
-			t.Errorf("Exec refused with %q: %v; want its class, the field user, and at most %d bytes", code, err, maxMessage)
+			t.Errorf("Exec refused with %q: %v; want its class and not %v, the field user, and at most %d bytes",
+				code, err, ErrLost, maxMessage)
 		}
 	}
 	c := talk(t, &peer{script: hold()})

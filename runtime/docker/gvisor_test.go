@@ -92,7 +92,7 @@ func TestLauncherRefusesUnknownContainers(t *testing.T) {
 		return cmd.Run()
 	}
 	if err := run("--oci-seccomp", "create", "--bundle", "/none", "nobody-named-it"); err == nil {
-		t.Error("create that fails succeeded, want error")
+		t.Error("create of a container without known cgroups succeeded, want error")
 	}
 	if _, err := os.Stat(began); err == nil {
 		t.Error("runsc was started, want it not started")

@@ -133,7 +133,7 @@ func TestCopyWithoutSplice(t *testing.T) {
 	s.to = to
 	n, err := s.next()
 	if got, _ := os.ReadFile(path); err != nil || n == 0 || !bytes.Equal(got, want[:n]) || !p.pipes.never {
-		t.Errorf("next = %d, %v, file has %d bytes, never %v; want that many bytes, no error, true",
+		t.Errorf("next = %d, %v, file has %d bytes, never %v; want some bytes, no error, the same bytes, true",
 			n, err, len(got), p.pipes.never)
 	}
 
