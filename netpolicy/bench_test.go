@@ -66,6 +66,26 @@ func BenchmarkLatency(b *testing.B) {
 	})
 }
 
+// sendToAll sends each connection of a listener the given number of bytes and closes it. It returns
+// when the listener is closed; the senders count in all.
+func sendToAll(l net.Listener, all *sync.WaitGroup, each int) {
+	piece := make([]byte, 256<<10)
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			return
+		}
+		all.Go(func() {
+			defer nc.Close()
+			for range each / len(piece) {
+				if _, err := nc.Write(piece); err != nil {
+					return
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkThroughput sends bytes from a server to a client, through a tunnel and through io.Copy
 // between the same kinds of sockets.
 func BenchmarkThroughput(b *testing.B) {
@@ -77,23 +97,7 @@ func BenchmarkThroughput(b *testing.B) {
 	defer l.Close()
 	var all sync.WaitGroup
 	defer all.Wait()
-	all.Go(func() {
-		piece := make([]byte, 256<<10)
-		for {
-			nc, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() {
-				defer nc.Close()
-				for range each / len(piece) {
-					if _, err := nc.Write(piece); err != nil {
-						return
-					}
-				}
-			})
-		}
-	})
+	all.Go(func() { sendToAll(l, &all, each) })
 	port := l.Addr().(*net.TCPAddr).Port
 	drain := func(b *testing.B, open func() net.Conn) {
 		b.Helper()
@@ -103,7 +107,7 @@ func BenchmarkThroughput(b *testing.B) {
 			nc := open()
 			n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{nc}, buf)
 			if n != each {
-				b.Fatal(n, err)
+				b.Fatalf("copied %d bytes, %v; want %d", n, err, each)
 			}
 			nc.Close()
 		}

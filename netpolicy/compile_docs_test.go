@@ -23,7 +23,7 @@ func TestDocs(t *testing.T) {
 		} `json:"egress"`
 	}
 	if err := json.Unmarshal([]byte(block), &doc); err != nil || len(doc.Egress.Rules) == 0 {
-		t.Fatalf("%d rules: %v", len(doc.Egress.Rules), err)
+		t.Fatalf("document has %d rules, %v; want some and no error", len(doc.Egress.Rules), err)
 	}
 	r, err := Compile(doc.Egress.Rules)
 	if err != nil {
@@ -40,7 +40,7 @@ func TestDocs(t *testing.T) {
 	}
 	for _, line := range said {
 		if !strings.Contains(string(page), line+"\n") {
-			t.Errorf("docs/egress.md does not say %q", line)
+			t.Errorf("docs/egress.md has no line %q, want it", line)
 		}
 	}
 }

@@ -50,20 +50,21 @@ func TestCompileNamesTheField(t *testing.T) {
 		var invalid *InvalidError
 		switch {
 		case !errors.As(err, &invalid) || !errdefs.IsInvalidArgument(err):
-			t.Errorf("%+v: %v", c.rule, err)
+			t.Errorf("Compile(%+v) = %v, want an InvalidError with the class InvalidArgument", c.rule, err)
 		case invalid.Field != "egress.rules[1]."+c.field || !strings.Contains(err.Error(), c.says):
-			t.Errorf("%+v: %v, not %s ... %s", c.rule, err, c.field, c.says)
+			t.Errorf("Compile(%+v) = %v, want field egress.rules[1].%s and a text with %q", c.rule, err, c.field, c.says)
 		}
 	}
-	if _, err := Compile(make([]Rule, MaxRules+1)); err == nil ||
-		!strings.HasPrefix(err.Error(), "egress.rules has 257 rules") {
-		t.Error(err)
+	refuses := func(rules []Rule, want string) {
+		t.Helper()
+		if _, err := Compile(rules); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("Compile of %d rules = %v, want an error that starts with %q", len(rules), err, want)
+		}
 	}
+	refuses(make([]Rule, MaxRules+1), "egress.rules has 257 rules")
 	long := Rule{Host: "a.com", Protocol: HTTP,
 		Paths: slices.Repeat([]string{"/" + strings.Repeat("a", MaxPath-1)}, MaxPaths)}
-	if _, err := Compile([]Rule{long}); err == nil || !strings.HasPrefix(err.Error(), "egress.rules has 131077 bytes") {
-		t.Error(err)
-	}
+	refuses([]Rule{long}, "egress.rules has 131077 bytes")
 }
 
 func TestEmpty(t *testing.T) {
@@ -72,10 +73,10 @@ func TestEmpty(t *testing.T) {
 		none: true, mustCompile(t, ""): true, mustCompile(t, "deny a.com"): true, mustCompile(t, "deny a.com\na.com"): false,
 	} {
 		if rules.Empty() != want {
-			t.Errorf("%+v: empty is %v", rules, !want)
+			t.Errorf("Empty of %+v = %v, want %v", rules, !want, want)
 		}
 	}
 	if d := none.Decide(Want{Host: "a.com", Port: 443, Tunnel: true}); d.Allowed {
-		t.Error("no rules allow something")
+		t.Errorf("Decide without rules = %+v, want a refusal", d)
 	}
 }

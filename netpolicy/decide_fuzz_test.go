@@ -78,22 +78,23 @@ func FuzzDecide(f *testing.F) {
 		checkDecision(t, w, d)
 		checkDecision(t, w, both)
 		if again := compile(rules).Decide(w); again != d {
-			t.Fatalf("%+v is %+v, then %+v", w, d, again)
+			t.Fatalf("Decide(%+v) with the rules compiled again = %+v, want %+v", w, again, d)
 		}
 		upper := w
 		if upper.Host = strings.ToUpper(w.Host) + "."; (r.Decide(upper) != d) != strings.Contains(w.Host, "@") {
-			t.Fatalf("%s is %+v, %s is %+v", w.Host, d, upper.Host, r.Decide(upper))
+			t.Fatalf("Decide of %q = %+v, of %q = %+v; want the same unless the host contains @", w.Host, d, upper.Host,
+				r.Decide(upper))
 		}
 		more := compile(append(slices.Clone(rules), deny)).Decide(w)
 		if more.Allowed && more != d {
-			t.Fatalf("%+v denies more, and %+v is %+v, not %+v", deny, w, more, d)
+			t.Fatalf("Decide(%+v) with the additional rule %+v = %+v, want a refusal or %+v", w, deny, more, d)
 		}
 		if both.Allowed && (!d.Allowed || both.Port != d.Port || both.Rule != d.Rule) {
-			t.Fatalf("%+v is %+v, and under a ceiling %+v", w, d, both)
+			t.Fatalf("Within(%+v) = %+v, want a refusal or the rule and port of Decide, %+v", w, both, d)
 		}
 		under := r.Within(compile(append(slices.Clone(ceiling), deny)), w)
 		if under.Allowed && under != both {
-			t.Fatalf("the ceiling denies %+v more, and %+v is %+v, not %+v", deny, w, under, both)
+			t.Fatalf("Within(%+v) a ceiling with the additional rule %+v = %+v, want a refusal or %+v", w, deny, under, both)
 		}
 		if d.Allowed {
 			checkRules(t, r, d, w)
@@ -113,10 +114,10 @@ func checkRules(t *testing.T, r *Rules, d Decision, w Want) {
 		at := fmt.Sprintf("%+v is %+v by rule %d, %s", w, d, i, one.summary)
 		switch {
 		case i == d.Rule && (one.deny || !matches || !slices.Contains(one.ports, uint16(d.Port))):
-			t.Fatal(at)
+			t.Fatal(at + ", want a rule that allows this host and port")
 		case one.deny && matches && carried && !one.hasRequestFilter() &&
 			(len(one.ports) == 0 || slices.Contains(one.ports, uint16(d.Port))):
-			t.Fatal(at + " and should be denied")
+			t.Fatal(at + ", want a refusal")
 		}
 	}
 }

@@ -163,13 +163,13 @@ func TestDecide(t *testing.T) {
 			w := parseWants(text)
 			d := r.Decide(w)
 			if got := answer(d); got != want {
-				t.Errorf("%s: %s: %s (%s), not %s", c.about, text, got, d.Reason, want)
+				t.Errorf("%s: Decide(%s) = %s (%s), want %s", c.about, text, got, d.Reason, want)
 			}
 			checkDecision(t, w, d)
 		}
 	}
 	if d := mustCompile(t, "http *").Decide(Want{Host: "a.com", Port: 80, Method: "CONNECT", Path: "/"}); d.Allowed {
-		t.Error("CONNECT is taken as a request")
+		t.Errorf("Decide of CONNECT as the method of a request = %+v, want a refusal", d)
 	}
 }
 
@@ -178,9 +178,9 @@ func checkDecision(t *testing.T, w Want, d Decision) {
 	switch {
 	case d.Reason == "" || len(d.Reason) > 900 ||
 		strings.ContainsFunc(d.Reason, func(c rune) bool { return c < ' ' || c > '~' }):
-		t.Errorf("%+v: the reason is not one line of ASCII: %q", w, d.Reason)
+		t.Errorf("Decide(%+v) has the reason %q, want one line of ASCII, 1 to 900 bytes", w, d.Reason)
 	case d.Allowed && (d.Rule < 0 || d.Port < 1 || d.Host == "" || protocolNames[d.Protocol] == 0):
-		t.Errorf("%+v is allowed with %+v", w, d)
+		t.Errorf("Decide(%+v) = %+v, want a rule, port, host and protocol with what is allowed", w, d)
 	}
 }
 
@@ -212,7 +212,7 @@ func TestCeiling(t *testing.T) {
 	} {
 		d := mustCompile(t, c.rules).Within(mustCompile(t, c.ceiling), parseWants(c.want))
 		if got := answer(d); got != c.answer {
-			t.Errorf("%q under %q: %s is %s (%s), not %s", c.rules, c.ceiling, c.want, got, d.Reason, c.answer)
+			t.Errorf("%q within %q: %s = %s (%s), want %s", c.rules, c.ceiling, c.want, got, d.Reason, c.answer)
 		}
 		checkDecision(t, parseWants(c.want), d)
 	}
@@ -238,7 +238,7 @@ func TestReasons(t *testing.T) {
 		{"*", "CONNECT 127.1|443", `invalid host "127.1": it ends in a number but is not a four-part IPv4 address`},
 	} {
 		if got := mustCompile(t, c.rules).Decide(parseWants(c.want)).Reason; got != c.reason {
-			t.Errorf("%s: %q, not %q", c.want, got, c.reason)
+			t.Errorf("Decide(%s).Reason = %q, want %q", c.want, got, c.reason)
 		}
 	}
 	for _, c := range []struct{ rules, ceiling, want, reason string }{
@@ -251,7 +251,7 @@ func TestReasons(t *testing.T) {
 		{"a.com", "*\ndeny a.com", "CONNECT a.com|443", "the ceiling: a.com:443 is denied: rule 1 denies a.com"},
 	} {
 		if got := mustCompile(t, c.rules).Within(mustCompile(t, c.ceiling), parseWants(c.want)).Reason; got != c.reason {
-			t.Errorf("%q under %q: %q, not %q", c.rules, c.ceiling, got, c.reason)
+			t.Errorf("%q within %q: reason = %q, want %q", c.rules, c.ceiling, got, c.reason)
 		}
 	}
 }
@@ -262,11 +262,11 @@ func TestResolvedAddressesAreDenied(t *testing.T) {
 		"9.9.9.9": "tls 443"} {
 		d := r.Resolved(r.Decide(Want{Host: "a.com", Port: 443, Tunnel: true}), netip.MustParseAddr(address))
 		if answer(d) != want {
-			t.Errorf("%s: %+v", address, d)
+			t.Errorf("Resolved at %s = %+v, want %s", address, d, want)
 		}
 	}
 	d := r.Resolved(r.Decide(Want{Host: "a.org", Port: 80, Method: "GET", Path: "/"}), netip.MustParseAddr("9.9.9.9"))
 	if want := "a.org is at 9.9.9.9: rule 3 denies 9.9.9.9 with http"; d.Reason != want {
-		t.Errorf("%q, not %q", d.Reason, want)
+		t.Errorf("reason = %q, want %q", d.Reason, want)
 	}
 }

@@ -16,7 +16,7 @@ func TestGuardRefusesNonPublicAddresses(t *testing.T) {
 		64:ff9b::7f00:1 64:ff9b::8.8.8.8 64:ff9b:1::1 100::1 2001::1 2001:0:5ef5:79fd::1 2001:10::1 2001:20::1 2001:db8::1
 		2002:7f00:1:: 2002:808:808::1 3fff::1 5f00::1 fc00::1 fd00:ec2::254 fd20:ce::254 fe80::1 febf::1 fec0::1 ff02::1 4000::1 1000::1`) {
 		if err := g.Check("a.com", netip.MustParseAddr(s)); err == nil || !strings.Contains(err.Error(), "egress.private") {
-			t.Errorf("%s: %v", s, err)
+			t.Errorf("Check(a.com, %s) = %v, want an error that names egress.private", s, err)
 		}
 	}
 	for _, s := range strings.Fields(`1.1.1.1 8.8.8.8 9.255.255.255 11.0.0.0 100.63.255.255
@@ -28,7 +28,7 @@ func TestGuardRefusesNonPublicAddresses(t *testing.T) {
 	}
 	for _, a := range []netip.Addr{{}, netip.MustParseAddr("2a00::1%eth0")} {
 		if g.Check("a.com", a) == nil {
-			t.Errorf("%v may be connected to", a)
+			t.Errorf("Check(a.com, %v) = nil, want an error", a)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func TestGuardExceptions(t *testing.T) {
 		{"10.3.0.1", "10.3.0.1", true}, {"10.3.0.2", "10.3.0.2", false},
 	} {
 		if err := g.Check(c.host, netip.MustParseAddr(c.addr)); (err == nil) != c.ok {
-			t.Errorf("%s at %s: %v", c.host, c.addr, err)
+			t.Errorf("Check(%s, %s) = %v, want success %v", c.host, c.addr, err, c.ok)
 		}
 	}
 	for field, p := range map[string]Private{
@@ -76,7 +76,7 @@ func TestGuardExceptions(t *testing.T) {
 		"ranges[1] ": {Hosts: []string{"a"}, Ranges: append(ranges("10.0.0.0/8"), netip.Prefix{})},
 	} {
 		if _, err := NewGuard([]Private{p}); err == nil || !strings.HasPrefix(err.Error(), "egress.private[0]."+field) {
-			t.Errorf("%+v: %v", p, err)
+			t.Errorf("NewGuard(%+v) = %v, want an error about egress.private[0].%s", p, err, field)
 		}
 	}
 }

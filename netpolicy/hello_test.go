@@ -81,17 +81,17 @@ func TestParseHello(t *testing.T) {
 		append(slices.Clip(whole), "more"...), realHello(t, "example.com"), madeHello(names(name("example.com")))} {
 		got, ech, need, err := ParseHello(b)
 		if got != "example.com" || ech || need != 0 || err != nil {
-			t.Errorf("%q %v %d %v", got, ech, need, err)
+			t.Errorf("ParseHello = %q, ech %v, need %d, %v; want \"example.com\" and no error", got, ech, need, err)
 		}
 		if got, _, _, err := feed(b); got != "example.com" || err != nil {
-			t.Errorf("piece by piece: %q %v", got, err)
+			t.Errorf("ParseHello piece by piece = %q, %v; want \"example.com\" and no error", got, err)
 		}
 	}
 	if got, _, _, err := ParseHello(realHello(t, "")); got != "" || err != nil {
-		t.Errorf("without a name: %q %v", got, err)
+		t.Errorf("ParseHello of a hello without a name = %q, %v; want no name and no error", got, err)
 	}
 	if b := split(whole, 1); testing.AllocsPerRun(10, func() { _, _, _, _ = ParseHello(b[:len(b)-1]) }) > 0 {
-		t.Error("a part of a hello allocates")
+		t.Error("ParseHello of a partial hello allocates, want no allocation")
 	}
 }
 
@@ -139,7 +139,8 @@ func TestParseHelloRefuses(t *testing.T) {
 		_, ech, need, err := ParseHello(c.b)
 		if err == nil || need != 0 || !strings.Contains(err.Error(), c.says) || c.is != nil && !errors.Is(err, c.is) ||
 			ech != errors.Is(err, ErrECH) {
-			t.Errorf("%s: %v, %d more, %v", about, ech, need, err)
+			t.Errorf("%s: ParseHello = ech %v, need %d, %v; want need 0 and an error with %q, wrapping %v", about, ech, need,
+				err, c.says, c.is)
 		}
 	}
 }
@@ -155,7 +156,8 @@ func FuzzHello(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, n uint16) {
 		name, ech, need, err := ParseHello(b)
 		if need < 0 || need > MaxHello || err != nil && need != 0 || need > 0 && (name != "" || ech) {
-			t.Fatalf("%q %v %d %v", name, ech, need, err)
+			t.Fatalf("ParseHello = %q, ech %v, need %d, %v; want a name, an error or a need up to %d", name, ech, need, err,
+				MaxHello)
 		}
 		slow, slowECH, read, slowErr := feed(b)
 		if strings.Contains(text(err)+text(slowErr), "has more than") {
@@ -163,10 +165,12 @@ func FuzzHello(f *testing.F) {
 		}
 		unfinished := slowErr == io.ErrUnexpectedEOF
 		if unfinished && need == 0 && err == nil || !unfinished && need > 0 {
-			t.Fatalf("at once %d more, %v; piece by piece %v after %d", need, err, slowErr, read)
+			t.Fatalf("need at once = %d, %v; piece by piece %v after %d bytes; want both finished or both unfinished", need,
+				err, slowErr, read)
 		}
 		if !unfinished && (slow != name || slowECH != ech || text(slowErr) != text(err)) {
-			t.Fatalf("at once %q %v %v; piece by piece %q %v %v", name, ech, err, slow, slowECH, slowErr)
+			t.Fatalf("ParseHello piece by piece = %q, ech %v, %v; want as at once: %q, %v, %v", slow, slowECH, slowErr, name,
+				ech, err)
 		}
 		size, bad := recordSize(b)
 		if need > 0 || err != nil || bad != nil || n == 0 || len(b) != recordHeader+size ||
@@ -174,7 +178,7 @@ func FuzzHello(f *testing.F) {
 			return
 		}
 		if again, _, _, err := ParseHello(split(b, int(n))); again != name || err != nil {
-			t.Fatalf("%q in records of %d bytes is %q %v", name, n, again, err)
+			t.Fatalf("ParseHello in records of %d bytes = %q, %v; want %q", n, again, err, name)
 		}
 	})
 }

@@ -44,15 +44,15 @@ func TestCanonicalHost(t *testing.T) {
 		got, addr, err := CanonicalHost(in)
 		switch {
 		case want == "!" && err == nil:
-			t.Errorf("%q is taken as %q", in, got)
+			t.Errorf("CanonicalHost(%q) = %q, want an error", in, got)
 		case want == "!":
 			if strings.ContainsFunc(err.Error(), func(c rune) bool { return c < ' ' || c > '~' }) {
-				t.Errorf("%q: the error is not one line of ASCII: %q", in, err)
+				t.Errorf("CanonicalHost(%q) = %q, want an error of one line of ASCII", in, err)
 			}
 		case err != nil || got != want:
-			t.Errorf("%q gives %q and %v, not %q", in, got, err, want)
+			t.Errorf("CanonicalHost(%q) = %q, %v; want %q", in, got, err, want)
 		case addr.IsValid() != (strings.Contains(want, ":") || endsInNumber(want)):
-			t.Errorf("%q: the address is %v", in, addr)
+			t.Errorf("CanonicalHost(%q) has the address %v, want a valid one exactly for an IP address", in, addr)
 		}
 	}
 }
@@ -68,7 +68,7 @@ func FuzzHost(f *testing.F) {
 		host, addr, err := CanonicalHost(s)
 		if a, parsed := netip.ParseAddr(s); parsed == nil {
 			if zone := a.Zone() != ""; zone == (err == nil) || !zone && addr != a.Unmap() {
-				t.Fatalf("%q is the address %v: %v, %v", s, a, addr, err)
+				t.Fatalf("CanonicalHost(%q) = address %v, %v; want %v, or an error for a zone", s, addr, err, a.Unmap())
 			}
 		}
 		if err != nil {
@@ -76,23 +76,23 @@ func FuzzHost(f *testing.F) {
 		}
 		again, same, err := CanonicalHost(host)
 		if err != nil || again != host || same != addr {
-			t.Fatalf("%q gives %q, and that %q, %v", s, host, again, err)
+			t.Fatalf("CanonicalHost(%q) = %q, %v, %v; want it unchanged with the address %v", host, again, same, err, addr)
 		}
 		if a, err := netip.ParseAddr(host); err == nil != addr.IsValid() || err == nil && a != addr {
-			t.Fatalf("%q gives %q with the address %v", s, host, addr)
+			t.Fatalf("CanonicalHost(%q) = %q with the address %v, want that of ParseAddr, %v", s, host, addr, a)
 		}
 		if strings.ContainsFunc(host, func(c rune) bool { return c > '~' || c != ':' && c != '.' && !isNameByte(byte(c)) }) {
-			t.Fatalf("%q gives %q", s, host)
+			t.Fatalf("CanonicalHost(%q) = %q, want only bytes of a name or an address", s, host)
 		}
 		if strings.HasSuffix(s, ".") || strings.HasSuffix(s, "]") {
 			return
 		}
 		upper, _, err := CanonicalHost(asciiUpper(s))
 		if err != nil || upper != host {
-			t.Fatalf("%q in upper case gives %q, %v", s, upper, err)
+			t.Fatalf("CanonicalHost(%q) in upper case = %q, %v; want %q", s, upper, err, host)
 		}
 		if dotted, _, err := CanonicalHost(s + "."); !strings.Contains(s, ":") && (err != nil || dotted != host) {
-			t.Fatalf("%q with a dot gives %q, %v", s, dotted, err)
+			t.Fatalf("CanonicalHost(%q) with a final dot = %q, %v; want %q", s, dotted, err, host)
 		}
 	})
 }

@@ -36,11 +36,11 @@ func TestHostsFileHasPriority(t *testing.T) {
 			have = append(have, a.String())
 		}
 		if !slices.Equal(have, want) || (len(want) == 0) != errors.Is(err, errNoNames) {
-			t.Errorf("%s: %v, %v", name, have, err)
+			t.Errorf("LookupNetIP(%s) = %v, %v; want %v, or errNoNames if that is empty", name, have, err, want)
 		}
 	}
 	r.path += "-none"
 	if _, err := r.LookupNetIP(t.Context(), "ip", "one.test."); !errors.Is(err, errNoNames) {
-		t.Errorf("without a file: %v", err)
+		t.Errorf("LookupNetIP without a file = %v, want errNoNames", err)
 	}
 }

@@ -20,13 +20,6 @@ func TestManyTunnelsCostLittle(t *testing.T) {
 	// The machine may be slow, and this test is not about the time of a connect.
 	w := newWorld(t, Options{Limits: Limits{HeaderTime: 6 * soon, DialTime: 6 * soon}}, SessionOptions{},
 		Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
-	heap := func() (int64, int) {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc + m.StackInuse), runtime.NumGoroutine()
-	}
 	before, routines := heap()
 	conns := make([]net.Conn, many)
 	var all sync.WaitGroup
@@ -54,8 +47,8 @@ func TestManyTunnelsCostLittle(t *testing.T) {
 	during, each := heap()
 	t.Logf("%d tunnels: %d KiB and %.1f goroutines each, the test's own among them", many, (during-before)/many>>10,
 		float64(each-routines)/many)
-	if during-before > many*128<<10 {
-		t.Errorf("%d tunnels take %d MiB", many, (during-before)>>20)
+	if limit := int64(many * 128 << 10); during-before > limit {
+		t.Errorf("%d tunnels take %d MiB, want at most %d", many, (during-before)>>20, limit>>20)
 	}
 	begun := time.Now()
 	w.s.Set(nil, nil)
@@ -66,15 +59,30 @@ func TestManyTunnelsCostLittle(t *testing.T) {
 	for _, nc := range conns {
 		nc.Close()
 	}
+	after := waitForGoroutines(t, routines+10)
+	t.Logf("after it %d KiB more", (after-before)>>10)
+}
+
+// heap returns the memory in use, in bytes, and the number of goroutines.
+func heap() (int64, int) {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse), runtime.NumGoroutine()
+}
+
+// waitForGoroutines waits until at most limit goroutines run, and returns the memory in use then.
+func waitForGoroutines(t *testing.T, limit int) int64 {
+	t.Helper()
 	end := time.Now().Add(soon)
 	for {
 		after, left := heap()
-		if left <= routines+10 {
-			t.Logf("after it %d KiB more", (after-before)>>10)
-			break
+		if left <= limit {
+			return after
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%d goroutines are left of %d", left, routines)
+			t.Fatalf("%d goroutines after the tunnels ended, want at most %d", left, limit)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -119,10 +127,10 @@ func TestConnectionsToServersAreBounded(t *testing.T) {
 	for i := range 2 * keptServers {
 		resp, err := c.Get(fmt.Sprintf("http://n%d.test/", i))
 		if err != nil || resp.StatusCode != http.StatusNotFound || resp.Body.Close() != nil {
-			t.Fatal(resp, err)
+			t.Fatalf("GET of server %d = %v, %v; want status 404", i, resp, err)
 		}
 	}
 	if n := w.s.outside.Load(); n > keptServers+2 {
-		t.Errorf("%d connections to servers", n)
+		t.Errorf("%d connections to servers, want at most %d", n, keptServers+2)
 	}
 }

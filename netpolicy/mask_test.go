@@ -63,11 +63,11 @@ func TestMaskHidesCredentialsInWholeAnswer(t *testing.T) {
 				nc.Close()
 				got := string(b)
 				if !strings.HasPrefix(got, "HTTP/1.1 ") && path != "/chunk" || holds(got, token) {
-					t.Errorf("GET %s: the sandbox received %q", path, got)
+					t.Errorf("GET %s: the sandbox received %q, want an HTTP answer without the credential", path, got)
 				}
 				n++
 				if line := fmt.Sprintf("%+v", w.audited(n)); holds(line, token) {
-					t.Errorf("GET %s: audited %s", path, line)
+					t.Errorf("GET %s: audited %s, want no credential", path, line)
 				}
 			}
 		})
@@ -100,6 +100,6 @@ func TestMaskKeepsOtherTrailers(t *testing.T) {
 	stars := strings.Repeat("*", len("s3cr3t-t0ken"))
 	if body.String() != "hello" || res.Trailer.Get("X-Sum") != "7" || res.Trailer.Get("X-"+stars) != stars ||
 		res.Trailer.Get(RefusalHeader) != "" {
-		t.Errorf("answer %q, trailer %v", got, res.Trailer)
+		t.Errorf("answer %q, trailer %v; want the body hello, X-Sum 7, a masked name and no refusal", got, res.Trailer)
 	}
 }

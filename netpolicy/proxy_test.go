@@ -26,7 +26,7 @@ func (w *world) refuses(t *testing.T, n int, c attempt) {
 	if line.Allowed && !strings.HasPrefix(c.begins, "HTTP/1.1 50") && c.begins != "\x05\x00\x05\x04" &&
 		c.begins != "\x05\x00\x05\x05" || line.Reason == "" ||
 		strings.ContainsAny(line.Reason+line.Host+line.Path, "\r\n\x00") {
-		t.Errorf("%s: audited %+v", what, line)
+		t.Errorf("%s: audited %+v, want a reason on one line, and allowed only if the connect failed", what, line)
 	}
 	wantText(t, what+" in the audit", line.Reason, c.reason)
 	if c.reason != "" && strings.HasPrefix(c.begins, "HTTP") {
@@ -110,12 +110,13 @@ func TestProxyRefusesWithReason(t *testing.T) {
 		w.refuses(t, i+1, c)
 	}
 	if st := w.s.State(); len(st.Recent) > keptRecent || st.Refused+st.Allowed != int64(len(cases)) {
-		t.Errorf("%d refused, %d allowed of %d", st.Refused, st.Allowed, len(cases))
+		t.Errorf("%d refused, %d allowed, %d recent; want %d in all, at most %d recent", st.Refused, st.Allowed,
+			len(st.Recent), len(cases), keptRecent)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.lines) != len(cases) {
-		t.Errorf("%d lines for %d connections", len(w.lines), len(cases))
+		t.Errorf("audited %d lines for %d connections, want one each", len(w.lines), len(cases))
 	}
 }
 
@@ -128,7 +129,7 @@ func TestServeReturnsAfterAudit(t *testing.T) {
 	go func() { w.stop(); close(ended) }()
 	select {
 	case <-ended:
-		t.Error("a line was still to come")
+		t.Error("the session ended before its last line was audited, want it to wait")
 	case <-time.After(100 * time.Millisecond):
 	}
 	w.mu.Unlock()
@@ -157,11 +158,11 @@ func TestSlowReaderIsNotIdle(t *testing.T) {
 	}{{theirs.Write, false}, {nil, false}, {ours.Read, true}, {nil, false}, {theirs.Write, false}} {
 		if step.do != nil {
 			if n, err := step.do(piece); n != len(piece) {
-				t.Fatal(n, err)
+				t.Fatalf("wrote %d bytes, %v; want %d", n, err, len(piece))
 			}
 		}
 		if got := f.queuesMoved(); got != step.drained {
-			t.Errorf("step %d: drained is %v", i, got)
+			t.Errorf("step %d: queuesMoved = %v, want %v", i, got, step.drained)
 		}
 	}
 }
@@ -198,7 +199,7 @@ func TestLimits(t *testing.T) {
 		}
 		go nc.Write(make([]byte, 1<<20))
 		if n, _ := io.Copy(io.Discard, nc); n > 100_000 {
-			t.Errorf("received %d bytes", n)
+			t.Errorf("received %d bytes, want at most 100000", n)
 		}
 		wantText(t, "audit", w.audited(1).Reason, "this sandbox has used its limit of 100000 bytes")
 		_, err = w.connect(target("a.test", port))

@@ -110,41 +110,42 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 	}
 	body, _ := io.ReadAll(resp.Body)
 	if string(body) != "POST /x%2Fy?q=%20;a some body" || resp.Header.Get("Via") != "" {
-		t.Errorf("answer %q", body)
+		t.Errorf("answer = %q, Via %q; want the request unchanged and no Via", body, resp.Header.Get("Via"))
 	}
 	got := <-s.asked
 	if got.Host != fmt.Sprintf("a.test:%d", s.port) || got.Header.Get("X-Yours") != "2" ||
 		got.Header.Get("User-Agent") != "test" || got.Trailer.Get("X-End") != "t" {
-		t.Errorf("the server was asked %v %v %v", got.Host, got.Header, got.Trailer)
+		t.Errorf("the server got host %v, header %v, trailer %v; want port %d, X-Yours 2, User-Agent test, X-End t",
+			got.Host, got.Header, got.Trailer, s.port)
 	}
 	for _, field := range []string{"Proxy-Authorization", "X-Mine", "X-Forwarded-For", "Proxy-Connection", "Connection"} {
 		if v, ok := got.Header[field]; ok {
-			t.Errorf("the server got %s: %q", field, v)
+			t.Errorf("the server got %s: %q, want no such field", field, v)
 		}
 	}
 	line := w.audited(1)
 	if !line.Allowed || line.Method != http.MethodPost || line.Path != "/x%2Fy" || line.Sent != 9 ||
 		line.Received != int64(len(body)) || line.Address != target("127.0.0.1", s.port) || line.Protocol != HTTP {
-		t.Errorf("audited %+v", line)
+		t.Errorf("audited %+v, want an allowed POST of /x%%2Fy: 9 bytes sent, %d received", line, len(body))
 	}
 
 	if resp, err = c.Get(base + "/moved"); err != nil || resp.StatusCode != http.StatusFound ||
 		resp.Header.Get("Location") != "http://169.254.169.254/" {
-		t.Errorf("a redirect: %v, %v", resp, err)
+		t.Errorf("GET of a redirect = %v, %v; want it forwarded unchanged", resp, err)
 	}
 	resp.Body.Close()
 	if resp, err = c.Get(base + "/trailer"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err = io.Copy(io.Discard, resp.Body); err != nil || resp.Trailer.Get("X-Sum") != "7" {
-		t.Errorf("trailer: %v, %v", resp.Trailer, err)
+		t.Errorf("trailer = %v, %v; want X-Sum 7", resp.Trailer, err)
 	}
 	if resp, err = c.Head(base + "/"); err != nil || resp.ContentLength <= 0 {
-		t.Errorf("HEAD: %v, %v", resp, err)
+		t.Errorf("HEAD = %v, %v; want a Content-Length", resp, err)
 	}
 	resp, err = c.Head("http://b.test/")
 	if err != nil || resp.StatusCode != http.StatusForbidden {
-		t.Errorf("HEAD that is refused: %v, %v", resp, err)
+		t.Errorf("HEAD that is refused = %v, %v; want status 403", resp, err)
 	}
 }
 
@@ -160,7 +161,7 @@ func TestWrongContentLengthEndsConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		if body, err := io.ReadAll(resp.Body); err == nil || len(body) == 0 {
-			t.Errorf("%s: %q and no error", path, body)
+			t.Errorf("%s: body = %q, %v; want a part of it and an error", path, body, err)
 		}
 		resp.Body.Close()
 		n++
@@ -168,7 +169,7 @@ func TestWrongContentLengthEndsConnection(t *testing.T) {
 	}
 	resp, err := c.Get(fmt.Sprintf("http://a.test:%d/strange", s.port))
 	if err != nil || resp.StatusCode != http.StatusBadGateway {
-		t.Fatalf("no HTTP: %v, %v", resp, err)
+		t.Fatalf("answer to invalid HTTP = %v, %v; want status 502", resp, err)
 	}
 	resp.Body.Close()
 	n++
@@ -182,7 +183,7 @@ func TestWrongContentLengthEndsConnection(t *testing.T) {
 	wantText(t, "short body", string(got), "HTTP/1.1 400 the request's body ended early")
 	n++
 	if line := w.audited(n); line.Sent != 3 {
-		t.Errorf("audited %+v", line)
+		t.Errorf("audited %+v, want 3 bytes sent", line)
 	}
 	// Bytes beyond Content-Length are the next request and are checked as one.
 	got = []byte(w.say(strings.Replace(head, "Content-Length: 10", "Content-Length: 1", 1) + " no request\r\n\r\n"))
@@ -206,14 +207,14 @@ func TestEarlyAnswerEndsConnection(t *testing.T) {
 	}
 	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusRequestEntityTooLarge || !resp.Close ||
 		string(body) != "no" {
-		t.Errorf("%s %v %q", resp.Status, resp.Close, body)
+		t.Errorf("answer = %s, close %v, %q; want status 413, close and \"no\"", resp.Status, resp.Close, body)
 	}
 	w.audited(1)
 	fmt.Fprintf(nc, "GET http://a.test:%d/ HTTP/1.1\r\nHost: a.test\r\n\r\n", s.port)
 	closeWrite(nc)
 	rest, err := io.ReadAll(in)
 	if err != nil || len(rest) > 0 || len(s.asked) > 0 {
-		t.Errorf("what follows was answered %q, %v", rest, err)
+		t.Errorf("after the answer: read %q, %v, and %d requests arrived; want the end and none", rest, err, len(s.asked))
 	}
 }
 
@@ -255,7 +256,7 @@ func TestTunneledRequestsAreDecidedSeparately(t *testing.T) {
 	close(s.asked)
 	for r := range s.asked {
 		if !strings.HasPrefix(r.URL.Path, "/open/") || !strings.HasPrefix(r.Host, "a.test") {
-			t.Errorf("the server was asked %s %s", r.Host, r.URL)
+			t.Errorf("the server got %s %s, want only paths below /open/ of a.test", r.Host, r.URL)
 		}
 	}
 }
@@ -275,7 +276,7 @@ func TestOnlyWebSocketUpgradesAreAllowed(t *testing.T) {
 		}
 		wantText(t, to, resp.Status, status)
 		if asked := <-s.asked; (asked.Header.Get("Upgrade") != "") != (to == "websocket") {
-			t.Errorf("%s: the server was asked to upgrade to %q", to, asked.Header.Get("Upgrade"))
+			t.Errorf("%s: the server got Upgrade %q, want it only for websocket", to, asked.Header.Get("Upgrade"))
 		}
 		if to != "websocket" {
 			continue
@@ -284,9 +285,30 @@ func TestOnlyWebSocketUpgradesAreAllowed(t *testing.T) {
 		closeWrite(nc)
 		got, err := io.ReadAll(in)
 		if err != nil || string(got) != "early and late" {
-			t.Errorf("echo = %q, %v", got, err)
+			t.Errorf("echo = %q, %v; want %q", got, err, "early and late")
 		}
 	}
+}
+
+// askWithCredential sends a request with a credential of the sandbox's own, and returns the fields
+// and the body of the answer.
+func askWithCredential(t *testing.T, c *http.Client, url string) string {
+	t.Helper()
+	req, _ := http.NewRequest(http.MethodGet, url, nil)
+	req.Header.Set("Authorization", "from inside")
+	req.Header.Set("Connection", "Authorization")
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all bytes.Buffer
+	resp.Header.Write(&all)
+	io.Copy(&all, resp.Body)
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s = %s, %s; want status 200", url, resp.Status, &all)
+	}
+	return all.String()
 }
 
 func TestSecretsNeverEnterSandbox(t *testing.T) {
@@ -301,43 +323,29 @@ func TestSecretsNeverEnterSandbox(t *testing.T) {
 	c := w.client()
 	ask := func(url string) (string, *http.Request) {
 		t.Helper()
-		req, _ := http.NewRequest(http.MethodGet, url, nil)
-		req.Header.Set("Authorization", "from inside")
-		req.Header.Set("Connection", "Authorization")
-		resp, err := c.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var all bytes.Buffer
-		resp.Header.Write(&all)
-		io.Copy(&all, resp.Body)
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Fatalf("%s: %s", resp.Status, &all)
-		}
-		return all.String(), <-s.asked
+		return askWithCredential(t, c, url), <-s.asked
 	}
 	text, got := ask(fmt.Sprintf("http://secret.test:%d/echo", s.port))
 	if v := got.Header["Authorization"]; !slices.Equal(v, []string{value}) {
-		t.Errorf("http: the server got %q", v)
+		t.Errorf("http: the server got %q, want only %q", v, value)
 	}
 	if strings.Contains(text, "s3cr3t") || !strings.Contains(text, "Bearer ************") {
-		t.Errorf("http: the sandbox received %q", text)
+		t.Errorf("http: the sandbox received %q, want the credential masked", text)
 	}
 	text, got = ask("http://secret.test/echo")
 	if v := got.Header.Get("Authorization"); v != value || got.TLS == nil && got.ProtoMajor != 2 {
-		t.Errorf("https: the server got %q by %s", v, got.Proto)
+		t.Errorf("https: the server got %q by %s, want %q by TLS or HTTP/2", v, got.Proto, value)
 	}
 	if strings.Contains(text, "s3cr3t") {
-		t.Errorf("https: the sandbox received %q", text)
+		t.Errorf("https: the sandbox received %q, want no credential", text)
 	}
 	text, got = ask(fmt.Sprintf("http://a.test:%d/echo", s.port))
 	if v := got.Header.Get("Authorization"); v != "" || strings.Contains(text, "s3cr3t") {
-		t.Errorf("another host got %q", v)
+		t.Errorf("another host got %q and answered %q, want no credential", v, text)
 	}
 	text = w.say(fmt.Sprintf("GET http://secret.test:%d/strange HTTP/1.1\r\nHost: secret.test\r\n\r\n", s.port))
 	if strings.Contains(text, "s3cr3t") || !strings.Contains(text, "no field Bearer ****") {
-		t.Errorf("answer to invalid HTTP = %q", text)
+		t.Errorf("answer to invalid HTTP = %q, want the credential masked", text)
 	}
 	w.audited(4)
 	// A tunnel ends with its credential.
@@ -346,15 +354,15 @@ func TestSecretsNeverEnterSandbox(t *testing.T) {
 		"websocket\r\n\r\n", s.port)
 	in := bufio.NewReader(nc)
 	if resp, err := http.ReadResponse(in, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
-		t.Fatal(resp, err)
+		t.Fatalf("upgrade = %v, %v; want status 101", resp, err)
 	}
 	w.s.Set(w.s.rules, nil)
 	if _, err := in.ReadByte(); err == nil {
-		t.Error("it goes on without its credential")
+		t.Error("the connection goes on without its credential, want its end")
 	}
 	wantText(t, "end", w.audited(5).Reason, "a change of the secrets")
 	if all := fmt.Sprintf("%+v %#v", w.s.State(), w.lines); strings.Contains(all, "s3cr3t") {
-		t.Errorf("the state holds it: %s", all)
+		t.Errorf("state and audit = %s, want no credential", all)
 	}
 }
 
@@ -371,7 +379,7 @@ func TestMaskFindsSplitCredentials(t *testing.T) {
 		}
 		got = append(got, m.body(nil, true)...)
 		if string(got) != want {
-			t.Errorf("in pieces of %d: %q", size, got)
+			t.Errorf("in pieces of %d: body = %q, want %q", size, got, want)
 		}
 	}
 }
@@ -383,6 +391,6 @@ func TestHTTPSVerifiesServers(t *testing.T) {
 	wantText(t, "answer", got, "HTTP/1.1 502 ")
 	wantText(t, "answer", got, "certificate signed by unknown authority")
 	if line := w.audited(1); line.Received != 0 || line.Protocol != HTTPS {
-		t.Errorf("audited %+v", line)
+		t.Errorf("audited %+v, want protocol https and nothing received", line)
 	}
 }

@@ -112,7 +112,7 @@ func TestEachConnectionIsResolvedAndChecked(t *testing.T) {
 			nc.Close()
 		}
 		if line := w.audited(i + 1); c.says == "" && line.Address != target("127.0.0.1", port) {
-			t.Errorf("%d %s: audited %+v", i, c.host, line)
+			t.Errorf("%d %s: audited %+v, want the address 127.0.0.1 and port %d", i, c.host, line, port)
 		}
 	}
 	for _, bad := range []string{"dns.example", "1.2.3.4:0", ""} {

@@ -48,10 +48,10 @@ func TestCheckSecrets(t *testing.T) {
 		err := CheckSecrets([]Secret{first, bad})
 		if err == nil || !strings.HasPrefix(err.Error(), "egress.secrets[1]."+c.field+" ") ||
 			strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s: %v", c.field, err)
+			t.Errorf("CheckSecrets = %v, want an error about egress.secrets[1].%s without the value", err, c.field)
 		}
 		if c.field != "name" && bad.For("api.example.com") {
-			t.Errorf("%s: For = true for an invalid secret", c.field)
+			t.Errorf("%s: For = true for an invalid secret, want false", c.field)
 		}
 	}
 	for host, want := range map[string]bool{"api.example.com": true, "x.corp.example": true, "corp.example": false,
@@ -80,12 +80,12 @@ func TestSecretOutputOmitsValue(t *testing.T) {
 	}
 	for _, shown := range []string{"hunter2", fmt.Sprintf("%x", "hunter2"), fmt.Sprintf("%X", "hunter2")} {
 		if strings.Contains(out.String(), shown) {
-			t.Errorf("output contains the value as %s", shown)
+			t.Errorf("output contains the value as %s, want it hidden", shown)
 		}
 	}
 	var back Secret
 	if err := json.Unmarshal([]byte(`{"name":"key","hosts":["a.com"],"header":"X-Key","value":"hunter2"}`),
 		&back); err != nil || back.Value != "hunter2" {
-		t.Errorf("%v %v", back.Value, err)
+		t.Errorf("Unmarshal = value %q, %v; want hunter2", back.Value, err)
 	}
 }

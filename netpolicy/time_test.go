@@ -28,7 +28,7 @@ func TestTimeLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := nc.Read(make([]byte, 1)); err != io.EOF {
-			t.Error(err)
+			t.Errorf("Read = %v, want io.EOF", err)
 		}
 		wantText(t, "audit", w.audited(1).Reason, "ended after "+brief.String())
 	}
@@ -46,7 +46,7 @@ func TestTimeLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			if body, err := io.ReadAll(resp.Body); err == nil || len(body) == 0 {
-				t.Errorf("%q and no error", body)
+				t.Errorf("body = %q, %v; want a part of it and an error", body, err)
 			}
 			resp.Body.Close()
 			wantText(t, "audit", w.audited(1).Reason, "without traffic")
@@ -55,14 +55,14 @@ func TestTimeLimits(t *testing.T) {
 			t.Helper()
 			wantText(t, "answer", w.say(fmt.Sprintf(shortBody, s.port)), "HTTP/1.1 504 ended after")
 			if line := w.audited(1); line.Sent != 3 {
-				t.Errorf("audited %+v", line)
+				t.Errorf("audited %+v, want 3 bytes sent", line)
 			}
 		}},
 		"a client that does not read": {idle, requests, func(t *testing.T, w *world) {
 			t.Helper()
 			fmt.Fprintf(w.dial(), "GET http://a.test:%d/large HTTP/1.1\r\nHost: a.test\r\n\r\n", s.port)
 			if line := w.audited(1); line.Received == 0 || line.Received == 16<<20 {
-				t.Errorf("audited %+v", line)
+				t.Errorf("audited %+v, want a part of the body received", line)
 			}
 		}},
 		"half a request": {header, requests, func(t *testing.T, w *world) {

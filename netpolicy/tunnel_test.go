@@ -55,13 +55,13 @@ func TestTunnelRelaysBothDirections(t *testing.T) {
 		}()
 		got, err := io.ReadAll(nc)
 		if err != nil || !bytes.Equal(got, sent) {
-			t.Fatalf("received %d of %d bytes: %v", len(got), len(sent), err)
+			t.Fatalf("received %d bytes, %v; want the %d sent ones back", len(got), err, len(sent))
 		}
 		line := w.audited(i + 1)
 		if !line.Allowed || line.Sent != 1<<20 || line.Received != 1<<20 || line.Method != http.MethodConnect ||
 			line.Host != "a.test" || line.Port != port || line.Protocol != TCP || line.Address != target("127.0.0.1", port) ||
 			line.Session != "lease-1" {
-			t.Errorf("audited: %+v", line)
+			t.Errorf("audited %+v, want lease-1's tunnel to a.test:%d with 1 MiB each way", line, port)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestTunnelOnStreamWithoutCloseWrite(t *testing.T) {
 	}()
 	got, err := io.ReadAll(ours)
 	if err != nil || !strings.HasSuffix(string(got), want) {
-		t.Errorf("received %d bytes: %v", len(got), err)
+		t.Errorf("received %d bytes, %v; want them to end with the %d of the server", len(got), err, len(want))
 	}
 }
 
@@ -149,16 +149,16 @@ func TestTLSTunnelRequiresServerName(t *testing.T) {
 		return err, w.audited(n)
 	}
 	if err, line := try("right name", "a.test", "a.test", nil, nil); err != nil || !line.Allowed || line.Protocol != TLS {
-		t.Errorf("right name: %v, %+v", err, line)
+		t.Errorf("right name: %v, audited %+v; want no error, allowed as TLS", err, line)
 	}
 	if err, line := try("in pieces", "a.test", "a.test", func(c net.Conn) net.Conn { return inPieces{c} },
 		nil); err != nil || !line.Allowed {
-		t.Errorf("in pieces: %v, %+v", err, line)
+		t.Errorf("in pieces: %v, audited %+v; want no error, allowed", err, line)
 	}
 	refused := func(what string, err error, line Connection, reason string) {
 		t.Helper()
 		if err == nil || line.Allowed {
-			t.Errorf("%s: was carried: %+v", what, line)
+			t.Errorf("%s: %v, audited %+v; want a refusal", what, err, line)
 		}
 		wantText(t, what, line.Reason, reason)
 		wantText(t, what, fmt.Sprint(err), "access denied")
@@ -175,7 +175,7 @@ func TestTLSTunnelRequiresServerName(t *testing.T) {
 	w.noHello(t, n, port, "GET / HTTP/1.1\r\n\r\n", "does not start with TLS")
 	// The rule allows the bare address, but it is a loopback address.
 	if _, err := w.connect(target("127.0.0.1", port)); err == nil {
-		t.Error("loopback was reached by a bare address")
+		t.Error("connect to loopback by a bare address succeeded, want a refusal")
 	}
 }
 
@@ -190,10 +190,10 @@ func (w *world) noHello(t *testing.T, n, port int, send, reason string) {
 	io.WriteString(nc, send)
 	alert, _ := io.ReadAll(nc)
 	if !bytes.Equal(alert, alertDenied) {
-		t.Errorf("%q: got %x", send, alert)
+		t.Errorf("%q: answer = %x, want the alert %x", send, alert, alertDenied)
 	}
 	if line := w.audited(n); line.Allowed || line.Received != 0 {
-		t.Errorf("%q: %+v", send, line)
+		t.Errorf("%q: audited %+v, want a refusal with nothing received", send, line)
 	} else {
 		wantText(t, "audit", line.Reason, reason)
 	}
@@ -213,12 +213,12 @@ func TestSetEndsForbiddenConnections(t *testing.T) {
 	}
 	w.s.Set(compiled(t, allow("b.test")), nil)
 	if _, err := a.Read(make([]byte, 1)); err == nil {
-		t.Error("the tunnel is still there")
+		t.Error("the tunnel is still open, want its end")
 	}
 	line := w.audited(1)
 	wantText(t, "audit", line.Reason, "ended by a change of the rules")
 	if _, err := w.connect(target("a.test", port)); err == nil {
-		t.Error("a new tunnel was opened")
+		t.Error("connect succeeded, want a refusal")
 	}
 	io.WriteString(b, "x")
 	if _, err := io.ReadFull(b, make([]byte, 1)); err != nil {
@@ -226,7 +226,7 @@ func TestSetEndsForbiddenConnections(t *testing.T) {
 	}
 	w.s.Set(compiled(t, allow("b.test"), Rule{Host: "127.0.0.0/8", Deny: true}), nil)
 	if _, err := b.Read(make([]byte, 1)); err == nil {
-		t.Error("a tunnel to a range that is denied is still there")
+		t.Error("a tunnel to a denied range is still open, want its end")
 	}
 	wantText(t, "audit", w.audited(3).Reason, "127.0.0.0/8")
 	// This one was still connecting, so its address was unknown.
@@ -235,12 +235,12 @@ func TestSetEndsForbiddenConnections(t *testing.T) {
 		f.recordAddress(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
 	}
 	if f.earlyEnd() == nil {
-		t.Errorf("what was reached late goes on: %v", err)
+		t.Errorf("earlyEnd = nil after a late address, want an error; connect = %v", err)
 	}
 	f.end(nil)
 	w.s.Set(nil, nil)
 	if st := w.s.State(); st.Refused != 2 || st.Allowed != 2 || len(st.Recent) != 4 {
-		t.Errorf("state: %+v", st)
+		t.Errorf("state = %+v, want 2 refused, 2 allowed, 4 recent", st)
 	}
 }
 
@@ -255,7 +255,7 @@ func TestSessionEndEndsConnections(t *testing.T) {
 	w.stop()
 	for _, nc := range []net.Conn{silent, half} {
 		if _, err := nc.Read(make([]byte, 1)); err == nil {
-			t.Error("a connection was left open")
+			t.Error("a connection is still open, want its end")
 		}
 	}
 	reasons := ""
@@ -264,7 +264,7 @@ func TestSessionEndEndsConnections(t *testing.T) {
 	}
 	wantText(t, "audit", reasons, errSessionEnd.Error())
 	if st := w.s.State(); st.Open != 0 {
-		t.Errorf("%d connections are open", st.Open)
+		t.Errorf("%d connections are open, want 0", st.Open)
 	}
 }
 
@@ -288,6 +288,6 @@ func TestBrokenTunnelIsAudited(t *testing.T) {
 	server.(*net.TCPConn).SetLinger(0) // makes close send a reset
 	server.Close()
 	if line := w.audited(1); !line.Allowed || line.Reason != "the connection broke off: connection reset by peer" {
-		t.Errorf("audited %+v", line)
+		t.Errorf("audited %+v, want allowed and the reason \"connection reset by peer\"", line)
 	}
 }

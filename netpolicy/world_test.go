@@ -113,7 +113,7 @@ func (w *world) dial() net.Conn {
 	select {
 	case w.in <- theirs:
 	case <-time.After(soon):
-		w.t.Fatal("the session does not accept")
+		w.t.Fatal("the session did not accept the connection in time")
 	}
 	return ours
 }
@@ -194,7 +194,7 @@ func (w *world) audited(n int) Connection {
 		select {
 		case <-w.more:
 		case <-end:
-			w.t.Fatalf("no line %d in the audit", n)
+			w.t.Fatalf("the audit has no line %d, want it in time", n)
 		}
 	}
 }
@@ -240,6 +240,6 @@ func portOf(tb testing.TB, s *httptest.Server) int {
 func wantText(t *testing.T, what, text, part string) {
 	t.Helper()
 	if !strings.Contains(text, part) {
-		t.Errorf("%s: %q has no %q", what, text, part)
+		t.Errorf("%s = %q, want it to contain %q", what, text, part)
 	}
 }
