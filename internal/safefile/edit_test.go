@@ -3,6 +3,7 @@ package safefile
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -46,10 +47,11 @@ func TestEditReplacesText(t *testing.T) {
 		got, err := edit(t, r, "f", c.old, c.new, c.all)
 		if err != nil || got.Count != c.count || got.Line != c.line || got.Info.Mode != 0o640 ||
 			got.Info.Size != int64(len(c.want)) {
-			t.Errorf("%s: %+v, %v", name, got, err)
+			t.Errorf("%s: Edit = %+v, %v; want count %d, line %d, mode 640, size %d", name, got, err, c.count, c.line,
+				len(c.want))
 		}
 		if b, _ := os.ReadFile(filepath.Join(dir, "f")); string(b) != c.want {
-			t.Errorf("%s: the file has %d bytes: %.60q", name, len(b), b)
+			t.Errorf("%s: the file has %d bytes: %.60q, want %d bytes: %.60q", name, len(b), b, len(c.want), c.want)
 		}
 	}
 }
@@ -80,23 +82,23 @@ func TestEditRefusedLeavesFile(t *testing.T) {
 			t.Errorf("%s: Edit: %v, want an error with %q", name, err, c.says)
 		}
 		if b, _ := os.ReadFile(filepath.Join(dir, "f")); string(b) != c.text {
-			t.Errorf("%s: the file was changed to %.60q", name, b)
+			t.Errorf("%s: the file was changed to %.60q, want %.60q", name, b, c.text)
 		}
 	}
 	must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o666))
-	for p, is := range map[string]func(error) bool{
-		"fifo": errdefs.IsFailedPrecondition, ".": errdefs.IsFailedPrecondition,
-		"nothing": errdefs.IsNotFound, "../secret": errdefs.IsPermissionDenied,
+	for p, want := range map[string]error{
+		"fifo": errdefs.ErrFailedPrecondition, ".": errdefs.ErrFailedPrecondition,
+		"nothing": errdefs.ErrNotFound, "../secret": errdefs.ErrPermissionDenied,
 	} {
-		if _, err := edit(t, r, p, "a", "b", false); !is(err) {
-			t.Errorf("Edit(%s): unexpected error %v", p, err)
+		if _, err := edit(t, r, p, "a", "b", false); !errors.Is(err, want) {
+			t.Errorf("Edit(%s) = %v, want the class %v", p, err, want)
 		}
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o644))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := r.Edit(ctx, "f", Edit{Old: "x", New: "y", All: true, MaxBytes: editMax}); !errdefs.IsAborted(err) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("Edit with a cancelled context = %v, want Aborted", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, ".orchestrator-*")); len(left) > 0 {
 		t.Errorf("temporary files = %v, want none", left)
@@ -144,7 +146,7 @@ func TestEditConcurrentChangeFails(t *testing.T) {
 			t.Errorf("%s: Edit: %v, want FailedPrecondition", name, err)
 		}
 		if b, _ := os.ReadFile(p); bytes.HasPrefix(b, []byte("new")) {
-			t.Errorf("%s: it was written over with %q", name, b)
+			t.Errorf("%s: Edit replaced the changed file with %q, want it kept", name, b)
 		}
 	}
 }
@@ -167,16 +169,16 @@ func FuzzEdit(f *testing.F) {
 		}
 		found, err := e.findMatches(t.Context(), "f", slow())
 		if good := utf8.ValidString(text) && !strings.Contains(text, "\x00"); good != (err == nil) {
-			t.Fatalf("%q: %v", text, err)
+			t.Fatalf("findMatches in %q = %v, want success %v", text, err, good)
 		}
 		if err != nil {
 			return
 		}
 		if want := strings.Count(text, from); found.count != want {
-			t.Fatalf("found %d of %d", found.count, want)
+			t.Fatalf("findMatches found %d, want %d", found.count, want)
 		}
 		if before, _, ok := strings.Cut(text, from); ok && found.line != strings.Count(before, "\n")+1 {
-			t.Fatalf("line %d", found.line)
+			t.Fatalf("first match in line %d, want %d", found.line, strings.Count(before, "\n")+1)
 		}
 		var out bytes.Buffer
 		err = e.eachPiece(t.Context(), slow(), nil, func(piece []byte, match bool) error {

@@ -36,19 +36,19 @@ func TestNoFollowRefusesLinks(t *testing.T) {
 			}
 		})
 		if _, err := r.Edit(t.Context(), p, Edit{Old: "c", New: "d", MaxBytes: 100}); !errdefs.IsPermissionDenied(err) {
-			t.Errorf("edit %q: %v", p, err)
+			t.Errorf("Edit(%q) = %v, want PermissionDenied", p, err)
 		}
 		if _, err := r.Walk(t.Context(), p, WalkOptions{}, func(*Entry) error { return nil }); !errdefs.IsPermissionDenied(
 			err,
 		) {
-			t.Errorf("walk %q: %v", p, err)
+			t.Errorf("Walk(%q) = %v, want PermissionDenied", p, err)
 		}
 		if _, err := r.Stat(p); !errdefs.IsPermissionDenied(err) {
-			t.Errorf("stat %q: %v", p, err)
+			t.Errorf("Stat(%q) = %v, want PermissionDenied", p, err)
 		}
 	}
 	if s, err := get(r, "a/b/file"); err != nil || s != "content" {
-		t.Errorf("without a link: %q, %v", s, err)
+		t.Errorf("read of a path without a link = %q, %v; want content", s, err)
 	}
 }
 
@@ -65,10 +65,10 @@ func TestNoFollowWithoutLinksWorks(t *testing.T) {
 		t.Errorf("List(.) = %v, %v; want 2", items, err)
 	}
 	if _, err := r.Mkdir("a/moved", 0); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("Mkdir over a file: %v", err)
+		t.Errorf("Mkdir over a file = %v, want AlreadyExists", err)
 	}
 	if _, err := r.Mkdir("a/moved/x", 0); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("Mkdir below a file: %v", err)
+		t.Errorf("Mkdir below a file = %v, want FailedPrecondition", err)
 	}
 	if _, err := r.Stat("nowhere/x"); !errdefs.IsNotFound(err) {
 		t.Errorf("Stat(nowhere/x): %v, want NotFound", err)
@@ -84,24 +84,24 @@ func TestSymlinkIsIdempotent(t *testing.T) {
 	r := strict(t, dir)
 	for _, fresh := range []bool{true, false} {
 		if made, err := r.Symlink("a/b/name", "/workspace"); made != fresh || err != nil {
-			t.Errorf("made %v, %v", made, err)
+			t.Errorf("Symlink = %v, %v; want %v and no error", made, err, fresh)
 		}
 	}
 	if to, err := os.Readlink(filepath.Join(dir, "a", "b", "name")); to != "/workspace" || err != nil {
 		t.Errorf("link target = %q, %v; want /workspace", to, err)
 	}
 	if _, err := r.Symlink("a/b/name", "/elsewhere"); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("a name that is taken by another link: %v", err)
+		t.Errorf("Symlink over another link = %v, want AlreadyExists", err)
 	}
 	if _, err := r.Symlink("a", "/workspace"); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("a name that is taken by a directory: %v", err)
+		t.Errorf("Symlink over a directory = %v, want AlreadyExists", err)
 	}
 	if _, err := r.Symlink("a/b/name/below", "/workspace"); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("a name behind a link: %v", err)
+		t.Errorf("Symlink below a link = %v, want PermissionDenied", err)
 	}
 	for _, p := range []string{"../x", "/x", "", "/workspace"} {
 		if _, err := r.Symlink(p, "/workspace"); err == nil {
-			t.Errorf("%q was made", p)
+			t.Errorf("Symlink(%q) succeeded, want an error", p)
 		} else if _, ok := errors.AsType[*Error](err); !ok {
 			t.Errorf("%q: %v, want *Error", p, err)
 		}

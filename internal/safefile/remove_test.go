@@ -17,7 +17,7 @@ func TestRemove(t *testing.T) {
 	must2(put(t, r, "d/e/f", "", WriteOptions{Parents: true}))
 	must(t, os.Symlink("d", filepath.Join(dir, "l")))
 	if err := r.Remove(t.Context(), "d", false); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("not empty: %v", err)
+		t.Errorf("Remove of a directory with entries = %v, want FailedPrecondition", err)
 	}
 	must(t, r.Remove(t.Context(), "l", true))
 	if _, err := r.Stat("d/e/f"); err != nil {
@@ -66,7 +66,7 @@ func TestRemoveHostileTree(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := r.Remove(ctx, "t", true); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("Remove with a cancelled context = %v, want context.Canceled", err)
 	}
 	must(t, r.Remove(t.Context(), "t", true))
 	if names, _ := os.ReadDir(dir); len(names) != 0 {

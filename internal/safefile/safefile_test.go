@@ -103,22 +103,22 @@ func TestOperationsStayInRoot(t *testing.T) {
 		})
 	}
 	if _, err := get(r, "sub/file"); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("read through a link: %v", err)
+		t.Errorf("read through a link = %v, want PermissionDenied", err)
 	}
 	if _, err := put(t, r, "sub/file", "x", WriteOptions{}); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("write through a link: %v", err)
+		t.Errorf("write through a link = %v, want PermissionDenied", err)
 	}
 	must(t, os.Symlink("/new", filepath.Join(dir, "dangling")))
 	if _, err := put(t, r, "dangling", "x", WriteOptions{}); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("write through a dangling link: %v", err)
+		t.Errorf("write through a dangling link = %v, want PermissionDenied", err)
 	}
 	if b, _ := os.ReadFile(filepath.Join(top, "secret")); string(b) != "secret" {
-		t.Errorf("the secret is %q", b)
+		t.Errorf("the file outside has %q, want secret", b)
 	}
 	names, err := os.ReadDir(top)
 	must(t, err)
 	if len(names) != 2 {
-		t.Errorf("beside the root: %v", names)
+		t.Errorf("beside the root: %v, want 2 entries", names)
 	}
 }
 
@@ -137,10 +137,10 @@ func TestInvalidPathsAreRefused(t *testing.T) {
 	}
 	for _, p := range []string{"", ".", "/workspace", "/workspace/", "sub/.."} {
 		if err := r.Remove(t.Context(), p, true); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("remove %q: %v", p, err)
+			t.Errorf("Remove(%q) = %v, want InvalidArgument", p, err)
 		}
 		if info, err := r.Stat(p); err != nil || info.Path != "." || info.Type != TypeDir {
-			t.Errorf("stat %q: %+v %v", p, info, err)
+			t.Errorf("Stat(%q) = %+v, %v; want the directory \".\"", p, info, err)
 		}
 	}
 }
@@ -169,29 +169,29 @@ func TestOperationsDoNotBlockOnSpecialFiles(t *testing.T) {
 		defer close(done)
 		for _, p := range odd {
 			if _, err := get(r, p); !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("read %s: %v", p, err)
+				t.Errorf("read of %s = %v, want FailedPrecondition", p, err)
 			}
 			if _, err := put(t, r, p, "x", WriteOptions{}); !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("write %s: %v", p, err)
+				t.Errorf("write of %s = %v, want FailedPrecondition", p, err)
 			}
 			if _, err := get(r, p+"/x"); p != "dir" && !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("read below %s: %v", p, err)
+				t.Errorf("read below %s = %v, want FailedPrecondition", p, err)
 			}
 			if _, _, err := r.List(context.Background(), p, 10, nil); p != "dir" && !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("list %s: %v", p, err)
+				t.Errorf("List(%s) = %v, want FailedPrecondition", p, err)
 			}
 		}
 	}()
 	select {
 	case <-done:
 	case <-time.After(30 * time.Second):
-		t.Fatal("blocked")
+		t.Fatal("an operation on a special file blocked, want an error at once")
 	}
 	items, _, err := r.List(t.Context(), "", 100, nil)
 	must(t, err)
 	for _, i := range items {
 		if strings.HasPrefix(i.Name, ".orchestrator") {
-			t.Errorf("temporary file %s is left", i.Name)
+			t.Errorf("temporary file %s exists, want none", i.Name)
 		}
 	}
 }
@@ -208,12 +208,12 @@ func TestReadLeasedFileDoesNotBlock(t *testing.T) {
 		return
 	}
 	if _, err := get(r, "f"); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("read: %v", err)
+		t.Errorf("read of a file with a lease = %v, want FailedPrecondition", err)
 	}
 	_, err = put(t, r, "f", "new", WriteOptions{})
 	must(t, err)
 	if got, err := get(r, "f"); got != "new" || err != nil {
-		t.Errorf("after writing: %q, %v", got, err)
+		t.Errorf("read after a write = %q, %v; want new", got, err)
 	}
 }
 
@@ -258,18 +258,18 @@ func TestWriteIsAtomic(t *testing.T) {
 	must(t, err)
 	_, _ = io.WriteString(w, "ne")
 	if s, _ := get(r, "f"); s != "old" {
-		t.Errorf("half-way it is %q", s)
+		t.Errorf("content before Commit = %q, want old", s)
 	}
 	if _, err := w.Commit(); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("commit of too little: %v", err)
+		t.Errorf("Commit with 2 of 3 bytes = %v, want InvalidArgument", err)
 	}
 	if _, err := io.WriteString(w, "ww"); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("too much: %v", err)
+		t.Errorf("Write beyond the size = %v, want InvalidArgument", err)
 	}
 	must(t, w.Close())
 	must(t, w.Close())
 	if s, _ := get(r, "f"); s != "old" {
-		t.Errorf("after giving up it is %q", s)
+		t.Errorf("content after Close without Commit = %q, want old", s)
 	}
 	info, err := put(t, r, "f", "new", WriteOptions{Size: 3})
 	if err != nil || info.Size != 3 || info.Path != "f" {
@@ -294,29 +294,29 @@ func TestWriteModesAndLinks(t *testing.T) {
 		t.Errorf("replaced: %o %v, want 755", info.Mode, err)
 	}
 	if _, err = put(t, r, "f", "y", WriteOptions{Mode: 0o100644}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("mode with a type: %v", err)
+		t.Errorf("Write of a mode with a type = %v, want InvalidArgument", err)
 	}
 	if info, err = r.Mkdir("d/e", 0o1700); err != nil || info.Mode != 0o700 || info.Type != TypeDir {
-		t.Errorf("mkdir: %+v %v", info, err)
+		t.Errorf("Mkdir = %+v, %v; want a directory of mode 700", info, err)
 	}
 	if info, err = r.Stat("d"); err != nil || info.Mode != 0o755 {
-		t.Errorf("parent: %+v %v", info, err)
+		t.Errorf("Stat of the parent = %+v, %v; want mode 755", info, err)
 	}
 	if _, err = r.Mkdir("a/b/f", 0); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("mkdir over a file: %v", err)
+		t.Errorf("Mkdir over a file = %v, want AlreadyExists", err)
 	}
 	must(t, os.Symlink("../a/./b/../b/f", filepath.Join(dir, "d", "l1")))
 	must(t, os.Symlink("d/l1", filepath.Join(dir, "l2")))
 	must2(put(t, r, "l2", "through", WriteOptions{}))
 	if s, _ := get(r, "a/b/f"); s != "through" {
-		t.Errorf("the link's target is %q", s)
+		t.Errorf("content of the link's target = %q, want through", s)
 	}
 	if info, err = r.Stat("l2"); err != nil || info.Type != TypeSymlink || info.Target != "d/l1" {
 		t.Errorf("Stat(l2) = %+v, %v; want a link to d/l1", info, err)
 	}
 	must(t, os.Symlink("loop", filepath.Join(dir, "loop")))
 	if _, err = put(t, r, "loop", "", WriteOptions{}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("loop: %v", err)
+		t.Errorf("Write of a loop of links = %v, want FailedPrecondition", err)
 	}
 	if _, err = get(r, "nothing"); !errdefs.IsNotFound(err) {
 		t.Errorf("Read(nothing): %v, want NotFound", err)
@@ -340,7 +340,7 @@ func TestReadOffsetAndLimit(t *testing.T) {
 		must(t, err)
 		b, err := io.ReadAll(rd)
 		if string(b) != c.want || err != nil {
-			t.Errorf("from %d, %d: %q %v", c.offset, c.limit, b, err)
+			t.Errorf("Read(%d, %d) = %q, %v; want %q", c.offset, c.limit, b, err, c.want)
 		}
 		_ = rd.Close()
 	}
@@ -353,7 +353,7 @@ func TestReadOffsetAndLimit(t *testing.T) {
 	defer rd.Close()
 	must(t, os.WriteFile(filepath.Join(dir, "f"), make([]byte, 1000), 0o644))
 	if b, _ := io.ReadAll(rd); len(b) != 10 {
-		t.Errorf("read %d bytes", len(b))
+		t.Errorf("read %d bytes of the file that grew, want 10", len(b))
 	}
 	if info, err := rd.Stat(); err != nil || info.Size != 1000 {
 		t.Errorf("Stat() = %+v, %v; want size 1000", info, err)
@@ -368,7 +368,7 @@ func TestListLimit(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "bad\xff"), nil, 0o644))
 	items, more, err := r.List(t.Context(), "/workspace", 2000, nil)
 	if err != nil || more || len(items) != 1501 || items[0].Name != "bad\uFFFD" || items[1500].Name != "f1499" {
-		t.Fatalf("%d %v %v", len(items), more, err)
+		t.Fatalf("List = %d items, more %v, %v; want 1501 items from bad\\uFFFD to f1499, no more", len(items), more, err)
 	}
 	if items, more, err = r.List(t.Context(), "", 100, nil); len(items) != 100 || !more || err != nil {
 		t.Errorf("List(100) = %d items, more %v, %v; want 100, true", len(items), more, err)
@@ -407,7 +407,7 @@ func FuzzPath(f *testing.F) {
 		r := &Root{opt: Options{Prefix: "/workspace"}}
 		name, err := r.cleanPath("path", p)
 		if err == nil && !filepath.IsLocal(name) {
-			t.Errorf("%q became %q", p, name)
+			t.Errorf("cleanPath(%q) = %q, want a local path", p, name)
 		}
 	})
 }
