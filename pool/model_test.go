@@ -16,34 +16,34 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
-func TestAChangedTemplateDrainsTheOldOnes(t *testing.T) {
+func TestReplaceDrainsOldGeneration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, settings)
 		settle(10 * time.Second)
 		mine := r.mustTake(t, pool.Refuse)
 		settle(50 * time.Millisecond) // one more is being created
 		if s := r.Stats(); s.Creating != 1 {
-			t.Fatalf("before: %+v", s)
+			t.Fatalf("before: %+v, want creating 1", s)
 		}
 		s := settings
 		s.Min = 3
 		r.Replace(s, r.host.create("new"))
 		if _, _, err := r.take(t.Context(), "a", pool.Refuse); err == nil {
-			t.Error("an old one was handed out")
+			t.Error("Take returned a sandbox of the old template, want an error")
 		}
 		id := r.mustTake(t, pool.Wait)
 		settle(10 * time.Second)
 		if s := r.Stats(); s.Warm != 3 || s.Leased != 2 {
-			t.Errorf("afterwards: %+v", s)
+			t.Errorf("afterwards: %+v, want warm 3, leased 2", s)
 		}
 		r.host.mu.Lock()
 		for id, generation := range r.host.live {
 			if id != mine && generation != "new" {
-				t.Errorf("%d of the old template is still there", id)
+				t.Errorf("%d has generation %q, want new", id, generation)
 			}
 		}
 		if r.host.live[id] != "new" {
-			t.Errorf("who waited got %d of the old template", id)
+			t.Errorf("the waiting caller got %d of generation %q, want new", id, r.host.live[id])
 		}
 		r.host.mu.Unlock()
 		r.done(mine)
@@ -51,7 +51,7 @@ func TestAChangedTemplateDrainsTheOldOnes(t *testing.T) {
 	})
 }
 
-func TestAPoolThatStopsTellsThoseWhoWait(t *testing.T) {
+func TestStopEndsWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, pool.Settings{Max: 1})
 		r.mustTake(t, pool.Wait)
@@ -63,14 +63,14 @@ func TestAPoolThatStopsTellsThoseWhoWait(t *testing.T) {
 		synctest.Wait()
 		r.stop()
 		if err := <-ended; err == nil || !strings.Contains(err.Error(), "stopping") {
-			t.Errorf("told: %v", err)
+			t.Errorf("Take of a waiting caller = %v, want an error with %q", err, "stopping")
 		}
 	})
 }
 
 var errGone = errors.New("it has been removed")
 
-// step is one thing that happens to a pool.
+// step is one event of a pool.
 type step struct {
 	Do     string
 	Caller string
@@ -94,7 +94,7 @@ func drawSteps(t *rapid.T) []step {
 	return rapid.SliceOfN(one, 1, 40).Draw(t, "steps")
 }
 
-// player carries out steps and holds the pool to its invariants after each.
+// player carries out steps and checks the invariants of the pool after each.
 type player struct {
 	rig
 	settings pool.Settings
@@ -135,7 +135,7 @@ func (p *player) play(s step, i int) {
 	case "replace":
 		p.removed = false
 		p.Replace(p.settings, p.host.create(fmt.Sprint(i)))
-	case "resize": // never below what is there
+	case "resize": // Max stays
 		p.settings.Min, p.settings.Adaptive = min(s.N, p.settings.Max), s.N%2 == 0
 		p.Resize(p.settings)
 	case "remove":
@@ -159,7 +159,7 @@ func (p *player) takeOne(s step) {
 	case errors.As(err, &empty) && s.Mode != pool.Wait, errors.Is(err, errCreate), errors.Is(err, errGone),
 		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 	default:
-		p.blame("take: %v", err)
+		p.blame("Take(%v) = %v, want one of the expected errors", s.Mode, err)
 	}
 }
 
@@ -179,20 +179,20 @@ func (p *player) check(after step) {
 	s := p.Stats()
 	live := len(p.host.ids())
 	if s.Warm+s.Creating+s.Leased > p.settings.Max || live > p.settings.Max {
-		p.blame("after %+v: %d live, Max is %d: %+v", after, live, p.settings.Max, s)
+		p.blame("after %+v: %d live, %+v; want at most Max, %d", after, live, s, p.settings.Max)
 	}
 	if s.Warm+s.Leased != live {
-		p.blame("after %+v: %d live, but %+v", after, live, s)
+		p.blame("after %+v: %d live, %+v; want as many warm and leased", after, live, s)
 	}
 	if p.removed && (s.Warm > 0 || s.Waiting > 0) {
-		p.blame("after %+v: of a removed pool %+v", after, s)
+		p.blame("after %+v: the removed pool has %+v, want no warm and no waiting", after, s)
 	}
 	if s.Waiting > 0 && s.Warm > 0 {
-		p.blame("after %+v: somebody waits and there are warm ones: %+v", after, s)
+		p.blame("after %+v: %+v, want nobody waiting while some are warm", after, s)
 	}
 }
 
-// settled says what has to hold when nothing disturbs any more.
+// settled checks what must hold once creations succeed and no step follows.
 func (p *player) settled() {
 	p.host.fail(0)
 	time.Sleep(2 * time.Hour)
@@ -207,7 +207,7 @@ func (p *player) settled() {
 		return s.Warm >= want && s.Warm <= p.settings.Max && s.Creating == 0 && s.Waiting == 0 && s.Leased == len(p.mine)
 	}
 	s := p.Stats()
-	for range 50 { // old ones are replaced for ever: this may be such a moment
+	for range 50 { // expired ones are replaced all the time: one may be under way
 		if rests(s) {
 			break
 		}
@@ -216,14 +216,14 @@ func (p *player) settled() {
 		s = p.Stats()
 	}
 	if !rests(s) {
-		p.blame("at rest, %d taken: %+v", len(p.mine), s)
+		p.blame("at rest: %+v, want warm from %d to %d, leased %d, the rest 0", s, want, p.settings.Max, len(p.mine))
 	}
 	for len(p.mine) > 0 {
 		p.finish(0)
 	}
 }
 
-func TestPoolKeepsItsPromisesWhateverHappens(t *testing.T) {
+func TestPoolKeepsInvariants(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := pool.Settings{Min: rapid.IntRange(0, 4).Draw(rt, "min"),
 			Rate:     rapid.SampledFrom([]float64{0.1, 1, 50}).Draw(rt, "rate"),
@@ -246,7 +246,7 @@ func TestPoolKeepsItsPromisesWhateverHappens(t *testing.T) {
 }
 
 // A caller that is served while it gives up either keeps the sandbox or returns it.
-func TestNothingIsLostBetweenServingAndGivingUp(t *testing.T) {
+func TestCancelDuringTakeLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(0)
 		var mu sync.Mutex
@@ -276,7 +276,7 @@ func TestNothingIsLostBetweenServingAndGivingUp(t *testing.T) {
 			cancel()
 			synctest.Wait()
 			if s := p.Stats(); err != nil && s.Leased != 0 || err == nil && s.Leased != 1 {
-				t.Fatalf("take: %v, afterwards %+v", err, s)
+				t.Fatalf("Take = %v, then %+v; want leased 1 after success, 0 after an error", err, s)
 			}
 			if err == nil {
 				r.done(id)

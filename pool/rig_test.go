@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// host makes things and holds the pool to its promises about them.
+// host creates sandboxes and checks how the pool uses them.
 type host struct {
 	delay time.Duration // of a creation
 
@@ -26,7 +26,7 @@ type host struct {
 	live     map[int]string // id → generation
 	most     int            // live and being created, ever
 	creating int
-	failing  int // so many creations fail, negative: all
+	failing  int // number of creations that fail; negative: all
 	dead     map[int]bool
 	why      map[int]string // why it was destroyed
 	handed   map[int]bool
@@ -84,10 +84,10 @@ func (h *host) destroy(_ context.Context, id int, why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if _, live := h.live[id]; !live {
-		h.blame("%d is destroyed twice: %s, before: %s", id, why, h.why[id])
+		h.blame("%d was destroyed twice: %s, before: %s; want once", id, why, h.why[id])
 	}
 	if h.handed[id] && why != "done" {
-		h.blame("%d is destroyed while somebody has it: %s", id, why)
+		h.blame("%d was destroyed while leased: %s; want it kept", id, why)
 	}
 	delete(h.live, id)
 	h.why[id] = why
@@ -110,7 +110,7 @@ func (h *host) ids() []int {
 	return ids
 }
 
-// rig is a pool that runs, in a bubble of synctest.
+// rig is a running pool in a bubble of synctest.
 type rig struct {
 	*pool.Pool[int]
 	host *host
@@ -141,20 +141,20 @@ func start(t *testing.T, s pool.Settings) rig {
 		defer h.mu.Unlock()
 		for id := range h.live {
 			if !h.handed[id] {
-				t.Errorf("%d was forgotten", id)
+				t.Errorf("%d is alive at the end, want it destroyed", id)
 			}
 		}
 		for _, w := range h.wrong {
 			t.Error(w)
 		}
 		if h.most > s.Max {
-			t.Errorf("%d existed at once, Max is %d", h.most, s.Max)
+			t.Errorf("%d sandboxes existed at once, want at most %d", h.most, s.Max)
 		}
 	})
 	return r
 }
 
-// take hands out one and holds the pool to handing it out once.
+// take calls Take and checks that the pool returns each sandbox once.
 func (r rig) take(ctx context.Context, caller string, mode pool.Mode) (int, bool, error) {
 	id, warm, err := r.Take(ctx, caller, mode)
 	if err != nil {
@@ -163,16 +163,16 @@ func (r rig) take(ctx context.Context, caller string, mode pool.Mode) (int, bool
 	r.host.mu.Lock()
 	defer r.host.mu.Unlock()
 	if r.host.handed[id] {
-		r.host.blame("%d is handed out twice", id)
+		r.host.blame("Take returned %d twice, want once", id)
 	}
 	if _, live := r.host.live[id]; !live {
-		r.host.blame("%d is handed out after its end: %s", id, r.host.why[id])
+		r.host.blame("Take returned %d after its end: %s; want a live one", id, r.host.why[id])
 	}
 	r.host.handed[id] = true
 	return id, warm, nil
 }
 
-// done is what the owner does with what was taken.
+// done destroys a taken sandbox and reports it gone.
 func (r rig) done(id int) {
 	r.host.destroy(context.Background(), id, "done")
 	r.Gone(id)
