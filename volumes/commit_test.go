@@ -28,7 +28,7 @@ func TestCommitSelectedPaths(t *testing.T) {
 	var unknown *PathError
 	if _, err := m.Commit(t.Context(), "o", CommitOptions{Paths: []string{"new", "nothing"}}); !errors.As(err, &unknown) ||
 		unknown.Path != "nothing" {
-		t.Errorf("a path that is not changed: %v", err)
+		t.Errorf("Commit of a path that is not changed = %v, want a PathError for nothing", err)
 	}
 	for _, p := range []string{"../x", "/etc", "/workspaces"} {
 		if _, err := m.Commit(t.Context(), "o", CommitOptions{Paths: []string{p}}); !errdefs.IsInvalidArgument(err) {
@@ -39,20 +39,14 @@ func TestCommitSelectedPaths(t *testing.T) {
 		[]string{"gone/x", "new", "new/deep", "new/deep/a"}) {
 		t.Errorf("Commit(o) = %+v, want gone/x and new/deep", c)
 	}
-	if got := []string{now(t, m, "new/deep/a"), now(t, m, "new/b"), now(t, m, "gone/x"), now(t, m, "gone/y"),
-		now(t, m, "f")}; !slices.Equal(got, []string{"a", "-", "-", "y", "f"}) {
-		t.Errorf("%v", got)
-	}
+	checkNow(t, m, map[string]string{"new/deep/a": "a", "new/b": "-", "gone/x": "-", "gone/y": "y", "f": "f"})
 	d, err := m.Diff(t.Context(), "o", DiffOptions{})
 	must(t, err)
 	if d.Added != 1 || d.Changed != 1 || d.Removed != 2 {
 		t.Errorf("Diff(o) = %+v, want 1 added, 1 changed, 2 removed", d)
 	}
 	commit(t, m, "o")
-	if got := []string{now(t, m, "new/b"), now(t, m, "gone/y"), now(t, m, "f")}; !slices.Equal(got,
-		[]string{"b", "-", "F"}) {
-		t.Errorf("%v", got)
-	}
+	checkNow(t, m, map[string]string{"new/b": "b", "gone/y": "-", "f": "F"})
 	oneGeneration(t, m)
 }
 
@@ -150,7 +144,7 @@ func TestCommitYieldsLeaseView(t *testing.T) {
 		got := listing(t, ro.Binding().Source)
 		ro.Release()
 		if got != want {
-			t.Fatalf("seed %d: committed\n%s\nthe lease saw\n%s", seed, got, want)
+			t.Fatalf("seed %d: committed files are\n%s\nwant what the lease saw:\n%s", seed, got, want)
 		}
 		oneGeneration(t, m)
 	}
@@ -190,8 +184,9 @@ func TestCommitDropsUnsafeAttributes(t *testing.T) {
 	for _, name := range []string{"s", "g"} {
 		b := make([]byte, 1024)
 		n, err := unix.Listxattr(filepath.Join(dir, name), b)
-		if must(t, err); string(b[:n]) != "user.note\x00" {
-			t.Errorf("%s has the attributes %q", name, b[:n])
+		const want = "user.note\x00"
+		if must(t, err); string(b[:n]) != want {
+			t.Errorf("%s has the attributes %q, want %q", name, b[:n], want)
 		}
 	}
 }
@@ -215,10 +210,7 @@ func TestCommitHardLinksSeparately(t *testing.T) {
 	write(t, rw, "a", "theirs")
 	rw.Release()
 	commit(t, m, "o")
-	if got := []string{now(t, m, "a"), now(t, m, "b"), now(t, m, "c")}; !slices.Equal(got,
-		[]string{"theirs", "mine", "mine"}) {
-		t.Errorf("%v", got)
-	}
+	checkNow(t, m, map[string]string{"a": "theirs", "b": "mine", "c": "mine"})
 }
 
 func TestWriteInPlaceIsConflict(t *testing.T) {
@@ -246,23 +238,17 @@ func TestWriteInPlaceIsConflict(t *testing.T) {
 		t.Errorf("conflicts = %q, want a, d, gone and new", told)
 	}
 	commit(t, m, "o", "b")
-	if got := []string{now(t, m, "a"), now(t, m, "b"), now(t, m, "new")}; !slices.Equal(got,
-		[]string{"AAAA", "mine", "theirs"}) {
-		t.Errorf("%v", got)
-	}
+	checkNow(t, m, map[string]string{"a": "AAAA", "b": "mine", "new": "theirs"})
 	d, err := m.Diff(t.Context(), "o", DiffOptions{})
 	must(t, err)
 	if i := slices.IndexFunc(d.Changes, func(c Change) bool { return c.Path == "a" }); i < 0 ||
 		d.Changes[i].Conflict == nil {
-		t.Errorf("the diff tells of no conflict: %+v", d.Changes)
+		t.Errorf("Diff(o) = %+v, want a conflict of a", d.Changes)
 	}
 	if _, err = m.Commit(t.Context(), "o", CommitOptions{Force: true}); err != nil {
 		t.Errorf("Commit with Force: %v, want success", err)
 	}
-	if got := []string{now(t, m, "a"), now(t, m, "d/x"), now(t, m, "d/y")}; !slices.Equal(got,
-		[]string{"mine", "-", "mine"}) {
-		t.Errorf("forced %v", got)
-	}
+	checkNow(t, m, map[string]string{"a": "mine", "d/x": "-", "d/y": "mine"})
 }
 
 // Writes in place before a kill are detected too.

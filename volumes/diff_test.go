@@ -15,13 +15,13 @@ func changes(t *testing.T, m *Manager, id string, paths ...string) map[string]Ch
 	d, err := m.Diff(t.Context(), id, DiffOptions{Text: true, Paths: paths})
 	must(t, err)
 	if len(d.Changes) != d.Added+d.Changed+d.Removed {
-		t.Errorf("%d changes, counted %d, %d and %d", len(d.Changes), d.Added, d.Changed, d.Removed)
+		t.Errorf("Diff has %d changes, want the sum of %d, %d and %d", len(d.Changes), d.Added, d.Changed, d.Removed)
 	}
 	out := map[string]Change{}
 	for _, c := range d.Changes {
 		out[c.Path] = c
 		if !utf8.ValidString(c.Text) {
-			t.Errorf("%q has a text that is not UTF-8", c.Path)
+			t.Errorf("%q has the text %q, want UTF-8", c.Path, c.Text)
 		}
 	}
 	return out
@@ -75,7 +75,7 @@ func TestDiffReportsEachKindOfChange(t *testing.T) {
 			c, ok := got[p]
 			if !ok || c.Kind != want.Kind || c.Type != want.Type || c.TypeBefore != want.TypeBefore || c.Text != want.Text ||
 				c.Binary != want.Binary || c.Cut != want.Cut || c.Dropped != want.Dropped || c.Conflict != nil {
-				t.Errorf("live %v: %q is %+v", live, p, c)
+				t.Errorf("live %v: %q = %+v, want %+v", live, p, c, want)
 			}
 			delete(got, p)
 		}
@@ -84,10 +84,10 @@ func TestDiffReportsEachKindOfChange(t *testing.T) {
 		}
 		delete(got, "long")
 		if len(got) != 0 {
-			t.Errorf("live %v: not expected %+v", live, got)
+			t.Errorf("live %v: other changes %+v, want none", live, got)
 		}
 		if got := changes(t, m, "o", "was", "/workspace/dir"); len(got) != 4 {
-			t.Errorf("of two paths: %+v", got)
+			t.Errorf("changes of two paths = %+v, want 4", got)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,7 +27,7 @@ func TestQuotaIncludesOverlays(t *testing.T) {
 	o := hold(t, m, "o", Overlaid)
 	err := os.WriteFile(filepath.Join(o.Binding().Source, "big"), make([]byte, 16<<20), 0o644)
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
-		t.Errorf("16 MiB into 8: %v", err)
+		t.Errorf("write of 16 MiB with a quota of 8 = %v, want ENOSPC or EDQUOT", err)
 	}
 	write(t, o, "a", "") // as much as fits
 	o.Release()
@@ -44,7 +43,7 @@ func TestQuotaIncludesOverlays(t *testing.T) {
 	write(t, rw, "b", strings.Repeat("x", 4<<20))
 	rw.Release()
 	if _, err := m.Resize(t.Context(), "w", 64<<20); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("more than anybody may have: %v", err)
+		t.Errorf("Resize beyond the maximum = %v, want InvalidArgument", err)
 	}
 	_, err = m.Resize(t.Context(), "w", 32<<20)
 	must(t, err)
@@ -62,7 +61,7 @@ func unmounted(t *testing.T, dir string) {
 	must(t, err)
 	for line := range bytes.Lines(b) {
 		if bytes.Contains(line, []byte(dir)) {
-			t.Errorf("mounted: %s", line)
+			t.Errorf("mounted: %s, want no mount below %s", line, dir)
 		}
 	}
 }
@@ -72,16 +71,12 @@ func TestIdleAndDownUnmountAll(t *testing.T) {
 	h := hold(t, m, "o", Overlaid)
 	write(t, h, "a", "a")
 	m.tick(t.Context(), time.Now().Add(time.Hour))
-	if got := read(t, h, "a"); got != "a" {
-		t.Errorf("under a lease %q", got)
-	}
+	checkRead(t, h, "a", "a")
 	must(t, m.Close()) // hand-over to a new process
 	again := start(t, m.dir, m.opts)
 	h = hold(t, again, "o", Overlaid)
 	must(t, again.Sweep(t.Context()))
-	if got := read(t, h, "a"); got != "a" {
-		t.Errorf("after a hand-over %q", got)
-	}
+	checkRead(t, h, "a", "a")
 	h.Release()
 	again.tick(t.Context(), time.Now().Add(30*time.Second))
 	again.tick(t.Context(), time.Now().Add(time.Hour))
@@ -112,6 +107,20 @@ func TestDownWaitsForMountClone(t *testing.T) {
 	must(t, clone.Wait())
 }
 
+// copySnapshot creates a workspace "copy" from a snapshot of "w". Both must have text at "a", and a
+// write to one must not change the other.
+func copySnapshot(t *testing.T, m *Manager, label, text string) {
+	t.Helper()
+	_, err := m.Create(t.Context(), "copy", CreateOptions{FromName: "w", From: label})
+	must(t, err)
+	h, err := m.Acquire(t.Context(), "copy", "c", ReadWrite)
+	must(t, err)
+	checkRead(t, h, "a", text)
+	write(t, h, "a", "copy")
+	h.Release()
+	checkNow(t, m, map[string]string{"a": text})
+}
+
 func TestSnapshotRestoreRoundTrip(t *testing.T) {
 	for _, mechanism := range []string{"", Auto} {
 		t.Run("mechanism "+mechanism, func(t *testing.T) {
@@ -125,23 +134,23 @@ func TestSnapshotRestoreRoundTrip(t *testing.T) {
 			write(t, rw, "a", "new")
 			remove(t, rw, "d")
 			if _, err := m.Snapshot(t.Context(), "w", ""); !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("snapshot under a lease: %v", err)
+				t.Errorf("Snapshot below a lease = %v, want FailedPrecondition", err)
 			}
 			if _, err := m.Restore(t.Context(), "w", s.ID); !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("restore under a lease: %v", err)
+				t.Errorf("Restore below a lease = %v, want FailedPrecondition", err)
 			}
 			rw.Release()
 			if _, err := m.Snapshot(t.Context(), "w", "before"); !errdefs.IsAlreadyExists(err) {
-				t.Errorf("a label twice: %v", err)
+				t.Errorf("second Snapshot with a label = %v, want AlreadyExists", err)
 			}
 			_, err = m.Snapshot(t.Context(), "w", "")
 			must(t, err)
 			if _, err := m.Snapshot(t.Context(), "w", ""); !errdefs.IsResourceExhausted(err) {
-				t.Errorf("one too many: %v", err)
+				t.Errorf("Snapshot beyond the maximum = %v, want ResourceExhausted", err)
 			}
 			overlaid(t, m, "p", map[string]string{"a": "mine"})
 			if _, err := m.Restore(t.Context(), "w", "before"); !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("restore below an overlay: %v", err)
+				t.Errorf("Restore below an overlay = %v, want FailedPrecondition", err)
 			}
 			must(t, m.Discard(t.Context(), "p"))
 			if mechanism == Auto {
@@ -151,25 +160,12 @@ func TestSnapshotRestoreRoundTrip(t *testing.T) {
 			for range 2 {
 				_, err = m.Restore(t.Context(), "w", "before")
 				must(t, err)
-				if got := []string{now(t, m, "a"), now(t, m, "d/b")}; !slices.Equal(got, []string{"old2", "old"}) {
-					t.Errorf("restored %v", got)
-				}
+				checkNow(t, m, map[string]string{"a": "old2", "d/b": "old"})
 			}
 			if w, err := m.Get("w"); err != nil || mechanism == Auto && w.QuotaBytes != 16<<20 || w.Snapshots != 2 {
 				t.Errorf("Get(w) = %+v, %v; want quota 16 MiB and 2 snapshots", w, err)
 			}
-			_, err = m.Create(t.Context(), "copy", CreateOptions{FromName: "w", From: "before"})
-			must(t, err)
-			h, err := m.Acquire(t.Context(), "copy", "c", ReadWrite)
-			must(t, err)
-			if got := read(t, h, "a"); got != "old2" {
-				t.Errorf("a copy has %q", got)
-			}
-			write(t, h, "a", "copy")
-			h.Release()
-			if got := now(t, m, "a"); got != "old2" {
-				t.Errorf("a copy is not one: %q", got)
-			}
+			copySnapshot(t, m, "before", "old2")
 			must(t, m.RemoveSnapshot(t.Context(), "w", "before"))
 			if _, err := m.Restore(t.Context(), "w", s.ID); !errdefs.IsNotFound(err) {
 				t.Errorf("Restore of a removed snapshot: %v, want NotFound", err)
@@ -196,13 +192,11 @@ func TestEarlierVersionWorkspaceIsUsable(t *testing.T) {
 		t.Errorf("Get(w) = %+v, %v; want no quota", w, err)
 	}
 	if _, err := m.Resize(t.Context(), "w", 8<<20); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("resize: %v", err)
+		t.Errorf("Resize without a disk = %v, want FailedPrecondition", err)
 	}
 	overlaid(t, m, "o", map[string]string{"a": "new"})
 	commit(t, m, "o")
-	if got := now(t, m, "a"); got != "new" {
-		t.Errorf("%q", got)
-	}
+	checkNow(t, m, map[string]string{"a": "new"})
 	_, err := m.Snapshot(t.Context(), "w", "s")
 	must(t, err)
 	rw := hold(t, m, "rw", ReadWrite)
@@ -210,15 +204,13 @@ func TestEarlierVersionWorkspaceIsUsable(t *testing.T) {
 	rw.Release()
 	_, err = m.Restore(t.Context(), "w", "s")
 	must(t, err)
-	if got := now(t, m, "a"); got != "new" {
-		t.Errorf("restored %q", got)
-	}
+	checkNow(t, m, map[string]string{"a": "new"})
 	oneGeneration(t, m)
 	entries, err := os.ReadDir(filepath.Join(dir, id))
 	must(t, err)
 	for _, f := range entries {
 		if _, is := generationOf(f.Name()); is {
-			t.Errorf("%s is left", f.Name())
+			t.Errorf("%s exists, want no generation in this directory", f.Name())
 		}
 	}
 	must(t, m.Delete(t.Context(), "w"))

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -63,7 +62,7 @@ func kill(t *testing.T, m *Manager, what, point string) {
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		t.Fatalf("%s at %s: %v: %s", what, point, err, out)
+		t.Fatalf("%s at %s = %v, want SIGKILL: %s", what, point, err, out)
 	}
 }
 
@@ -90,26 +89,21 @@ func TestCommitKilledIsAtomic(t *testing.T) {
 					kill(t, m, what, point)
 					m = start(t, m.dir, m.opts)
 					must(t, m.Sweep(t.Context()))
-					want := []string{"base", "-", "base"}
+					want := map[string]string{"a": "base", "n": "-", "gone": "base"}
 					if done {
-						want = []string{"mine", "mine", "-"}
+						want = map[string]string{"a": "mine", "n": "mine", "gone": "-"}
 						if what == "part" {
-							want[2] = "base"
+							want["gone"] = "base"
 						}
 					}
-					if got := []string{now(t, m, "a"), now(t, m, "n"), now(t, m, "gone")}; !slices.Equal(got, want) {
-						t.Errorf("%v, want %v", got, want)
-					}
+					checkNow(t, m, want)
 					oneGeneration(t, m)
 					if _, err := m.FindOverlay("o"); err == nil {
 						commit(t, m, "o")
 					} else if !done || what == "part" {
 						t.Errorf("FindOverlay(o): %v, want it to exist", err)
 					}
-					if got := []string{now(t, m, "a"), now(t, m, "n"), now(t, m, "b")}; !slices.Equal(got,
-						[]string{"mine", "mine", "base"}) {
-						t.Errorf("done again: %v", got)
-					}
+					checkNow(t, m, map[string]string{"a": "mine", "n": "mine", "b": "base"})
 					oneGeneration(t, m)
 				})
 			}
@@ -130,9 +124,7 @@ func TestOverlayKilledIsRecovered(t *testing.T) {
 			if must(t, err); written != (len(list) == 1) || written && (list[0].Live || list[0].Changes != 1) {
 				t.Errorf("Overlays(w) = %+v, want one ended overlay: %v", list, written)
 			}
-			if got := now(t, m, "a"); got != "base" {
-				t.Errorf("%q", got)
-			}
+			checkNow(t, m, map[string]string{"a": "base"})
 			oneGeneration(t, m)
 			must(t, m.Close())
 			unmounted(t, m.dir)
@@ -162,9 +154,7 @@ func TestRestoreKilledIsAtomic(t *testing.T) {
 					if point == "volumes.restore.swapped" {
 						want = "old"
 					}
-					if got := now(t, m, "a"); got != want {
-						t.Errorf("%q, want %q", got, want)
-					}
+					checkNow(t, m, map[string]string{"a": want})
 					if _, err := m.FindOverlay("o"); err == nil {
 						must(t, m.Discard(t.Context(), "o"))
 					}
@@ -173,9 +163,7 @@ func TestRestoreKilledIsAtomic(t *testing.T) {
 					}
 					_, err = m.Restore(t.Context(), "w", "before")
 					must(t, err)
-					if got := now(t, m, "a"); got != "old" {
-						t.Errorf("restored %q", got)
-					}
+					checkNow(t, m, map[string]string{"a": "old"})
 					oneGeneration(t, m)
 				})
 			}
@@ -209,15 +197,11 @@ func TestCommitSurvivesPowerCut(t *testing.T) {
 			if point == "volumes.generation.made" {
 				want = "base"
 			}
-			if got := now(t, m, "a"); got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
+			checkNow(t, m, map[string]string{"a": want})
 			if _, err := m.FindOverlay("o"); err == nil {
 				commit(t, m, "o")
 			}
-			if got := now(t, m, "a") + now(t, m, "n"); got != "minemine" {
-				t.Errorf("done again: %q", got)
-			}
+			checkNow(t, m, map[string]string{"a": "mine", "n": "mine"})
 			oneGeneration(t, m)
 		})
 	}

@@ -52,7 +52,7 @@ func TestOverlayLongPathsAreBounded(t *testing.T) {
 	h.Release()
 	if _, err := m.Diff(t.Context(), "o", DiffOptions{}); !errdefs.IsFailedPrecondition(err) ||
 		!strings.Contains(err.Error(), "discard it") {
-		t.Errorf("diff: %v", err)
+		t.Errorf("Diff = %v, want FailedPrecondition with \"discard it\"", err)
 	}
 	fi, err := os.Stat(m.overlayFile(m.byName["w"].meta, "o", baseExt))
 	if must(t, err); fi.Size() > 1<<10 {
@@ -136,7 +136,7 @@ func TestDiffLongLinesIsBounded(t *testing.T) {
 	for _, c := range d.Changes { // "z" too, because the budget for reads is exhausted
 		told += len(c.Text)
 		if !c.Cut {
-			t.Errorf("%s is not cut", c.Path)
+			t.Errorf("%s: Cut = false, want true", c.Path)
 		}
 	}
 	if len(d.Changes) != files+1 || told > maxDiffText {
@@ -273,10 +273,10 @@ func TestSelectDeltasManyPathsIsFast(t *testing.T) {
 		defer close(done)
 		got, err := v.selectDeltas(chosen)
 		if err != nil || len(got) != maxDeltas {
-			t.Errorf("%d are chosen, %v", len(got), err)
+			t.Errorf("selectDeltas = %d deltas, %v; want %d", len(got), err, maxDeltas)
 		}
 		if err := v.keepOnly(append(chosen, "none")); err != nil || len(v.deltas) != maxDeltas {
-			t.Errorf("%d are shown, %v", len(v.deltas), err)
+			t.Errorf("keepOnly keeps %d deltas, %v; want %d", len(v.deltas), err, maxDeltas)
 		}
 		blame := s.lastChanges()
 		for i := range v.deltas {
@@ -305,7 +305,7 @@ func TestLastChangesFindsNearestPath(t *testing.T) {
 			by.Generation = -1
 		}
 		if by.Generation != want {
-			t.Errorf("%q was changed by %d, not %d", p, by.Generation, want)
+			t.Errorf("last change of %q is of generation %d, want %d", p, by.Generation, want)
 		}
 	}
 }
@@ -337,7 +337,7 @@ func TestSelectDeltasIncludesPathsBelow(t *testing.T) {
 			got = append(got, d.path)
 		}
 		if !slices.Equal(got, want) {
-			t.Fatalf("%q choose %q, not %q", named, got, want)
+			t.Fatalf("keepOnly(%q) keeps %q, want %q", named, got, want)
 		}
 	}
 }

@@ -55,7 +55,7 @@ func TestRemovalContinuesAfterCancel(t *testing.T) {
 	for left := 0; ; left++ {
 		m.tick(t.Context(), time.Now())
 		if found := goneFolders(t, snapshots); len(found) > 0 {
-			t.Errorf("the snapshot left %v", found)
+			t.Errorf("after RemoveSnapshot: %v, want nothing", found)
 		}
 		err := m.Delete(&lapsing{t.Context(), left}, "w")
 		if len(m.List()) == 0 {
@@ -67,7 +67,7 @@ func TestRemovalContinuesAfterCancel(t *testing.T) {
 	}
 	m.tick(t.Context(), time.Now())
 	if found := goneFolders(t, m.dir); len(found) > 0 {
-		t.Errorf("the workspace left %v", found)
+		t.Errorf("after Delete: %v, want nothing", found)
 	}
 }
 
@@ -90,7 +90,7 @@ func TestDiscardCancelledIsAtomic(t *testing.T) {
 		if _, none := m.FindOverlay(id); none == nil {
 			got, derr := m.Diff(t.Context(), id, DiffOptions{})
 			if must(t, derr); err == nil || !slices.Equal(paths(got), paths(want)) {
-				t.Errorf("discard that lapsed at step %d: %v, and there are %q", left, err, paths(got))
+				t.Errorf("Discard cancelled at step %d = %v, keeps %q; want an error and %q", left, err, paths(got), paths(want))
 			}
 			must(t, m.Discard(t.Context(), id))
 		}
@@ -124,7 +124,7 @@ func TestSnapshotCancelledLeavesNothing(t *testing.T) {
 				break
 			}
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
-				t.Fatalf("%v, and there is %v", err, left)
+				t.Fatalf("cancelled Snapshot = %v, leaves %v; want nothing", err, left)
 			}
 			steps += steps / 8 // only a sample if there are many steps
 		}

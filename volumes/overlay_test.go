@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
@@ -73,6 +74,26 @@ func now(tb testing.TB, m *Manager, p string) string {
 	return read(tb, h, p)
 }
 
+// checkNow compares what a new lease reads at paths with want, where "-" is a missing file.
+func checkNow(tb testing.TB, m *Manager, want map[string]string) {
+	tb.Helper()
+	got := map[string]string{}
+	for p := range want {
+		got[p] = now(tb, m, p)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		tb.Errorf("files of a new lease (-want +got):\n%s", diff)
+	}
+}
+
+// checkRead compares what a lease reads at a path with want, where "-" is a missing file.
+func checkRead(tb testing.TB, h *Hold, p, want string) {
+	tb.Helper()
+	if got := read(tb, h, p); got != want {
+		tb.Errorf("the lease reads %q at %s, want %q", got, p, want)
+	}
+}
+
 func remove(tb testing.TB, h *Hold, p string) {
 	tb.Helper()
 	must(tb, os.RemoveAll(filepath.Join(h.Binding().Source, p)))
@@ -99,7 +120,7 @@ func conflicts(tb testing.TB, err error) []Conflict {
 	tb.Helper()
 	var c *ConflictError
 	if !errors.As(err, &c) || !errdefs.IsConflict(err) {
-		tb.Fatalf("no conflict: %v", err)
+		tb.Fatalf("Commit = %v, want a ConflictError with the class Conflict", err)
 	}
 	return c.Conflicts
 }
@@ -112,24 +133,24 @@ func TestOverlaysAreIsolated(t *testing.T) {
 	write(t, two, "b", "two")
 	write(t, three, "a", "three")
 	write(t, three, "n", "three")
-	if got := []string{read(t, one, "a"), read(t, two, "a"), read(t, three, "a"), read(t, reader, "a")}; !slices.Equal(got,
-		[]string{"one", "base", "three", "base"}) {
-		t.Errorf("they see %v", got)
-	}
+	checkRead(t, one, "a", "one")
+	checkRead(t, two, "a", "base")
+	checkRead(t, three, "a", "three")
+	checkRead(t, reader, "a", "base")
 	if _, err := m.Commit(t.Context(), "one", CommitOptions{}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("commit of a live one: %v", err)
+		t.Errorf("Commit of a live overlay = %v, want FailedPrecondition", err)
 	}
 	if err := m.Discard(t.Context(), "one"); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("discard of a live one: %v", err)
+		t.Errorf("Discard of a live overlay = %v, want FailedPrecondition", err)
 	}
 	one.Release()
 	if c := commit(t, m, "one"); !slices.Equal(c.Paths, []string{"a"}) || c.Left != 0 {
 		t.Errorf("Commit(one) = %+v, want [a] and 0 left", c)
 	}
-	if got := []string{read(t, two, "a"), read(t, three, "a"), read(t, reader, "a"), now(t, m, "a")}; !slices.Equal(got,
-		[]string{"base", "three", "base", "one"}) {
-		t.Errorf("after the first commit they see %v", got)
-	}
+	checkRead(t, two, "a", "base")
+	checkRead(t, three, "a", "three")
+	checkRead(t, reader, "a", "base")
+	checkNow(t, m, map[string]string{"a": "one"})
 	two.Release()
 	commit(t, m, "two")
 	three.Release()
@@ -137,17 +158,13 @@ func TestOverlaysAreIsolated(t *testing.T) {
 	if c := conflicts(t, err); len(c) != 1 || c[0].Path != "a" || c[0].By != "overlay one" || c[0].At.IsZero() {
 		t.Errorf("conflicts of three = %+v, want a by overlay one", c)
 	}
-	if got := []string{now(t, m, "a"), now(t, m, "b"), now(t, m, "n")}; !slices.Equal(got, []string{"one", "two", "-"}) {
-		t.Errorf("after a conflict there is %v", got)
-	}
+	checkNow(t, m, map[string]string{"a": "one", "b": "two", "n": "-"})
 	if c := commit(t, m, "three", "n"); c.Left != 1 {
 		t.Errorf("Commit(three, n) = %+v, want 1 left", c)
 	}
 	_, err = m.Commit(t.Context(), "three", CommitOptions{Force: true})
 	must(t, err)
-	if got := now(t, m, "a"); got != "three" {
-		t.Errorf("forced: %q", got)
-	}
+	checkNow(t, m, map[string]string{"a": "three"})
 	reader.Release()
 	if list, _ := m.Overlays("w"); len(list) != 0 {
 		t.Errorf("Overlays(w) = %+v, want none", list)
@@ -171,7 +188,7 @@ func oneGeneration(tb testing.TB, m *Manager) {
 		tb.Errorf("generations = %v, want only %d", names, e.state.Current)
 	}
 	if uppers, err := os.ReadDir(filepath.Join(e.root, uppersDir)); err == nil && len(uppers) != len(e.overlays) {
-		tb.Errorf("%d uppers of %d overlays", len(uppers), len(e.overlays))
+		tb.Errorf("%d uppers, want one for each of %d overlays", len(uppers), len(e.overlays))
 	}
 }
 
@@ -190,13 +207,12 @@ func TestEditBesideOverlays(t *testing.T) {
 		must(t, errors.Join(err, w.Close()))
 	}
 	if _, err := m.Acquire(t.Context(), "w", "second", Overlaid); !errdefs.IsUnavailable(err) {
-		t.Errorf("an overlay while the host writes: %v", err)
+		t.Errorf("Acquire while the host writes = %v, want Unavailable", err)
 	}
 	must(t, f.Close())
-	if got := []string{read(t, o, "a"), read(t, o, "h"), now(t, m, "a"), now(t, m, "h")}; !slices.Equal(got,
-		[]string{"mine", "-", "host", "host"}) {
-		t.Errorf("%v", got)
-	}
+	checkRead(t, o, "a", "mine")
+	checkRead(t, o, "h", "-")
+	checkNow(t, m, map[string]string{"a": "host", "h": "host"})
 	o.Release()
 	_, err = m.Commit(t.Context(), "o", CommitOptions{})
 	if c := conflicts(t, err); len(c) != 1 || c[0].Path != "a" {
@@ -210,15 +226,13 @@ func TestReaderKeepsGeneration(t *testing.T) {
 	reader := hold(t, m, "reader", ReadOnly)
 	overlaid(t, m, "o", map[string]string{"a": "mine"})
 	commit(t, m, "o")
-	if got := read(t, reader, "a") + now(t, m, "a"); got != "basemine" {
-		t.Errorf("%q", got)
-	}
+	checkRead(t, reader, "a", "base")
+	checkNow(t, m, map[string]string{"a": "mine"})
 	again := start(t, m.dir, Options{}) // as after a kill
 	reader = hold(t, again, "reader", ReadOnly)
 	must(t, again.Sweep(t.Context()))
-	if got := read(t, reader, "a") + now(t, again, "a"); got != "basemine" {
-		t.Errorf("after a restart %q", got)
-	}
+	checkRead(t, reader, "a", "base")
+	checkNow(t, again, map[string]string{"a": "mine"})
 	reader.Release()
 	oneGeneration(t, again)
 }
@@ -234,13 +248,11 @@ func TestSweepAfterRestart(t *testing.T) {
 		t.Errorf("Acquire below an orphaned overlay: %v, want Unavailable", err)
 	}
 	if _, err := again.Edit(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("the host below such a lease: %v", err)
+		t.Errorf("Edit below an orphaned overlay = %v, want FailedPrecondition", err)
 	}
 	live = hold(t, again, "live", Overlaid)
 	must(t, again.Sweep(t.Context()))
-	if got := read(t, live, "a"); got != "live" {
-		t.Errorf("the lease has %q", got)
-	}
+	checkRead(t, live, "a", "live")
 	write(t, live, "c", "live")
 	if list, _ := again.Overlays("w"); len(list) != 2 || !list[0].Live || list[1].Live || list[1].ID != "over" {
 		t.Errorf("Overlays(w) = %+v, want one live and over ended", list)
@@ -248,10 +260,7 @@ func TestSweepAfterRestart(t *testing.T) {
 	commit(t, again, "over")
 	live.Release()
 	commit(t, again, "live")
-	if got := []string{now(t, again, "a"), now(t, again, "b"), now(t, again, "c")}; !slices.Equal(got,
-		[]string{"live", "over", "live"}) {
-		t.Errorf("%v", got)
-	}
+	checkNow(t, again, map[string]string{"a": "live", "b": "over", "c": "live"})
 	oneGeneration(t, again)
 }
 
@@ -260,17 +269,17 @@ func TestOverlaysMaxIsEnforced(t *testing.T) {
 	overlaid(t, m, "one", map[string]string{"a": "1"})
 	two := hold(t, m, "two", Overlaid)
 	if _, err := m.Acquire(t.Context(), "w", "three", Overlaid); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("one too many: %v", err)
+		t.Errorf("Acquire beyond Max = %v, want ResourceExhausted", err)
 	}
 	write(t, two, "a", "2")
 	m.tick(t.Context(), time.Now().Add(2*time.Hour))
 	if list, _ := m.Overlays("w"); len(list) != 1 || list[0].ID != "two" || !list[0].Live {
-		t.Errorf("after its time: %+v", list)
+		t.Errorf("Overlays(w) after Keep = %+v, want only two, live", list)
 	}
 	two.Release()
 	m.tick(t.Context(), time.Now().Add(2*time.Hour))
 	if list, _ := m.Overlays("w"); len(list) != 0 {
-		t.Errorf("after its time: %+v", list)
+		t.Errorf("Overlays(w) after Keep = %+v, want none", list)
 	}
 	if _, err := m.Diff(t.Context(), "two", DiffOptions{}); !errdefs.IsNotFound(err) {
 		t.Errorf("Diff of an expired overlay: %v, want NotFound", err)
@@ -313,7 +322,7 @@ func TestAwaitIsFIFO(t *testing.T) {
 	h.Release()
 	for i := range 3 {
 		if n := <-got; n != i {
-			t.Errorf("turn %d went to waiter %d", i, n)
+			t.Errorf("turn %d went to waiter %d, want %d", i, n, i)
 		}
 	}
 	if _, err := m.Await(t.Context(), "none", ReadWrite); !errdefs.IsNotFound(err) {

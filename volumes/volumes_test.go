@@ -58,7 +58,7 @@ func TestOpenRestoresWorkspaces(t *testing.T) {
 	}
 	for _, name := range []string{"", "A", "-x", ".x", "a/b", "..", "a\x00", "ü", strings.Repeat("a", 64)} {
 		if _, err := m.Create(t.Context(), name, CreateOptions{}); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("name %q: %v", name, err)
+			t.Errorf("Create(%q) = %v, want InvalidArgument", name, err)
 		}
 	}
 	h, err := m.Acquire(t.Context(), "proj-1", "lease", ReadWrite)
@@ -67,13 +67,13 @@ func TestOpenRestoresWorkspaces(t *testing.T) {
 	fi, err := os.Lstat(source)
 	must(t, err)
 	if !fi.IsDir() || fi.Mode().Perm() != 0o755 || strings.Contains(source, "proj-1") {
-		t.Errorf("%s is %v", source, fi.Mode())
+		t.Errorf("%s has mode %v, want a directory of mode 755 whose path does not have the name", source, fi.Mode())
 	}
 
 	m = open(t, dir)
 	got, err := m.Get("proj-1")
 	if err != nil || got.ID != made.ID || !got.CreatedAt.Equal(made.CreatedAt) {
-		t.Errorf("%+v %v, made as %+v", got, err, made)
+		t.Errorf("Get(proj-1) = %+v, %v; want %+v", got, err, made)
 	}
 	if items := m.List(); len(items) != 2 || !items[1].Shared {
 		t.Errorf("List() = %+v, want 2 with the second shared", items)
@@ -98,7 +98,7 @@ func TestFilesReadAndEdit(t *testing.T) {
 		t.Errorf("created directory is %+v, want mode 755 of the commands' user", info)
 	}
 	if err := m.Delete(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("delete with open files: %v", err)
+		t.Errorf("Delete with open files = %v, want FailedPrecondition", err)
 	}
 	must(t, f.Close())
 	_ = f.Close()
@@ -120,10 +120,10 @@ func TestAcquireOneWriterManyReaders(t *testing.T) {
 		t.Errorf("second Acquire = %v, %v; want the same hold", again, err)
 	}
 	if _, err := m.Acquire(t.Context(), "w", "one", ReadOnly); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("in the other mode: %v", err)
+		t.Errorf("Acquire in another mode = %v, want FailedPrecondition", err)
 	}
 	if _, err := m.Acquire(t.Context(), "w", "two", ReadWrite); !errdefs.IsUnavailable(err) {
-		t.Errorf("second writer: %v", err)
+		t.Errorf("Acquire by a second writer = %v, want Unavailable", err)
 	}
 	reader, err := m.Acquire(t.Context(), "w", "three", ReadOnly)
 	must(t, err)
@@ -131,14 +131,14 @@ func TestAcquireOneWriterManyReaders(t *testing.T) {
 		t.Errorf("Binding() = %+v, want read-only", b)
 	}
 	if err := m.Delete(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("delete while held: %v", err)
+		t.Errorf("Delete while held = %v, want FailedPrecondition", err)
 	}
 	one.Release()
 	two, err := m.Acquire(t.Context(), "w", "two", ReadWrite)
 	must(t, err)
 	one.Release()
 	if got, _ := m.Get("w"); len(got.Leases) != 2 {
-		t.Errorf("second Release ended another lease's hold: %+v", got.Leases)
+		t.Errorf("leases after a second Release = %+v, want 2", got.Leases)
 	}
 	two.Release()
 	reader.Release()
@@ -274,7 +274,7 @@ func TestCreateConcurrentlySucceedsOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if entries, _ := os.ReadDir(dir); len(made) != 1 || len(entries) != 1 {
-		t.Errorf("made %d, left %v", len(made), entries)
+		t.Errorf("%d creations succeeded, directory = %v; want 1 of each", len(made), entries)
 	}
 }
 
@@ -283,7 +283,7 @@ func FuzzMeta(f *testing.F) {
 	f.Add([]byte(`{"version":1}{}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if w, err := decodeMeta(b); err == nil && !namePattern.MatchString(w.Name) {
-			t.Errorf("decodeMeta accepted the name %q", w.Name)
+			t.Errorf("decodeMeta returned the name %q, want one that matches %v", w.Name, namePattern)
 		}
 	})
 }
