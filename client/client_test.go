@@ -51,16 +51,16 @@ func TestAddresses(t *testing.T) {
 		"", "unix:/run/x.sock", "localhost:7070", "127.0.0.1:1", "[::1]:7070", "http://h:1", "https://h", "https://h:8443/",
 	} {
 		if _, err := New(Options{Address: good}); err != nil {
-			t.Errorf("%q: %v", good, err)
+			t.Errorf("New with the address %q = %v, want no error", good, err)
 		}
 	}
 	for _, bad := range []string{"unix:", "nowhere", "ftp://h:1", "http://h", "http://u:p@h:1", "http://h:1/v1", "http://h:1?x=1", ":"} {
 		if _, err := New(Options{Address: bad}); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q: got %v, want an invalid argument", bad, err)
+			t.Errorf("New with the address %q = %v, want InvalidArgument", bad, err)
 		}
 	}
 	if _, err := New(Options{Token: "a\nb"}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a token of two lines: got %v", err)
+		t.Errorf("New with a token of two lines = %v, want InvalidArgument", err)
 	}
 }
 
@@ -68,7 +68,7 @@ func TestRequestsCarryTokenKeyAndEscapedNames(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		for name, want := range map[string]string{"Authorization": "Bearer secret", "Idempotency-Key": "k1", "Accept": "application/json"} {
 			if got := r.Header.Get(name); got != want {
-				t.Errorf("%s is %q, want %q", name, got, want)
+				t.Errorf("%s = %q, want %q", name, got, want)
 			}
 		}
 		if got, want := r.URL.EscapedPath(), "/v1/sandboxes/a%2Fb%3Fc/exec"; got != want {
@@ -83,10 +83,12 @@ func TestRequestsCarryTokenKeyAndEscapedNames(t *testing.T) {
 
 func TestProblemsHaveTheirClass(t *testing.T) {
 	for code, is := range map[string]func(error) bool{
-		"invalid_argument": errdefs.IsInvalidArgument, "not_found": errdefs.IsNotFound, "already_exists": errdefs.IsAlreadyExists,
-		"failed_precondition": errdefs.IsFailedPrecondition, "resource_exhausted": errdefs.IsResourceExhausted,
-		"permission_denied": errdefs.IsPermissionDenied, "unauthenticated": errdefs.IsUnauthorized, "unavailable": errdefs.IsUnavailable,
-		"deadline_exceeded": errdefs.IsDeadlineExceeded, "not_implemented": errdefs.IsNotImplemented, "internal": errdefs.IsInternal,
+		"invalid_argument": errdefs.IsInvalidArgument, "not_found": errdefs.IsNotFound,
+		"already_exists": errdefs.IsAlreadyExists, "failed_precondition": errdefs.IsFailedPrecondition,
+		"resource_exhausted": errdefs.IsResourceExhausted, "permission_denied": errdefs.IsPermissionDenied,
+		"unauthenticated": errdefs.IsUnauthorized, "unavailable": errdefs.IsUnavailable,
+		"deadline_exceeded": errdefs.IsDeadlineExceeded, "not_implemented": errdefs.IsNotImplemented,
+		"internal": errdefs.IsInternal,
 	} {
 		c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/problem+json")
@@ -96,25 +98,26 @@ func TestProblemsHaveTheirClass(t *testing.T) {
 		_, err := c.Sandbox(t.Context(), "x")
 		p, ok := errors.AsType[*v1.Problem](err)
 		if !ok || p.Field != "argv" || p.RetryAfterMS != 7 || err.Error() != "it is so" {
-			t.Errorf("%s: got %v", code, err)
+			t.Errorf("%s: error = %#v, want a Problem with the detail, field argv and 7 ms", code, err)
 		}
 		if !is(err) {
-			t.Errorf("%s: %v is not of its class", code, err)
+			t.Errorf("%s: error = %v, want the class of its code", code, err)
 		}
 	}
 }
 
 func TestNonOrchestratorAnswerIsProblem(t *testing.T) {
-	for status, is := range map[int]func(error) bool{
-		404: errdefs.IsNotFound, 502: errdefs.IsUnavailable, 500: errdefs.IsInternal, 301: errdefs.IsInternal, 401: errdefs.IsUnauthorized,
+	for status, want := range map[int]error{
+		404: errdefs.ErrNotFound, 502: errdefs.ErrUnavailable, 500: errdefs.ErrInternal, 301: errdefs.ErrInternal,
+		401: errdefs.ErrUnauthenticated,
 	} {
 		c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "http://192.0.2.1/")
 			w.WriteHeader(status)
 			io.WriteString(w, "<html>\x1b[2J"+strings.Repeat("x", 1<<20))
 		})
-		if _, err := c.Pools(t.Context()); !is(err) || strings.Contains(err.Error(), "html") {
-			t.Errorf("%d: got %v", status, err)
+		if _, err := c.Pools(t.Context()); !errors.Is(err, want) || strings.Contains(err.Error(), "html") {
+			t.Errorf("status %d: error = %v, want the class %v and no HTML", status, err, want)
 		}
 	}
 }
@@ -127,15 +130,15 @@ func TestNoServer(t *testing.T) {
 		}
 		_, err = c.Exec(t.Context(), "x", v1.Exec{})
 		if e, ok := errors.AsType[*NoServerError](err); !ok || e.Address != address {
-			t.Errorf("%s: got %v", address, err)
+			t.Errorf("%s: Exec = %v, want a NoServerError with the address", address, err)
 		}
 		if !errors.Is(err, ErrNoServer) || errors.Is(err, ErrLost) || !errdefs.IsUnavailable(err) {
-			t.Errorf("%s: %v is not ErrNoServer alone", address, err)
+			t.Errorf("%s: Exec = %v, want ErrNoServer with the class Unavailable, not ErrLost", address, err)
 		}
 	}
 }
 
-// freeAddress is one where nobody listens any more.
+// freeAddress returns an address without a listener.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -158,7 +161,7 @@ func TestCutAnswerIsLost(t *testing.T) {
 	} {
 		c := serve(t, handle)
 		if r, err := c.Exec(t.Context(), "x", v1.Exec{}); !errors.Is(err, ErrLost) || r.Ending != "" {
-			t.Errorf("%s: got %+v, %v", name, r, err)
+			t.Errorf("%s: Exec = %+v, %v; want ErrLost without an ending", name, r, err)
 		}
 	}
 }
@@ -171,7 +174,7 @@ func TestEndedContextReturnsCause(t *testing.T) {
 		<-r.Context().Done()
 	})
 	if _, err := c.Sandboxes(ctx, true); !errors.Is(err, reason) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("Sandboxes = %v, want %v", err, reason)
 	}
 }
 
@@ -208,7 +211,7 @@ func TestManyCallsShareConnections(t *testing.T) {
 	}
 	work.Wait()
 	if n := counting.n.Load(); n > callers*calls/2 {
-		t.Fatalf("%d connections for %d calls of %d callers", n, callers*calls, callers)
+		t.Fatalf("%d connections for %d calls, want at most %d", n, callers*calls, callers*calls/2)
 	}
 }
 
@@ -248,7 +251,7 @@ func TestFilesStreamAndReportCut(t *testing.T) {
 	files := c.Workspaces.Files("w")
 	f, err := files.Write(t.Context(), "a b", strings.NewReader(content), WriteOptions{Mode: "0600"})
 	if err != nil || f.Path != "a b" || f.Mode != "0600" || got != content {
-		t.Fatalf("write: %+v, %v, %d bytes", f, err, len(got))
+		t.Fatalf("Write = %+v, %v, server got %d bytes; want \"a b\", mode 0600, %d bytes", f, err, len(got), len(content))
 	}
 	for path, lost := range map[string]bool{"whole": false, "cut": true} {
 		r, err := files.Read(t.Context(), path, Range{})
@@ -258,7 +261,7 @@ func TestFilesStreamAndReportCut(t *testing.T) {
 		b, err := io.ReadAll(r)
 		r.Close()
 		if errors.Is(err, ErrLost) != lost || string(b) != content {
-			t.Errorf("%s: %d bytes, %v", path, len(b), err)
+			t.Errorf("Read(%s) = %d bytes, %v; want %d bytes, ErrLost: %v", path, len(b), err, len(content), lost)
 		}
 	}
 }

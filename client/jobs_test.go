@@ -19,7 +19,7 @@ func TestArtifactsReadsAllPieces(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		item, known := next[r.URL.Query().Encode()]
 		if !known {
-			t.Errorf("request for %s", r.URL)
+			t.Errorf("request for %s, want one of the pages", r.URL)
 		}
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprintf(w, `{"items":[%s]}`, item)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -48,10 +49,10 @@ func TestFramesReachTheirStreams(t *testing.T) {
 		Streams{Stdout: &out, Stderr: &errOut, Started: func(id string) { started = id }},
 	)
 	if err != nil || r.Ending != "exited" || r.ExitCode != 3 || started != "e1" {
-		t.Fatalf("got %+v, %v, started %q", r, err, started)
+		t.Fatalf("ExecStream = %+v, %v, started %q; want exited with code 3, started e1", r, err, started)
 	}
 	if out.String() != "out\xff"+big || errOut.String() != "err" {
-		t.Fatalf("stdout has %d bytes, stderr %q", out.Len(), errOut.String())
+		t.Fatalf("stdout has %d bytes, stderr %q; want %d bytes, \"err\"", out.Len(), errOut.String(), 4+len(big))
 	}
 }
 
@@ -72,12 +73,12 @@ func TestHostileFrames(t *testing.T) {
 			io.WriteString(w, body)
 		})
 		if r, err := c.RunStream(t.Context(), v1.Run{}, Streams{}); !errors.Is(err, ErrLost) || r.Ending != "" {
-			t.Errorf("%s: got %+v, %v", name, r, err)
+			t.Errorf("%s: RunStream = %+v, %v; want ErrLost without an ending", name, r, err)
 		}
 	}
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) { answer(t, w, v1.ExecResult{Ending: "exited"}) })
 	if _, err := c.RunStream(t.Context(), v1.Run{}, Streams{}); !errors.Is(err, ErrLost) {
-		t.Errorf("an answer of another form: got %v", err)
+		t.Errorf("RunStream with an answer of another type = %v, want ErrLost", err)
 	}
 }
 
@@ -86,20 +87,19 @@ func TestProblemFrameIsError(t *testing.T) {
 		w.Header().Set("Content-Type", framesType)
 		w.Write(frame('P', `{"status":404,"code":"not_found","detail":"sandbox x is gone"}`))
 	})
-	if _, err := c.ExecStream(t.Context(), "x", v1.Exec{}, Streams{}); !errdefs.IsNotFound(err) ||
-		err.Error() != "sandbox x is gone" {
-		t.Fatalf("got %v", err)
+	const want = "sandbox x is gone"
+	if _, err := c.ExecStream(t.Context(), "x", v1.Exec{}, Streams{}); !errdefs.IsNotFound(err) || err.Error() != want {
+		t.Fatalf("ExecStream = %v, want NotFound: %s", err, want)
 	}
 }
 
-// Input goes while output comes: the server echoes piece by piece, and only
-// sends more once it was asked.
+// Input and output flow at the same time: the server echoes piece by piece and waits for input.
 func TestStdinIsFullDuplex(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		b, err := base64.URLEncoding.DecodeString(r.Header.Get("Orchestrator-Exec"))
 		var x v1.Exec
 		if err != nil || json.Unmarshal(b, &x) != nil || x.Argv[0] != "cat" {
-			t.Errorf("request is %q", b)
+			t.Errorf("request = %q, %v; want the command cat", b, err)
 		}
 		ctl := http.NewResponseController(w)
 		if err := ctl.EnableFullDuplex(); err != nil {
@@ -125,13 +125,13 @@ func TestStdinIsFullDuplex(t *testing.T) {
 		for _, line := range []string{"one 1", "two 2", "three"} {
 			io.WriteString(send, line)
 			if _, err := io.ReadFull(got, reply); err != nil || string(reply) != line {
-				t.Errorf("sent %q, got %q, %v", line, reply, err)
+				t.Errorf("echo of %q = %q, %v; want it unchanged", line, reply, err)
 			}
 		}
 	}()
 	r, err := c.ExecStream(t.Context(), "x", v1.Exec{Argv: []string{"cat"}}, Streams{Stdin: in, Stdout: receive})
 	if err != nil || r.ExitCode != 3 {
-		t.Fatalf("got %+v, %v", r, err)
+		t.Fatalf("ExecStream = %+v, %v; want exit code 3", r, err)
 	}
 }
 
@@ -151,22 +151,21 @@ func TestFailedWriterKillsCommand(t *testing.T) {
 	full := errors.New("disk full")
 	if _, err := c.ExecStream(t.Context(), "x", v1.Exec{}, Streams{Stdout: fails{full}}); !errors.Is(err, full) ||
 		errors.Is(err, ErrLost) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("ExecStream = %v, want %v and not ErrLost", err, full)
 	}
 	select {
 	case <-gone:
 	case <-time.After(30 * time.Second):
-		t.Fatal("the server was not told")
+		t.Fatal("the request did not end, want it cancelled")
 	}
 }
 
-// outputServer has the bytes from start of a shell's output and ends each answer
-// as it is told.
+// outputServer serves the output of a shell. respond may replace an answer.
 type outputServer struct {
 	t       *testing.T
 	all     string
 	asked   atomic.Int64
-	respond func(n int64, w http.ResponseWriter, offset int) bool // true: it has answered
+	respond func(n int64, w http.ResponseWriter, offset int) bool // reports whether it answered
 }
 
 func (s *outputServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -206,11 +205,11 @@ func TestFollowResumesAfterCut(t *testing.T) {
 	next, err := c.Follow(
 		t.Context(),
 		"s1",
-		FollowRequest{Gap: func(from, to int64) { t.Errorf("gap from %d to %d", from, to) }},
+		FollowRequest{Gap: func(from, to int64) { t.Errorf("gap from %d to %d, want none", from, to) }},
 		&got,
 	)
 	if err != nil || next != int64(len(s.all)) || got.String() != s.all {
-		t.Fatalf("next is %d of %d, %d bytes, %v", next, len(s.all), got.Len(), err)
+		t.Fatalf("Follow = %d, %v with %d bytes; want all %d bytes", next, err, got.Len(), len(s.all))
 	}
 }
 
@@ -227,7 +226,7 @@ func (a *away) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.RoundTripper.RoundTrip(r)
 }
 
-// The stream has ended, and the server goes away before it can say so.
+// The server goes away after the last output and before it reports the end.
 func TestFollowWaitsForServerToReturn(t *testing.T) {
 	s := &outputServer{t: t, all: "abc", respond: func(int64, http.ResponseWriter, int) bool { return false }}
 	c := serve(t, s.ServeHTTP)
@@ -235,7 +234,7 @@ func TestFollowWaitsForServerToReturn(t *testing.T) {
 	c.http.Transport = transport
 	var got bytes.Buffer
 	if next, err := c.Follow(t.Context(), "s1", FollowRequest{}, &got); err != nil || next != 3 || got.String() != "abc" {
-		t.Fatalf("got %d, %v, %q", next, err, got.String())
+		t.Fatalf("Follow = %d, %v with %q; want 3, \"abc\"", next, err, got.String())
 	}
 	c.http.Transport = transport.RoundTripper // its connections are closed at the end
 }
@@ -265,10 +264,9 @@ func TestFollowReportsGaps(t *testing.T) {
 		&got,
 	)
 	if err != nil || next != 100 || got.Len() != 60 {
-		t.Fatalf("next is %d, %d bytes, %v", next, got.Len(), err)
+		t.Fatalf("Follow = %d, %v with %d bytes; want 100, 60 bytes", next, err, got.Len())
 	}
-	if want := []int64{5, 10, 40, 70}; len(gaps) != 4 || gaps[0] != want[0] || gaps[1] != want[1] || gaps[2] != want[2] ||
-		gaps[3] != want[3] {
+	if want := []int64{5, 10, 40, 70}; !slices.Equal(gaps, want) {
 		t.Fatalf("gaps are %v, want %v", gaps, want)
 	}
 }
@@ -284,7 +282,7 @@ func TestFollowEndsWithContextOrRefusal(t *testing.T) {
 		cut()
 	})
 	if next, err := c.Follow(ctx, "s1", FollowRequest{Offset: 7}, io.Discard); !errors.Is(err, enough) || next != 7 {
-		t.Fatalf("got %d, %v", next, err)
+		t.Fatalf("Follow = %d, %v; want 7, %v", next, err, enough)
 	}
 	for name, handle := range map[string]http.HandlerFunc{
 		"not found": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
@@ -297,7 +295,7 @@ func TestFollowEndsWithContextOrRefusal(t *testing.T) {
 		c := serve(t, handle)
 		var got bytes.Buffer
 		if _, err := c.Follow(t.Context(), "s1", FollowRequest{Offset: 7}, &got); err == nil || got.Len() > 0 {
-			t.Errorf("%s: got %v and %q", name, err, got.String())
+			t.Errorf("%s: Follow = %v with %q, want an error and no output", name, err, got.String())
 		}
 	}
 	none, err := New(Options{Address: freeAddress(t)})
@@ -305,12 +303,12 @@ func TestFollowEndsWithContextOrRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := none.Follow(t.Context(), "s1", FollowRequest{}, io.Discard); !errors.Is(err, ErrNoServer) {
-		t.Errorf("no server from the start: got %v", err)
+		t.Errorf("Follow without a server = %v, want ErrNoServer", err)
 	}
 	s := &outputServer{t: t, all: "abc", respond: func(int64, http.ResponseWriter, int) bool { return false }}
-	full := errdefs.ErrUnavailable // a writer's own error of that class is not asked again
+	full := errdefs.ErrUnavailable // the client must not retry on a writer's own error of that class
 	if _, err := serve(t, s.ServeHTTP).Follow(t.Context(), "s1", FollowRequest{}, fails{full}); !errors.Is(err, full) {
-		t.Errorf("a writer that fails: got %v", err)
+		t.Errorf("Follow with a failing writer = %v, want %v", err, full)
 	}
 }
 
@@ -325,7 +323,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		r, err := c.readFrames(t.Context(), bytes.NewReader(body), Streams{Stdout: io.Discard})
 		if err == nil && (r.Ending == "" || !bytes.ContainsRune(body, 'E')) {
-			t.Fatalf("%q gave %+v", body, r)
+			t.Fatalf("readFrames(%q) = %+v, want an error or an ending", body, r)
 		}
 	})
 }

@@ -118,15 +118,16 @@ func TestTerminalReadsAllOutput(t *testing.T) {
 	r, wErr := term.Wait()
 	if text != "hello \xff\x00" || err != nil || wErr != nil || r.ExitCode != 3 || term.Shell() != "s1" ||
 		term.Offset() != 8 {
-		t.Errorf("%q %v, %+v %v", text, err, r, wErr)
+		t.Errorf("output = %q, %v; Wait = %+v, %v; shell %s at %d; want all 8 bytes, exit code 3, s1", text, err, r, wErr,
+			term.Shell(), term.Offset())
 	}
 	if _, err := term.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("typing after the end: %v", err)
+		t.Errorf("Write after the end = %v, want io.ErrClosedPipe", err)
 	}
 }
 
-// However a connection ends, the output goes on at its offset. What was typed
-// and not taken is sent again only where the server told exactly.
+// Output continues at its offset after any end of the connection. Input that was not taken is sent
+// again only if the server reported the exact count.
 func TestTerminalResumesAfterCut(t *testing.T) {
 	for name, c := range map[string]struct {
 		leave func(p *peer)
@@ -148,12 +149,12 @@ func TestTerminalResumesAfterCut(t *testing.T) {
 				p.say(v1.TerminalMessage{Type: "started", Shell: "s1", Offset: 100})
 				p.show("one ")
 				if got := p.hear(4); got != "abcd" {
-					p.t.Errorf("typed %q", got)
+					p.t.Errorf("typed %q, want \"abcd\"", got)
 				}
 				c.leave(p)
 			}, func(p *peer) {
-				if p.query != "offset=104&shell=s1" {
-					p.t.Errorf("it comes back for %q", p.query)
+				if want := "offset=104&shell=s1"; p.query != want {
+					p.t.Errorf("query of the second connection = %q, want %q", p.query, want)
 				}
 				p.say(v1.TerminalMessage{Type: "started", Shell: "s1", Offset: 104})
 				if got := p.hear(len(c.again) + 3); got != c.again+"new" {
@@ -174,7 +175,7 @@ func TestTerminalResumesAfterCut(t *testing.T) {
 			}
 			first := make([]byte, 4)
 			if _, err := io.ReadFull(term, first); err != nil || string(first) != "one " {
-				t.Fatalf("%q %v", first, err)
+				t.Fatalf("first output = %q, %v; want \"one \"", first, err)
 			}
 			<-back2
 			if _, err := term.Write([]byte("new")); err != nil {
@@ -183,7 +184,8 @@ func TestTerminalResumesAfterCut(t *testing.T) {
 			text, err := readAll(t, term)
 			if text != "two" || err != nil || away != 1 || back != 1 || len(gaps) != 2 || gaps[1] != 200 ||
 				term.Offset() != 203 {
-				t.Errorf("%q %v; away %d, back %d, gaps %v, at %d", text, err, away, back, gaps, term.Offset())
+				t.Errorf("output = %q, %v; away %d, back %d, gaps %v, at %d; want two, 1, 1, one gap to 200, 203", text, err,
+					away, back, gaps, term.Offset())
 			}
 		})
 	}
@@ -207,7 +209,7 @@ func TestTerminalWriteWaitsForWindow(t *testing.T) {
 	}()
 	select {
 	case err := <-wrote:
-		t.Fatalf("more than the window was sent: %v", err)
+		t.Fatalf("Write beyond the window returned %v, want it to wait", err)
 	case <-time.After(100 * time.Millisecond):
 	}
 	close(go1)
@@ -231,17 +233,17 @@ func TestRefusalEndsTerminal(t *testing.T) {
 	})
 	term := openTerminal(t, c, TerminalOptions{})
 	if _, err := readAll(t, term); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("an error message: %v", err)
+		t.Errorf("Read after an error message = %v, want FailedPrecondition", err)
 	}
-	if _, err := term.Wait(); err == nil || !strings.Contains(err.Error(), "the sandbox has ended") {
-		t.Errorf("an error message: %v", err)
+	if _, err := term.Wait(); err == nil || !strings.Contains(err.Error(), problem.Detail) {
+		t.Errorf("Wait after an error message = %v, want %q", err, problem.Detail)
 	}
 	term = openTerminal(t, c, TerminalOptions{})
 	if _, err := readAll(t, term); !errdefs.IsNotFound(err) {
-		t.Errorf("a refusal to come back: %v", err)
+		t.Errorf("Read after a refused reconnect = %v, want NotFound", err)
 	}
 	if _, err := c.OpenTerminal(t.Context(), "box", v1.TerminalRequest{}, TerminalOptions{}); !errdefs.IsNotFound(err) {
-		t.Errorf("a refusal at once: %v", err)
+		t.Errorf("OpenTerminal = %v, want NotFound", err)
 	}
 }
 
@@ -258,7 +260,7 @@ func TestHostileTerminals(t *testing.T) {
 		c := terminals(t, first)
 		if term, err := c.OpenTerminal(t.Context(), "box", v1.TerminalRequest{}, TerminalOptions{}); err == nil {
 			term.Close()
-			t.Errorf("%s: it is open", name)
+			t.Errorf("%s: OpenTerminal succeeded, want an error", name)
 		}
 	}
 }
@@ -279,9 +281,9 @@ func TestTerminalCloseDetaches(t *testing.T) {
 	term.Close()
 	term.Close()
 	if _, err := term.Wait(); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("got %v", err)
+		t.Errorf("Wait after Close = %v, want io.ErrClosedPipe", err)
 	}
 	if code := <-closed; code != websocket.StatusNormalClosure {
-		t.Errorf("closed with %v", code)
+		t.Errorf("closed with %v, want %v", code, websocket.StatusNormalClosure)
 	}
 }

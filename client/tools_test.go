@@ -34,10 +34,10 @@ func TestToolEventsReachTheirCallbacks(t *testing.T) {
 		var call v1.ToolCall
 		if err := json.NewDecoder(r.Body).Decode(&call); err != nil || string(call.Input) != `{"command":"x"}` ||
 			r.URL.Path != "/v1/tools/system.bash/call" {
-			t.Errorf("%s %+v %v", r.URL.Path, call, err)
+			t.Errorf("request = %s %+v, %v; want the command x for system.bash", r.URL.Path, call, err)
 		}
 		if r.Header.Get("Idempotency-Key") != "k" || r.Header.Get("Accept") != eventsType {
-			t.Errorf("%v", r.Header)
+			t.Errorf("header = %v, want Idempotency-Key k, Accept %s", r.Header, eventsType)
 		}
 		sendEvents(
 			w,
@@ -67,10 +67,10 @@ func TestToolEventsReachTheirCallbacks(t *testing.T) {
 		Output:         func(s string, p []byte, missed int64) { told = append(told, fmt.Sprintf("%s %q %d", s, p, missed)) },
 	})
 	if err != nil || r.Ending != "exited" || r.ExitCode == nil || *r.ExitCode != 3 {
-		t.Fatalf("%+v, %v", r, err)
+		t.Fatalf("Call = %+v, %v; want exited with code 3", r, err)
 	}
 	if want := []string{"asked q1", "started s1", `stdout "a" 0`, `stderr "\xff" 7`}; !reflect.DeepEqual(told, want) {
-		t.Fatalf("told %q", told)
+		t.Fatalf("callbacks = %q, want %q", told, want)
 	}
 }
 
@@ -91,12 +91,9 @@ func TestHostileEvents(t *testing.T) {
 		},
 	} {
 		c := serve(t, answer)
-		if r, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Started: func(string) {}}); !errors.Is(
-			err,
-			ErrLost,
-		) ||
-			r.Ending != "" {
-			t.Errorf("%s: %+v, %v", name, r, err)
+		r, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Started: func(string) {}})
+		if !errors.Is(err, ErrLost) || r.Ending != "" {
+			t.Errorf("%s: Call = %+v, %v; want ErrLost without an ending", name, r, err)
 		}
 	}
 }
@@ -111,16 +108,13 @@ func TestProblemEventIsError(t *testing.T) {
 			`{"status":404,"code":"not_found","detail":"sandbox x is gone"}`,
 		)
 	})
-	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Asked: func(v1.Approval) {}}); !errdefs.IsNotFound(
-		err,
-	) ||
-		err.Error() != "sandbox x is gone" {
-		t.Fatal(err)
+	_, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Asked: func(v1.Approval) {}})
+	if want := "sandbox x is gone"; !errdefs.IsNotFound(err) || err.Error() != want {
+		t.Fatalf("Call = %v, want NotFound: %s", err, want)
 	}
 }
 
-// A call that waits for an answer while its server is restarted is made again
-// with the same key.
+// The client repeats a call with the same key if the server restarts before it answers.
 func TestPersistRepeatsWhileServerIsAway(t *testing.T) {
 	var mu sync.Mutex
 	keys := map[string]int{}
@@ -153,10 +147,10 @@ func TestPersistRepeatsWhileServerIsAway(t *testing.T) {
 		CallOptions{Persist: true, Asked: func(v1.Approval) {}, Away: func(error) { away++ }},
 	)
 	if err != nil || r.ID != "c1" || away != 3 {
-		t.Fatalf("%+v, %v, away %d times", r, err, away)
+		t.Fatalf("Call = %+v, %v, away %d times; want c1 and 3 times", r, err, away)
 	}
 	if len(keys) != 1 || keys[""] != 0 {
-		t.Fatalf("keys %v", keys)
+		t.Fatalf("keys = %v, want only one, not empty", keys)
 	}
 }
 
@@ -170,7 +164,7 @@ func TestPersistStopsOnRefusal(t *testing.T) {
 	})
 	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true}); !errdefs.IsNotFound(err) ||
 		n.Load() != 1 {
-		t.Fatalf("%v after %d requests", err, n.Load())
+		t.Fatalf("Call = %v after %d requests, want NotFound after 1", err, n.Load())
 	}
 }
 
@@ -182,11 +176,9 @@ func TestPersistEndsWithContext(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("enough")
-	if _, err := c.Tools.Call(ctx, "x", v1.ToolCall{}, CallOptions{Persist: true, Away: func(error) { cancel(reason) }}); !errors.Is(
-		err,
-		reason,
-	) {
-		t.Fatal(err)
+	options := CallOptions{Persist: true, Away: func(error) { cancel(reason) }}
+	if _, err := c.Tools.Call(ctx, "x", v1.ToolCall{}, options); !errors.Is(err, reason) {
+		t.Fatalf("Call = %v, want %v", err, reason)
 	}
 }
 
@@ -195,12 +187,10 @@ func TestPersistStopsWithoutServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	away := func(error) { t.Error("it was asked again") }
-	if _, err := c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Away: away}); !errors.Is(
-		err,
-		ErrNoServer,
-	) {
-		t.Fatal(err)
+	away := func(err error) { t.Errorf("Away(%v) was called, want no retry", err) }
+	_, err = c.Tools.Call(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Away: away})
+	if !errors.Is(err, ErrNoServer) {
+		t.Fatalf("Call = %v, want ErrNoServer", err)
 	}
 }
 
@@ -210,7 +200,7 @@ func TestCopyCallOutputReadsToEnd(t *testing.T) {
 		var from int
 		fmt.Sscan(r.URL.Query().Get("offset"), &from)
 		if r.URL.Path != "/v1/calls/c1/output" || r.URL.Query().Get("stream") != "stderr" {
-			t.Errorf("asked for %s", r.URL)
+			t.Errorf("request for %s, want stderr of call c1", r.URL)
 		}
 		w.Header().Set("Orchestrator-Offset", fmt.Sprint(from))
 		to := min(from+4, len(all))
@@ -219,13 +209,12 @@ func TestCopyCallOutputReadsToEnd(t *testing.T) {
 	})
 	var b bytes.Buffer
 	next, err := c.Tools.CopyOutput(t.Context(), "c1", OutputRequest{Stream: "stderr", Offset: 1}, nil, &b)
-	if err != nil || next != 10 || b.String() != "123456789" {
-		t.Fatalf("%q to %d, %v", b.String(), next, err)
+	if err != nil || next != 10 || b.String() != all[1:] {
+		t.Fatalf("CopyOutput = %d, %v with %q; want 10 with %q", next, err, b.String(), all[1:])
 	}
 }
 
-// A decision made while the server was away is reported once it is back, and
-// nothing twice.
+// Watch reports a decision made while the server was away once it is back, and no event twice.
 func TestWatchApprovalsSurvivesRestart(t *testing.T) {
 	var turn atomic.Int64
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -268,7 +257,7 @@ func TestWatchApprovalsSurvivesRestart(t *testing.T) {
 	})
 	if want := []string{"asked q1 ", "asked q2 ", "decided q1 denied", "asked q3 "}; !errors.Is(err, enough) ||
 		!reflect.DeepEqual(told, want) {
-		t.Fatalf("%v, told %q", err, told)
+		t.Fatalf("Watch = %v with %q, want %v with %q", err, told, enough, want)
 	}
 }
 
@@ -278,7 +267,7 @@ func TestWatchApprovalsEndsWithoutServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := c.Approvals.Watch(t.Context(), func(v1.ApprovalEvent) error { return nil }); !errors.Is(err, ErrNoServer) {
-		t.Fatal(err)
+		t.Fatalf("Watch = %v, want ErrNoServer", err)
 	}
 }
 
@@ -324,8 +313,8 @@ func TestGovernedRequests(t *testing.T) {
 		"GET /v1/audit/export?after=7": func() error {
 			var b bytes.Buffer
 			err := c.Audit.Export(ctx, AuditFilter{After: 7}, &b)
-			if b.String() != "{}\n{}\n" {
-				t.Errorf("exported %q", b.String())
+			if want := "{}\n{}\n"; b.String() != want {
+				t.Errorf("exported %q, want %q", b.String(), want)
 			}
 			return err
 		},
@@ -343,6 +332,6 @@ func TestCutExportIsLost(t *testing.T) {
 		cut()
 	})
 	if err := c.Audit.Export(t.Context(), AuditFilter{}, io.Discard); !errors.Is(err, ErrLost) {
-		t.Fatal(err)
+		t.Fatalf("Export = %v, want ErrLost", err)
 	}
 }

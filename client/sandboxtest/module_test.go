@@ -47,7 +47,7 @@ func TestOutsideModule(t *testing.T) {
 			t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
 		if args[0] == "test" && !strings.Contains(string(out), "--- PASS: TestScript") {
-			t.Errorf("go test did not run TestScript:\n%s", out)
+			t.Errorf("go test did not run TestScript, want it passed:\n%s", out)
 		}
 	}
 }

@@ -47,22 +47,22 @@ func TestSandboxStartsServer(t *testing.T) {
 			Env: map[string]string{"GREETING": "hi"}})
 		id = sb.ID
 		got := sb.Must(`./run.sh; cat link a/b.txt; echo " $GREETING"; pwd`)
-		if got != "ran\n42hello hi\n/workspace\n" {
-			t.Errorf("got %q", got)
+		if want := "ran\n42hello hi\n/workspace\n"; got != want {
+			t.Errorf("Must = %q, want %q", got, want)
 		}
 		if r := sb.Run("exit 7"); r.ExitCode != 7 {
-			t.Errorf("got %+v", r)
+			t.Errorf("Run = %+v, want exit code 7", r)
 		}
 		sb.Must("echo written >out.txt")
-		if got := sb.Read("out.txt"); got != "written\n" {
-			t.Errorf("read %q", got)
+		if got, want := sb.Read("out.txt"), "written\n"; got != want {
+			t.Errorf("Read(out.txt) = %q, want %q", got, want)
 		}
 		se := sb.Session()
 		if _, err := se.Run(t.Context(), "x=5"); err != nil {
 			t.Fatal(err)
 		}
 		if r, err := se.Run(t.Context(), "echo $x"); err != nil || r.Stdout != "5\n" {
-			t.Errorf("got %+v, %v", r, err)
+			t.Errorf("Run in the session = %+v, %v; want 5", r, err)
 		}
 	})
 	cl, err := connect(t.Context())
@@ -70,7 +70,7 @@ func TestSandboxStartsServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := cl.Sandbox(t.Context(), id); err != nil || got.State != "gone" {
-		t.Errorf("after its test the sandbox is %+v, %v", got, err)
+		t.Errorf("the sandbox after its test = %+v, %v; want state gone", got, err)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestKilledProcessLeavesNoSandbox(t *testing.T) {
 	}
 	_ = child.Wait() // it was killed
 	if dir == "" {
-		t.Fatal("the child had no sandbox")
+		t.Fatal("the child reported no directory, want a sandbox")
 	}
 	end := time.Now().Add(2 * time.Minute)
 	for time.Now().Before(end) {
@@ -119,10 +119,10 @@ func TestKilledProcessLeavesNoSandbox(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	said, _ := os.ReadFile(filepath.Join(dir, "serve.log"))
-	t.Errorf("something is left of %s: %s", dir, said)
+	t.Errorf("%s or a process of the sandbox is left, want neither; log: %s", dir, said)
 }
 
-// running says whether a process has a word among its arguments.
+// running reports whether a process has the word as an argument.
 func running(word string) bool {
 	names, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
