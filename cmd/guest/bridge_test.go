@@ -16,7 +16,7 @@ func TestBridgeWaitsForGuest(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := dialAt(short, path); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("without a guest: %v", err)
+		t.Errorf("dialAt without a guest = %v, want ENOENT", err)
 	}
 	l := make(chan net.Listener, 1)
 	go func() {

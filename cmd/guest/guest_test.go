@@ -172,7 +172,7 @@ func ask[Out any](t *testing.T, nc net.Conn, op wire.Op, body any) (out Out, std
 		case wire.KindStdout, wire.KindStderr:
 			stdout += string(p)
 		case wire.KindFailure:
-			t.Fatalf("%s failed: %s", op, p)
+			t.Fatalf("%s failed: %s, want a reply", op, p)
 		case wire.KindReply:
 			if err := json.Unmarshal(p, &out); err != nil {
 				t.Fatal(err)
@@ -193,10 +193,10 @@ func (s *sandbox) wantEnd() {
 	select {
 	case <-s.done:
 		if code := s.cmd.ProcessState.ExitCode(); code != 0 {
-			s.t.Errorf("the guest ended with %v", s.cmd.ProcessState)
+			s.t.Errorf("the guest ended with %v, want exit code 0", s.cmd.ProcessState)
 		}
 	case <-time.After(bound):
-		s.t.Fatal("the guest lives")
+		s.t.Fatal("the guest still runs, want its end")
 	}
 }
 
@@ -205,16 +205,16 @@ func TestGuestServesWithThreeCapabilities(t *testing.T) {
 	s := startGuest(t)
 	pong, _ := ask[wire.Pong](t, s.open(), wire.OpPing, nil)
 	if pong.Version != wire.Version || pong.Kill != "tag" {
-		t.Errorf("got %+v", pong)
+		t.Errorf("ping = %+v, want version %d and kill by tag", pong, wire.Version)
 	}
 	r, out := s.sh("id -u; " +
 		"grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ 2>&1; env")
 	if r.Ending != runtime.Exited || len(out) < 5 || out[:5] != "1000\n" {
-		t.Errorf("got %+v, %q", r, out)
+		t.Errorf("id = %+v, %q; want exited and uid 1000 first", r, out)
 	}
 	if strings.Contains(out, "SECRET") || !strings.Contains(out, "CapPrm:\t0000000000000000") ||
 		!strings.Contains(out, "NoNewPrivs:\t1") {
-		t.Errorf("got %q", out)
+		t.Errorf("status and environment = %q, want no SECRET, no CapPrm and NoNewPrivs 1", out)
 	}
 	ask[struct{}](t, s.open(), wire.OpEnd, nil)
 	s.wantEnd()
@@ -237,7 +237,7 @@ func TestGuestIgnoresSignals(t *testing.T) {
 		}
 	}
 	if r, out := s.sh("echo alive"); r.Ending != runtime.Exited || out != "alive\n" {
-		t.Errorf("got %+v, %q", r, out)
+		t.Errorf("echo after the signals = %+v, %q; want exited and alive", r, out)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestGuestReapsOrphans(t *testing.T) {
 	s := startGuest(t)
 	for range 5 {
 		if r, _ := s.sh("for i in 1 2 3 4; do (setsid sh -c 'sleep 0.01' &); done; sleep 0.05"); r.Unclean {
-			t.Errorf("got %+v", r)
+			t.Errorf("result = %+v, want a clean one", r)
 		}
 	}
 	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) {
@@ -255,7 +255,7 @@ func TestGuestReapsOrphans(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("zombies: %s", out)
+			t.Fatalf("%s zombies, want 0", strings.TrimSpace(out))
 		}
 	}
 }
@@ -267,7 +267,7 @@ func TestGuestEndsWithoutHost(t *testing.T) {
 	defer k.Close()
 	select {
 	case <-s.done:
-		t.Fatal("it ended while a host was there")
+		t.Fatal("the guest ended with a host connected, want it to run")
 	case <-time.After(4 * time.Second):
 	}
 	s.l.Close()
@@ -290,7 +290,7 @@ func TestGuestReconnectsToNewHost(t *testing.T) {
 	s.l = l
 	got, _ := ask[wire.Shell](t, s.open(), wire.OpShell, wire.ShellRef{ID: "on"})
 	if got.Result != nil || !got.StartedAt.Equal(start.StartedAt) {
-		t.Errorf("got %+v", got)
+		t.Errorf("shell = %+v, want no result and started at %v", got, start.StartedAt)
 	}
 }
 
@@ -338,7 +338,7 @@ func startBridged(t *testing.T, args ...string) *bridged {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("it never listens")
+			t.Fatal("the guest does not listen, want a socket in time")
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), bound)
@@ -399,12 +399,12 @@ func TestBridgeReachesGuest(t *testing.T) {
 	t.Parallel()
 	b := startBridged(t, "--alone", "5m")
 	if pong, _ := ask[wire.Pong](t, b.open(), wire.OpPing, nil); pong.Version != wire.Version {
-		t.Errorf("got %+v", pong)
+		t.Errorf("ping = %+v, want version %d", pong, wire.Version)
 	}
 	r, text := ask[runtime.Result](t, b.open(), wire.OpExec,
 		wire.Command{Argv: []string{"sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"}, Cwd: "/"})
 	if r.Ending != runtime.Exited || len(text) != 3_000_000 {
-		t.Errorf("got %+v and %d bytes", r, len(text))
+		t.Errorf("output = %+v with %d bytes, want exited with 3000000", r, len(text))
 	}
 	ask[struct{}](t, b.open(), wire.OpEnd, nil)
 	b.wantEnd()
@@ -462,7 +462,7 @@ func TestBridgedGuestEndsWithoutHost(t *testing.T) {
 	defer nc.Close()
 	select {
 	case <-b.done:
-		t.Fatal("it ended while a host was there")
+		t.Fatal("the guest ended with a host connected, want it to run")
 	case <-time.After(4 * time.Second):
 	}
 	b.cut(true)
@@ -476,10 +476,10 @@ func TestParseInitArguments(t *testing.T) {
 		{"bridge", "x"}, {"version", "x"}} {
 		var bad usageError
 		if err := run(t.Context(), args, log); !errors.As(err, &bad) {
-			t.Errorf("%v: got %v", args, err)
+			t.Errorf("run(%q) = %v, want a usage error", args, err)
 		}
 	}
 	if o, err := parseInit(nil); err != nil || o.alone != runtime.DefaultOrphanTimeout || o.stdio {
-		t.Errorf("got %+v, %v", o, err)
+		t.Errorf("parseInit = %+v, %v; want the default timeout and no stdio", o, err)
 	}
 }

@@ -29,15 +29,16 @@ func TestParsePod(t *testing.T) {
 	)
 	if err != nil || len(o.rlimits) != 1 || !slices.Equal(o.env, []string{"A=b"}) ||
 		!slices.Equal(o.command, []string{"/x", "init", "--stdio"}) {
-		t.Errorf("parsePod = %+v, %v", o, err)
+		t.Errorf("parsePod = %+v, %v; want one rlimit, A=b and the command after --", o, err)
 	}
 	for _, bad := range [][]string{nil, {"--", "relative"}, {"--rlimit", "CORE=0", "--", "/x"}, {"--rlimit", "RLIMIT_CORE=x", "--", "/x"}} {
 		if _, err := parsePod(bad); err == nil {
 			t.Errorf("parsePod(%q) succeeded, want an error", bad)
 		}
 	}
-	if d, err := parseDirectory("/tmp=1777:0:0"); err != nil || d != (directory{"/tmp", 0o1777, 0, 0}) {
-		t.Errorf("parseDirectory = %+v, %v", d, err)
+	want := directory{"/tmp", 0o1777, 0, 0}
+	if d, err := parseDirectory("/tmp=1777:0:0"); err != nil || d != want {
+		t.Errorf("parseDirectory = %+v, %v; want %+v", d, err, want)
 	}
 	if _, err := parseDirectory("/tmp"); err == nil {
 		t.Error("parseDirectory without a mode succeeded, want an error")

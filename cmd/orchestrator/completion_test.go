@@ -15,23 +15,23 @@ func TestFirstArgument(t *testing.T) {
 		"rm SANDBOX...": "SANDBOX", "show NAME": "NAME", "ls [NAME]": "NAME",
 	} {
 		if got := firstArgument(use); got != want {
-			t.Errorf("%q: %q", use, got)
+			t.Errorf("firstArgument(%q) = %q, want %q", use, got, want)
 		}
 	}
 }
 
-// Every command that names a sandbox or a shell offers those there are.
+// Every command with a SANDBOX or SHELL argument completes it.
 func TestArgumentCompletion(t *testing.T) {
 	a := &cli.App{Lookup: os.LookupEnv}
 	n := 0
 	commands(newRootCommand(a), func(c *cobra.Command) {
 		if word := firstArgument(c.Use); word == "SANDBOX" || word == "SHELL" {
 			if n++; c.ValidArgsFunction == nil {
-				t.Errorf("%s offers nothing", c.CommandPath())
+				t.Errorf("%s has no ValidArgsFunction, want one", c.CommandPath())
 			}
 		}
 	})
 	if n < 6 {
-		t.Errorf("only %d commands were looked at", n)
+		t.Errorf("checked %d commands, want at least 6", n)
 	}
 }

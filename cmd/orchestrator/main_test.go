@@ -97,11 +97,11 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 	a := &cli.App{Lookup: os.LookupEnv}
 	commands(newRootCommand(a), func(c *cobra.Command) {
 		if c.Short == "" || !strings.Contains(c.Example, "orchestrator ") {
-			t.Errorf("%s lacks a description or an example", c.CommandPath())
+			t.Errorf("%s: Short %q, Example %q; want both, with a command", c.CommandPath(), c.Short, c.Example)
 		}
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if f.Usage == "" {
-				t.Errorf("%s: --%s has no text", c.CommandPath(), f.Name)
+				t.Errorf("%s: --%s has no usage text, want some", c.CommandPath(), f.Name)
 			}
 		})
 	})

@@ -19,13 +19,13 @@ func TestInputEndsWithContext(t *testing.T) {
 	}
 	b := make([]byte, 1)
 	if _, err := io.ReadFull(in, b); err != nil || b[0] != 'x' {
-		t.Fatalf("%q, %v", b, err)
+		t.Fatalf("Read = %q, %v; want x", b, err)
 	}
 	cancel(&Interrupted{syscall.SIGINT})
 	if _, err := io.ReadAll(in); ExitCode(err) != 130 {
-		t.Fatal(err)
+		t.Fatalf("Read after SIGINT = %v, want an error with exit code 130", err)
 	}
 	if b, err := io.ReadAll((&App{Stdin: strings.NewReader("all")}).Input(t.Context())); err != nil || string(b) != "all" {
-		t.Fatalf("%q, %v", b, err)
+		t.Fatalf("ReadAll = %q, %v; want all", b, err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 func TestMostSimilar(t *testing.T) {
 	for word, want := range map[string]string{"topp": "top", "tol": "tool"} {
 		if got := MostSimilar([]string{"tool", "top"}, word); got != want {
-			t.Errorf("%s: %s", word, got)
+			t.Errorf("MostSimilar(%s) = %s, want %s", word, got, want)
 		}
 	}
 }

@@ -35,10 +35,10 @@ func TestEndingExitCodes(t *testing.T) {
 		}
 	}
 	if err := ResultError(v1.ExecResult{Ending: "exited"}); err != nil {
-		t.Errorf("exit code 0 is an error: %v", err)
+		t.Errorf("ResultError of exit code 0 = %v, want nil", err)
 	}
 	if got := ExitCode(ResultError(v1.ExecResult{Ending: "of a newer server"})); got != ExitLost {
-		t.Errorf("an unknown ending exits with %d", got)
+		t.Errorf("exit code of an unknown ending = %d, want %d", got, ExitLost)
 	}
 }
 
@@ -87,12 +87,12 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		ExitPids, ExitOOM, ExitDisk, ExitTimeout, ExitLost, ExitCancelled,
 	} {
 		if !strings.Contains(string(text), fmt.Sprintf("| %d |", code)) {
-			t.Errorf("%d is not in docs/exit-codes.md", code)
+			t.Errorf("docs/exit-codes.md has no row for %d, want one", code)
 		}
 	}
 	for _, e := range runtime.Endings() {
 		if !strings.Contains(string(text), "`"+string(e)+"`") {
-			t.Errorf("%s is not in docs/exit-codes.md", e)
+			t.Errorf("docs/exit-codes.md has no ending %s, want it", e)
 		}
 	}
 }
@@ -101,14 +101,16 @@ func TestFinishPrintsOneLine(t *testing.T) {
 	err := errors.Join(fmt.Errorf("a: %w", errdefs.ErrUnavailable), fmt.Errorf("b\x1b: %w", errdefs.ErrNotFound))
 	var b strings.Builder
 	a := &App{Stderr: &b}
-	if code := a.Finish(err); code != ExitNotFound || b.String() != "orchestrator: a: unavailable; b\\x1b\n" {
-		t.Errorf("code %d, %q", code, b.String())
+	want := "orchestrator: a: unavailable; b\\x1b\n"
+	if code := a.Finish(err); code != ExitNotFound || b.String() != want {
+		t.Errorf("Finish = %d, printed %q; want %d, %q", code, b.String(), ExitNotFound, want)
 	}
 	b.Reset()
 	if a.Finish(ResultError(v1.ExecResult{Ending: "exited", ExitCode: 1})); b.Len() > 0 {
-		t.Errorf("a failing command is told about: %q", b.String())
+		t.Errorf("Finish of a failed command printed %q, want nothing", b.String())
 	}
-	if a.Finish(ResultError(v1.ExecResult{Ending: "oom", Signal: 9})); b.String() != "orchestrator: the command ended: oom\n" {
-		t.Errorf("an ending is told as %q", b.String())
+	want = "orchestrator: the command ended: oom\n"
+	if a.Finish(ResultError(v1.ExecResult{Ending: "oom", Signal: 9})); b.String() != want {
+		t.Errorf("Finish of an oom printed %q, want %q", b.String(), want)
 	}
 }

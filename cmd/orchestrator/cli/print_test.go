@@ -26,8 +26,9 @@ func TestTableEscapesControlCharacters(t *testing.T) {
 	var b strings.Builder
 	tb := &Table{Head: []string{"A", "B"}}
 	tb.Add("x\ty\n", "")
-	if err := tb.Write(&b); err != nil || b.String() != "A        B\nx\\ty\\n   -\n" {
-		t.Errorf("table is %q, %v", b.String(), err)
+	want := "A        B\nx\\ty\\n   -\n"
+	if err := tb.Write(&b); err != nil || b.String() != want {
+		t.Errorf("table = %q, %v; want %q", b.String(), err, want)
 	}
 }
 
@@ -43,19 +44,19 @@ func TestJSONEscapesControlCharacters(t *testing.T) {
 		w := &JSONWriter{W: &out}
 		for piece := range slices.Chunk(plain, size) {
 			if n, err := w.Write(piece); n != len(piece) || err != nil {
-				t.Fatal(n, err)
+				t.Fatalf("Write = %d, %v; want %d", n, err, len(piece))
 			}
 		}
 		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got != want {
-			t.Errorf("pieces of %d: %q %v", size, got, err)
+			t.Errorf("pieces of %d: text = %q, %v; want %q", size, got, err, want)
 		}
 		if s := out.String(); Escape(s) != s || !strings.Contains(s, "é漢😀") {
-			t.Errorf("pieces of %d: %q", size, s)
+			t.Errorf("pieces of %d: output = %q, want only control characters escaped", size, s)
 		}
 	}
 	var out bytes.Buffer
 	a := &App{Stdout: &out}
 	if err := a.PrintJSON(map[string]string{"x": hostile}); err != nil || out.String() != EscapeText(out.String()) {
-		t.Errorf("%q %v", out.String(), err)
+		t.Errorf("PrintJSON = %q, %v; want no characters to escape", out.String(), err)
 	}
 }

@@ -47,8 +47,9 @@ func TestToolErrorMessage(t *testing.T) {
 	)
 	a.Finish(ToolError(v1.ToolResult{Ending: "policy_denied", Verdict: &v1.Verdict{Message: "sudo\x1b is not allowed"}}))
 	a.Finish(ToolError(v1.ToolResult{Ending: "exited", ExitCode: new(int)}))
-	want := "orchestrator: too many calls (try again in 1.5s)\norchestrator: the call ended: policy denied: sudo\\x1b is not allowed\n"
+	want := "orchestrator: too many calls (try again in 1.5s)\n" +
+		"orchestrator: the call ended: policy denied: sudo\\x1b is not allowed\n"
 	if b.String() != want {
-		t.Errorf("said %q", b.String())
+		t.Errorf("Finish printed %q, want %q", b.String(), want)
 	}
 }

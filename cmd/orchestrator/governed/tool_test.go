@@ -60,12 +60,12 @@ func TestAuditFilterTimes(t *testing.T) {
 	cmd := &cobra.Command{Use: "ls"}
 	f, err := auditOptions{since: "90m", until: "2026-01-02T15:04:05Z"}.auditFilter(cmd)
 	if ago := time.Since(f.Since); err != nil || ago < 90*time.Minute || ago > 100*time.Minute || f.Until.Year() != 2026 {
-		t.Errorf("%+v, %v", f, err)
+		t.Errorf("auditFilter = %+v, %v; want since 90 minutes ago, until 2026", f, err)
 	}
 	for _, bad := range []string{"yesterday", "-5m", "2026-01-02"} {
 		if _, err := (auditOptions{since: bad}).auditFilter(cmd); cli.ExitCode(err) != cli.ExitUsage ||
 			!strings.Contains(err.Error(), "--since is") {
-			t.Errorf("%s: %v", bad, err)
+			t.Errorf("auditFilter since %s = %v, want a usage error about --since", bad, err)
 		}
 	}
 }

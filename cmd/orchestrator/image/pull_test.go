@@ -22,10 +22,10 @@ func TestPullProgressFitsScreen(t *testing.T) {
 		draw.event(e)
 		lines.event(e)
 		if draw.lines > 9 {
-			t.Errorf("%d lines drawn on a screen of 10", draw.lines)
+			t.Errorf("drew %d lines on a screen of 10, want at most 9", draw.lines)
 		}
 	}
 	if n := strings.Count(plain.String(), "\n"); n != 31 || strings.Contains(plain.String(), "\x1b") {
-		t.Errorf("%d lines:\n%s", n, plain.String())
+		t.Errorf("output has %d lines, want 31 without escapes:\n%s", n, plain.String())
 	}
 }

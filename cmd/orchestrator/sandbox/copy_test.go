@@ -48,20 +48,21 @@ func TestNewPalette(t *testing.T) {
 	e := v1.ServiceEvent{At: time.Now(), Type: "sandbox.failed", Sandbox: "x", Reason: "two words\n\x1b[31m"}
 	if line := eventLine(e, a.NewPalette()); strings.Contains(line, "\x1b") || strings.Contains(line, "\n") ||
 		!strings.Contains(line, `sandbox.failed sandbox=x reason="two words`) {
-		t.Errorf("%q", line)
+		t.Errorf("eventLine = %q, want the event and its reason on one line without escapes", line)
 	}
-	if line := eventLine(e, cli.Palette{On: true}); !strings.Contains(line, "\x1b[31msandbox.failed\x1b[0m") {
-		t.Errorf("%q", line)
+	want := "\x1b[31msandbox.failed\x1b[0m"
+	if line := eventLine(e, cli.Palette{On: true}); !strings.Contains(line, want) {
+		t.Errorf("eventLine in colour = %q, want it to contain %q", line, want)
 	}
 	for _, name := range []string{"NO_COLOR", "TERM"} {
 		a.Lookup = func(v string) (string, bool) { return "dumb", v == name }
 		if a.NewPalette().On {
-			t.Errorf("%s is not respected", name)
+			t.Errorf("with %s: On = true, want false", name)
 		}
 	}
 }
 
-// copied copies within this host.
+// copied copies files within this host.
 func copied(t *testing.T, from files, src, dst string) (*copying, error) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
@@ -88,10 +89,10 @@ func TestCopyIntoLinkedDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(filepath.Join(folder, "src")); err != nil || string(text) != "x" {
-		t.Errorf("%q, %v", text, err)
+		t.Errorf("copy = %q, %v; want x", text, err)
 	}
 	if to, err := os.Readlink(link); err != nil || to != "folder" {
-		t.Errorf("the link leads to %q, %v", to, err)
+		t.Errorf("Readlink = %q, %v; want folder", to, err)
 	}
 }
 
@@ -106,10 +107,10 @@ func TestCopyReplacesOnlyFiles(t *testing.T) {
 	for _, dst := range []string{fifo, link} {
 		before, _ := os.Lstat(dst)
 		if _, err := copied(t, hostFiles{}, src, dst); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%v", err)
+			t.Errorf("copy to %s = %v, want InvalidArgument", dst, err)
 		}
 		if after, err := os.Lstat(dst); err != nil || after.Mode() != before.Mode() {
-			t.Errorf("%v, %v", after, err)
+			t.Errorf("Lstat(%s) = %v, %v; want mode %v", dst, after, err, before.Mode())
 		}
 	}
 }
@@ -137,11 +138,11 @@ func TestCopySkipsNonTextNames(t *testing.T) {
 	}
 	c, err := copied(t, oddNames{}, src, dst)
 	if err != nil || len(c.unnamed) != 2 {
-		t.Errorf("%v, left out are %q", err, c.unnamed)
+		t.Errorf("copy = %v, skipped %q; want 2 skipped names", err, c.unnamed)
 	}
 	list, err := os.ReadDir(dst)
 	if err != nil || len(list) != 3 {
-		t.Errorf("%v, %v", list, err)
+		t.Errorf("ReadDir = %v, %v; want 3 entries", list, err)
 	}
 }
 
@@ -159,17 +160,17 @@ func TestWriteSparse(t *testing.T) {
 	got, err := os.ReadFile(name)
 	if err != nil || len(got) != size || string(got[:5]) != "begin" || string(got[size-3:]) != "end" ||
 		len(bytes.Trim(got, "\x00")) != size {
-		t.Errorf("%d octets, %v", len(got), err)
+		t.Errorf("file has %d bytes, %v; want %d from begin to end", len(got), err, size)
 	}
 	var st syscall.Stat_t
 	if err := syscall.Stat(name, &st); err != nil || st.Blocks*512 > 1<<20 {
-		t.Errorf("it takes %d octets, %v", st.Blocks*512, err)
+		t.Errorf("file uses %d bytes of disk, %v; want at most 1 MiB", st.Blocks*512, err)
 	}
 	cut := io.MultiReader(io.LimitReader(zeroes{}, 1<<20), iotest.ErrReader(io.ErrUnexpectedEOF))
 	if err := (hostFiles{}).write(t.Context(), name+"2", cut, "0600", -1); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("what is cut: %v", err)
+		t.Errorf("write of a cut file = %v, want io.ErrUnexpectedEOF", err)
 	}
 	if list, err := os.ReadDir(filepath.Dir(name)); err != nil || len(list) != 1 {
-		t.Errorf("there are %v, %v", list, err)
+		t.Errorf("ReadDir = %v, %v; want only the first file", list, err)
 	}
 }

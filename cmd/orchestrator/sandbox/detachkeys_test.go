@@ -13,13 +13,13 @@ func TestDetachKeysAreRead(t *testing.T) {
 	} {
 		got, err := parseDetachKeys(&cobra.Command{}, text)
 		if err != nil || string(got) != want {
-			t.Errorf("%s: %q, %v", text, got, err)
+			t.Errorf("parseDetachKeys(%q) = %q, %v; want %q", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"", "ctrl-", "ctrl-1", "ab", "ctrl-p,", "é", " ", "ctrl-pq"} {
 		if got, err := parseDetachKeys(&cobra.Command{}, text); err == nil ||
 			!strings.Contains(err.Error(), "--detach-keys") {
-			t.Errorf("%q: %q, %v", text, got, err)
+			t.Errorf("parseDetachKeys(%q) = %q, %v; want an error about --detach-keys", text, got, err)
 		}
 	}
 }
@@ -49,7 +49,7 @@ func TestDetachKeysAreFound(t *testing.T) {
 			left = left || leave
 		}
 		if out.String() != c.out || left != c.leave {
-			t.Errorf("%s: %q, %v", name, out.String(), left)
+			t.Errorf("%s: feed = %q, leave %v; want %q, %v", name, out.String(), left, c.out, c.leave)
 		}
 	}
 }

@@ -32,12 +32,12 @@ func TestEgressRulesAreReadAndWritten(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", text, d)
 		}
 		if back := egressText(got); back != text {
-			t.Errorf("%s is written as %s", text, back)
+			t.Errorf("egressText(%+v) = %s, want %s", got, back, text)
 		}
 	}
 	for _, bad := range []string{"", "!", "tls://", "tls://:443", "a.example:", "a.example:x", "a.example:70000", "http:///x"} {
 		if r, err := egressRule(bad); err == nil {
-			t.Errorf("%q is read as %+v", bad, r)
+			t.Errorf("egressRule(%q) = %+v, want an error", bad, r)
 		}
 	}
 }

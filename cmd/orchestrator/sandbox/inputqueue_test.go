@@ -55,7 +55,7 @@ func detaches(t *testing.T, to io.Writer, keys string) {
 	select {
 	case <-detached:
 	case <-time.After(30 * time.Second):
-		t.Fatal("the keys that detach are not heard")
+		t.Fatal("the keys that detach had no effect, want a detach")
 	}
 }
 
@@ -69,9 +69,10 @@ func TestInputQueueDetachesWhileBlocked(t *testing.T) {
 func TestInputQueueDeliversBeforeDetach(t *testing.T) {
 	t.Parallel()
 	to := &taker{}
-	detaches(t, to, "one by one")
-	if got := to.got.String(); got != "one by one" {
-		t.Errorf("typed %q", got)
+	const want = "one by one"
+	detaches(t, to, want)
+	if got := to.got.String(); got != want {
+		t.Errorf("typed %q, want %q", got, want)
 	}
 }
 
@@ -86,6 +87,6 @@ func TestInputQueueEndsWithTerminal(t *testing.T) {
 	<-over
 	in.drain(time.Hour)
 	if in.add([]byte("b")) == nil {
-		t.Error("nobody says that it is over")
+		t.Error("add after the end = nil, want an error")
 	}
 }

@@ -15,6 +15,7 @@ import (
 )
 
 func TestReportHasEnding(t *testing.T) {
+	const printed = "a\x00<b>\xff"
 	for name, c := range map[string]struct {
 		err            error
 		fault          string
@@ -30,9 +31,9 @@ func TestReportHasEnding(t *testing.T) {
 		var out bytes.Buffer
 		a := &cli.App{Stdout: &out, Stderr: io.Discard}
 		j := newReport(a, path, "", v1.Exec{Command: "make test\nsecond line"})
-		io.WriteString(a.Stdout, "a\x00<b>\xff")
+		io.WriteString(a.Stdout, printed)
 		if err := j.finish(a, c.err); !errors.Is(err, c.err) {
-			t.Errorf("%s: gives back %v", name, err)
+			t.Errorf("%s: finish = %v, want %v", name, err, c.err)
 		}
 		body, err := os.ReadFile(path)
 		if err != nil {
@@ -51,10 +52,11 @@ func TestReportHasEnding(t *testing.T) {
 		}
 		if s.Tests != 1 || s.Failures != c.failed || s.Errors != c.errors || fault != c.fault || s.Case.Name != "make test" ||
 			s.Case.Out != "a\ufffd<b>\ufffd" {
-			t.Errorf("%s: %s", name, body)
+			t.Errorf("%s: report has type %q, want %q, %d failures, %d errors, make test:\n%s", name, fault, c.fault, c.failed,
+				c.errors, body)
 		}
-		if out.String() != "a\x00<b>\xff" {
-			t.Errorf("%s: printed %q", name, out.String())
+		if out.String() != printed {
+			t.Errorf("%s: printed %q, want %q", name, out.String(), printed)
 		}
 	}
 }
@@ -64,13 +66,13 @@ func TestReportWriteErrorIsReported(t *testing.T) {
 	var said bytes.Buffer
 	a := &cli.App{Stdout: io.Discard, Stderr: &said}
 	if err := newReport(a, path, "x", v1.Exec{}).finish(a, nil); err == nil {
-		t.Error("no error")
+		t.Error("finish without the directory = nil, want an error")
 	}
 	bad := &cli.EndedError{Result: v1.ExecResult{Ending: string(runtime.Exited), ExitCode: 3}}
 	if err := newReport(a, path, "x", v1.Exec{}).finish(a, bad); !errors.Is(err, bad) || said.Len() == 0 {
-		t.Errorf("gives back %v and says %q", err, said.String())
+		t.Errorf("finish = %v, printed %q; want %v and some text", err, said.String(), bad)
 	}
 	if err := newReport(a, "", "x", v1.Exec{}).finish(a, bad); !errors.Is(err, bad) {
-		t.Errorf("without a report it gives back %v", err)
+		t.Errorf("finish without a report = %v, want %v", err, bad)
 	}
 }

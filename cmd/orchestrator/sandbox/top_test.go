@@ -31,7 +31,7 @@ func TestTopComputesCPUShares(t *testing.T) {
 	}
 	for by, want := range map[string]string{"": "new untold calm busy", "cpu": "busy calm new untold", "memory": "calm new busy untold"} {
 		if got := order(by); got != want {
-			t.Errorf("sorted by %q: %s", by, got)
+			t.Errorf("sorted by %q: %s, want %s", by, got, want)
 		}
 	}
 	var b strings.Builder
@@ -50,7 +50,7 @@ func TestTopComputesCPUShares(t *testing.T) {
 				found = found || f == w
 			}
 			if !found {
-				t.Errorf("line %d is %q: no %s", i, lines[i], w)
+				t.Errorf("line %d is %q, want it to contain %s", i, lines[i], w)
 			}
 		}
 	}
@@ -59,7 +59,7 @@ func TestTopComputesCPUShares(t *testing.T) {
 func TestTopShortensIDs(t *testing.T) {
 	was := []topLine{{Figures: v1.Figures{ID: "01a2019e-48ea-7617-81c7-e5f9de5de75e"}}, {Figures: v1.Figures{ID: "short"}}}
 	if got := shortIDs(was); got[0].ID != "…de5de75e" || got[1].ID != "short" || len(was[0].ID) != 36 {
-		t.Errorf("%+v of %+v", got, was)
+		t.Errorf("shortIDs = %+v of %+v, want …de5de75e, short and its argument unchanged", got, was)
 	}
 }
 
@@ -73,6 +73,6 @@ func TestFullScreenCutsAndRestores(t *testing.T) {
 	s.close()
 	want := "\x1b[?1049h\x1b[?25l\x1b[Hlong\x1b[K\r\nb\x1b[K\x1b[J\x1b[?25h\x1b[?1049l"
 	if b.String() != want {
-		t.Errorf("%q", b.String())
+		t.Errorf("screen = %q, want %q", b.String(), want)
 	}
 }

@@ -47,7 +47,7 @@ func TestAwaitStartWaitsForStartingServer(t *testing.T) {
 	}
 }
 
-// A second down waits for the first.
+// A second "orchestrator down" waits for the first.
 func TestLockStateWaitsForHolder(t *testing.T) {
 	dir := t.TempDir()
 	held, err := store.LockDir(dir)
@@ -58,7 +58,7 @@ func TestLockStateWaitsForHolder(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := lockState(gone, a, dir); err == nil {
-		t.Fatal("it has what another one holds")
+		t.Fatal("lockState succeeded while another one holds the lock, want an error")
 	}
 	got := make(chan error, 1)
 	go func() {

@@ -39,7 +39,7 @@ func TestDoctorChecksSharedLimits(t *testing.T) {
 		got := c.check(file)
 		if got.Status != c.status || !strings.Contains(got.Found, c.found) ||
 			(c.status == checkWarn && c.text != missing && c.text != "x\n") != (got.Fix != "") {
-			t.Errorf("%q: %+v", c.text, got)
+			t.Errorf("check of %q = %+v, want %s with %q and a fix only for a setting to change", c.text, got, c.status, c.found)
 		}
 	}
 }

@@ -20,7 +20,7 @@ func TestListenMakesPrivateSocket(t *testing.T) {
 	old.SetUnlinkOnClose(false) // as after a killed process
 	c := config.Config{Listen: "unix:" + path}
 	if _, err := listen(t.Context(), c); !errdefs.IsUnavailable(err) {
-		t.Fatalf("a socket in use: got %v", err)
+		t.Fatalf("listen on a socket in use = %v, want Unavailable", err)
 	}
 	old.Close()
 	for range 2 {
@@ -30,7 +30,7 @@ func TestListenMakesPrivateSocket(t *testing.T) {
 		}
 		info, err := os.Lstat(path)
 		if err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("mode is %v, %v", info.Mode(), err)
+			t.Errorf("socket has mode %v, %v; want 600", info.Mode(), err)
 		}
 		l.Close()
 	}

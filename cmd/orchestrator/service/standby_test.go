@@ -134,7 +134,7 @@ func TestStandbyListensAtOnceOrNotAtAll(t *testing.T) {
 	s.standby.wait("process b is active")
 	if conn, err := net.Dial("unix", sock); err == nil {
 		conn.Close()
-		t.Error("the standby has taken the address of process b")
+		t.Error("the standby listens on the address of process b, want it free")
 	}
 }
 

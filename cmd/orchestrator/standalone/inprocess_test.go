@@ -50,7 +50,7 @@ func TestPipeListenerRefusesAfterClose(t *testing.T) {
 	}
 }
 
-func TestWithImagesAnswersLikeAServerAndLeavesNothing(t *testing.T) {
+func TestWithImagesLeavesNothing(t *testing.T) {
 	c := config.Default()
 	c.StateDir = t.TempDir()
 	a := &cli.App{Stderr: io.Discard, Lookup: func(string) (string, bool) { return "", false }}
@@ -66,12 +66,12 @@ func TestWithImagesAnswersLikeAServerAndLeavesNothing(t *testing.T) {
 			t.Errorf("%+v: RemoveImage = %v, want NotFound", need, err)
 		}
 		if left, err := os.ReadDir(filepath.Join(c.StateDir, RunsDir)); err != nil || len(left) != 0 {
-			t.Errorf("%+v: left %v, %v", need, left, err)
+			t.Errorf("%+v: runs = %v, %v; want none", need, left, err)
 		}
 	}
 }
 
-func TestWithImagesRefusesWhatAServerHolds(t *testing.T) {
+func TestWithImagesFailsWhileServerRuns(t *testing.T) {
 	c := config.Default()
 	c.StateDir = t.TempDir()
 	lock, err := store.LockDir(c.StateDir)
@@ -85,7 +85,7 @@ func TestWithImagesRefusesWhatAServerHolds(t *testing.T) {
 	}
 	defer held.Close()
 	err = WithImages(t.Context(), &cli.App{Stderr: io.Discard}, c, ImageNeeds{}, func(*client.Client) error {
-		t.Error("a command without a server used the images of a server")
+		t.Error("WithImages called its function while a server holds the images, want a refusal")
 		return nil
 	})
 	if _, served := errors.AsType[*HeldByServerError](err); !served {

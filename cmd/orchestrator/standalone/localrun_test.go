@@ -101,17 +101,17 @@ func TestJanitorCleansUpAfterRun(t *testing.T) {
 		}
 	}
 	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
-		t.Errorf("janitor %d is in session %d, %v", pid, sid, err)
+		t.Errorf("janitor %d is in session %d, %v; want one of its own", pid, sid, err)
 	}
 	h.releaseLocks(t) // as the end of the process does
 	if _, err := LockFile(filepath.Join(h.dir, "lock"), unix.LOCK_EX); !errdefs.IsUnavailable(err) {
-		t.Errorf("the run's lock is free while its janitor lives: %v", err)
+		t.Errorf("LockFile while the janitor runs = %v, want Unavailable", err)
 	}
 	if err := SweepRuns(t.Context(), state, h.Log); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(h.dir, "something")); err != nil {
-		t.Errorf("the folder of a run with a janitor was touched: %v", err)
+		t.Errorf("Stat in the directory of a run with a janitor = %v, want it kept", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -119,7 +119,7 @@ func TestJanitorCleansUpAfterRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(h.dir); !errors.Is(err, os.ErrNotExist) {
-		t.Fatalf("the folder is still there: %v", err)
+		t.Fatalf("Stat of the directory after the janitor = %v, want ErrNotExist", err)
 	}
 }
 
@@ -144,7 +144,7 @@ func TestSweepRunsRemovesUnlocked(t *testing.T) {
 	}
 	for dir, want := range map[string]bool{dead.dir: false, alive.dir: true, fresh: true, old: false} {
 		if _, err := os.Stat(dir); (err == nil) != want {
-			t.Errorf("%s is there: %v, want %v", filepath.Base(dir), err == nil, want)
+			t.Errorf("%s exists: %v, want %v", filepath.Base(dir), err == nil, want)
 		}
 	}
 }
@@ -170,7 +170,7 @@ func TestRemoveRunRefusesMounts(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) }) // fails if the test has unmounted it
 	if err := RemoveRun(t.Context(), h.dir); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), at) {
-		t.Errorf("got %v", err)
+		t.Errorf("RemoveRun with a mount = %v, want FailedPrecondition with %s", err, at)
 	}
 	if _, err := os.Stat(file); err != nil {
 		t.Fatal(err)
@@ -195,14 +195,14 @@ func TestWaitForLockNamesServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if pid := cli.ServerPID(dir); pid != "" {
-		t.Errorf("nobody serves, but %s does", pid)
+		t.Errorf("ServerPID without a server = %s, want none", pid)
 	}
 	// Without a server the command waits, here until its context ends.
 	enough := errors.New("enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, enough)
 	defer cancel()
 	if _, err := waitForLock(ctx, dir, ImagesLock, unix.LOCK_EX); !errors.Is(err, enough) {
-		t.Errorf("got %v", err)
+		t.Errorf("waitForLock without a server = %v, want %v", err, enough)
 	}
 	lock, err := store.LockDir(dir)
 	if err != nil {
@@ -210,7 +210,7 @@ func TestWaitForLockNamesServer(t *testing.T) {
 	}
 	_, err = waitForLock(t.Context(), dir, ImagesLock, unix.LOCK_EX)
 	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), fmt.Sprintf("pid %d", os.Getpid())) {
-		t.Errorf("got %v", err)
+		t.Errorf("waitForLock = %v, want Unavailable with pid %d", err, os.Getpid())
 	}
 	if err := errors.Join(lock.Unlock(), images.Close()); err != nil {
 		t.Fatal(err)
@@ -229,25 +229,25 @@ func TestChooseUsesRuntimeOfLiveSandboxes(t *testing.T) {
 		want string
 	}{{nil, ""}, {[]store.Sandbox{d, d}, "docker"}, {[]store.Sandbox{o}, "oci"}} {
 		if got, err := runtimeOf(c.live); err != nil || got != c.want {
-			t.Errorf("got %q, %v, want %q", got, err, c.want)
+			t.Errorf("runtimeOf(%v) = %q, %v; want %q", c.live, got, err, c.want)
 		}
 	}
 	if _, err := runtimeOf([]store.Sandbox{o, d}); !errdefs.IsFailedPrecondition(err) ||
 		!strings.Contains(err.Error(), "orchestrator down --runtime docker") {
-		t.Errorf("two at once: got %v", err)
+		t.Errorf("runtimeOf two runtimes = %v, want FailedPrecondition with the command to run", err)
 	}
 	c := config.Default()
 	c.Runtime = RuntimeOCI
 	x := Drivers{Config: c, StateDir: t.TempDir(), Guest: "/bin/true", Log: slog.New(slog.DiscardHandler)}
 	if _, _, err := x.Choose(t.Context(), []store.Sandbox{d}); !errdefs.IsFailedPrecondition(err) ||
 		!strings.Contains(err.Error(), "live sandboxes of docker") {
-		t.Errorf("another one configured: got %v", err)
+		t.Errorf("Choose with another runtime configured = %v, want FailedPrecondition about live sandboxes", err)
 	}
 	x.Config.Runtime = RuntimeAuto
 	x.Config.Docker.Host = "unix://" + filepath.Join(t.TempDir(), "none.sock")
 	if _, _, err := x.Choose(t.Context(), []store.Sandbox{d}); err == nil ||
 		!strings.Contains(err.Error(), "which cannot be used now") {
-		t.Errorf("a dead engine that has them: got %v", err)
+		t.Errorf("Choose with a dead engine = %v, want an error that it cannot be used now", err)
 	}
 }
 
@@ -262,9 +262,9 @@ func TestDockerAnswersTimesOut(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := DockerAnswers(ctx, "unix://"+path); err == nil || ctx.Err() != nil {
-		t.Errorf("got %v, %v", err, ctx.Err())
+		t.Errorf("DockerAnswers of a dead engine = %v, context %v; want an error before the deadline", err, ctx.Err())
 	}
 	if err := DockerAnswers(ctx, "unix://"+path+".none"); err == nil {
-		t.Error("nobody is there, and it answers")
+		t.Error("DockerAnswers without an engine = nil, want an error")
 	}
 }
