@@ -56,7 +56,7 @@ func TestUnpackMatchesGNUTar(t *testing.T) {
 		got[i] = string(out)
 	}
 	if len(got[0]) < 1000 {
-		t.Fatalf("the sample is too small:\n%s", got[0])
+		t.Fatalf("the sample has %d bytes, want at least 1000:\n%s", len(got[0]), got[0])
 	}
 	// The link counts of directories must match too.
 	if diff := cmp.Diff(strings.Split(got[0], "\n"), strings.Split(got[1], "\n")); diff != "" {

@@ -53,7 +53,7 @@ func FuzzImport(f *testing.F) {
 		for _, dir := range []string{top, filepath.Join(top, "s")} {
 			entries, err := os.ReadDir(dir)
 			if err != nil || len(entries) != 1 {
-				t.Fatalf("files outside the store: %v, %v", entries, err)
+				t.Fatalf("files outside the store: %v, %v; want only the store", entries, err)
 			}
 		}
 	})
@@ -79,11 +79,12 @@ func FuzzDocuments(f *testing.F) {
 			}
 			for _, l := range s.layers {
 				if checkDigest(l.diff) != nil || l.blob != "" && checkDigest(l.blob) != nil {
-					t.Errorf("invalid digest accepted: %+v", l)
+					t.Errorf("layer = %+v, want valid digests", l)
 				}
 			}
 			if len(fmt.Sprint(s.name)) > maxDocument || len(s.layers) > limits.Layers {
-				t.Errorf("%d layers, or a name over the limit, accepted", len(s.layers))
+				t.Errorf("%d layers and a name of %d bytes, want at most %d and %d", len(s.layers), len(fmt.Sprint(s.name)),
+					limits.Layers, maxDocument)
 			}
 		}
 	})

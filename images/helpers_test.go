@@ -252,7 +252,7 @@ func checkNoLeftovers(tb testing.TB, s *Store) {
 			_, known := s.index.Images["sha256:"+e.Name()]
 			s.mu.Unlock()
 			if !known {
-				tb.Errorf("leftover %s/%s", kind, e.Name())
+				tb.Errorf("leftover %s/%s, want only images of the index", kind, e.Name())
 			}
 		}
 	}

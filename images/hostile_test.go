@@ -101,10 +101,10 @@ func TestHostileLayersStayInTheirRoot(t *testing.T) {
 					t.Errorf("error %v, want %q", err, c.err)
 				}
 			case err != nil:
-				t.Error(err)
+				t.Errorf("unpacking the layer = %v, want no error", err)
 			case c.want != "":
 				if diff := cmp.Diff(c.want, listing(t, dir)); diff != "" {
-					t.Error(diff)
+					t.Errorf("files in the root (-want +got):\n%s", diff)
 				}
 			}
 			if err == nil {
@@ -115,10 +115,10 @@ func TestHostileLayersStayInTheirRoot(t *testing.T) {
 				}
 			}
 			if raw, err := os.ReadFile(victim); err != nil || string(raw) != "untouched" {
-				t.Fatalf("file outside was changed to %q, %v", raw, err)
+				t.Fatalf("file outside = %q, %v; want untouched", raw, err)
 			}
 			if entries, err := os.ReadDir(outside); err != nil || len(entries) != 1 {
-				t.Fatalf("file was created outside: %v, %v", entries, err)
+				t.Fatalf("files outside = %v, %v; want 1", entries, err)
 			}
 			checkNoLeftovers(t, s)
 		})

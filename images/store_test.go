@@ -2,6 +2,7 @@ package images
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -73,7 +74,7 @@ func TestApplyLayers(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(c.want, listing(t, dir)); diff != "" {
-				t.Error(diff)
+				t.Errorf("files in the root (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -115,7 +116,7 @@ func TestFormatsAgree(t *testing.T) {
 			}
 			if image.ID != sum([]byte(config)) || !slices.Equal(image.Refs, []string{"team/app:3"}) ||
 				image.Path != "/x:/y" {
-				t.Errorf("Import = %+v", image)
+				t.Errorf("Import = %+v, want id %s, name team/app:3, path /x:/y", image, sum([]byte(config)))
 			}
 			resolved, err := s.Resolve("docker.io/team/app:3")
 			if err != nil {
@@ -131,8 +132,8 @@ func TestFormatsAgree(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := listing(t, dir); got != "a = 2\nb = 1\n" {
-				t.Errorf("listing of the root:\n%s", got)
+			if got, want := listing(t, dir), "a = 2\nb = 1\n"; got != want {
+				t.Errorf("files in the root:\n%s\nwant\n%s", got, want)
 			}
 		})
 	}
@@ -163,7 +164,7 @@ func TestOneOfSeveralImages(t *testing.T) {
 	for name, config := range map[string]string{"one:1": c1, "two:2": c2} {
 		if image, err := s.Import(t.Context(), bytes.NewReader(archive), name); err != nil ||
 			image.ID != sum([]byte(config)) {
-			t.Errorf("Import(%s) = %+v, %v", name, image, err)
+			t.Errorf("Import(%s) = %+v, %v; want id %s", name, image, err, sum([]byte(config)))
 		}
 	}
 	if _, err := s.Import(t.Context(), bytes.NewReader(archive), "three"); !errdefs.IsInvalidArgument(err) ||
@@ -216,15 +217,15 @@ func TestNames(t *testing.T) {
 	for _, ref := range []string{"debian", "debian:latest", "docker.io/library/debian", image.ID, hexOf(image.ID)[:12],
 		"debian@" + image.ID, "other/debian:12"} {
 		if got, err := s.Resolve(ref); err != nil || got.ID != image.ID {
-			t.Errorf("Resolve(%s) = %+v, %v", ref, got, err)
+			t.Errorf("Resolve(%s) = %+v, %v; want id %s", ref, got, err, image.ID)
 		}
 	}
-	for ref, class := range map[string]func(error) bool{"Debian": errdefs.IsInvalidArgument,
-		"": errdefs.IsInvalidArgument, "a b": errdefs.IsInvalidArgument,
-		"\xff": errdefs.IsInvalidArgument, "sha256:123": errdefs.IsNotFound, "../../etc": errdefs.IsInvalidArgument,
-		"alpine": errdefs.IsNotFound} {
-		if _, err := s.Resolve(ref); !class(err) {
-			t.Errorf("Resolve(%q) = %v, want another class", ref, err)
+	for ref, want := range map[string]error{"Debian": errdefs.ErrInvalidArgument,
+		"": errdefs.ErrInvalidArgument, "a b": errdefs.ErrInvalidArgument,
+		"\xff": errdefs.ErrInvalidArgument, "sha256:123": errdefs.ErrNotFound, "../../etc": errdefs.ErrInvalidArgument,
+		"alpine": errdefs.ErrNotFound} {
+		if _, err := s.Resolve(ref); !errors.Is(err, want) {
+			t.Errorf("Resolve(%q) = %v, want the class %v", ref, err, want)
 		}
 	}
 	if _, err := s.Resolve("alpine"); !strings.Contains(err.Error(), "debian:latest, other/debian:12") {
@@ -234,7 +235,7 @@ func TestNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := s.List(); len(got) != 1 || !slices.Equal(got[0].Refs, []string{"other/debian:12"}) {
-		t.Errorf("List after Remove of one name = %+v", got)
+		t.Errorf("List after Remove of one name = %+v, want only other/debian:12", got)
 	}
 	if err := s.Remove(t.Context(), "other/debian:12"); err != nil {
 		t.Fatal(err)
@@ -278,7 +279,7 @@ func TestReopenStore(t *testing.T) {
 	}
 	checkNoLeftovers(t, again)
 	if got, err := again.Resolve("a"); err != nil || got.ID != first.ID || got.Root != dir {
-		t.Errorf("Resolve after Open = %+v, %v", got, err)
+		t.Errorf("Resolve after Open = %+v, %v; want id %s in %s", got, err, first.ID, dir)
 	}
 	all := Collection{Budget: 1, Fresh: -1, Needed: map[string][]string{first.ID: {"a test"}}}
 	if got, err := again.Collect(t.Context(), all); err != nil || got.Freed != 0 {
@@ -318,14 +319,14 @@ func TestRepeatedImport(t *testing.T) {
 	}
 	for _, ref := range []string{"", "c", "a:1"} {
 		if got, err := s.ImportPath(t.Context(), path, ref); err != nil || got.ID != first.ID {
-			t.Errorf("ImportPath(%q) again = %+v, %v", ref, got, err)
+			t.Errorf("ImportPath(%q) again = %+v, %v; want id %s", ref, got, err, first.ID)
 		}
 		if got, err := s.Import(t.Context(), bytes.NewReader(raw), ref); err != nil || got.ID != first.ID {
-			t.Errorf("Import(%q) again = %+v, %v", ref, got, err)
+			t.Errorf("Import(%q) again = %+v, %v; want id %s", ref, got, err, first.ID)
 		}
 	}
 	if after, err := os.Stat(s.archivePath(first.ID)); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the archive was written again (%v)", err)
+		t.Errorf("Stat of the archive = %v, %v; want the first file", after, err)
 	}
 	if got, err := s.Get("c"); err != nil || !slices.Equal(got.Refs, []string{"a:1", "b:latest", "c:latest"}) {
 		t.Errorf("Get(c) = %+v, %v; want names a:1, b:latest, c:latest", got, err)
@@ -342,7 +343,7 @@ func TestRepeatedImport(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := s.Import(t.Context(), bytes.NewReader(raw), ""); err != nil || got.ID != first.ID {
-		t.Errorf("Import after Remove = %+v, %v", got, err)
+		t.Errorf("Import after Remove = %+v, %v; want id %s", got, err, first.ID)
 	}
 }
 
@@ -352,12 +353,12 @@ func TestImportPathErrors(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for path, class := range map[string]func(error) bool{
-		fifo: errdefs.IsInvalidArgument, t.TempDir(): errdefs.IsInvalidArgument,
-		filepath.Join(fifo+"x", "none"): errdefs.IsNotFound, "/dev/zero": errdefs.IsInvalidArgument,
+	for path, want := range map[string]error{
+		fifo: errdefs.ErrInvalidArgument, t.TempDir(): errdefs.ErrInvalidArgument,
+		filepath.Join(fifo+"x", "none"): errdefs.ErrNotFound, "/dev/zero": errdefs.ErrInvalidArgument,
 	} {
-		if _, err := s.ImportPath(t.Context(), path, "a"); !class(err) {
-			t.Errorf("ImportPath(%s) = %v, want another class", path, err)
+		if _, err := s.ImportPath(t.Context(), path, "a"); !errors.Is(err, want) {
+			t.Errorf("ImportPath(%s) = %v, want the class %v", path, err, want)
 		}
 	}
 }
@@ -375,7 +376,7 @@ func TestRootUnpacksOnce(t *testing.T) {
 	for range 8 {
 		group.Go(func() {
 			if dir, err := s.Root(t.Context(), image); err != nil || dir != s.rootPath(image.ID) {
-				t.Errorf("Root = %s, %v", dir, err)
+				t.Errorf("Root = %s, %v; want %s", dir, err, s.rootPath(image.ID))
 			}
 		})
 	}

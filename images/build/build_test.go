@@ -22,8 +22,8 @@ func TestParseBases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := d.Bases(); !slices.Equal(got, []string{"debian:13", "golang", "busybox:1"}) {
-		t.Errorf("Bases = %q", got)
+	if got, want := d.Bases(), []string{"debian:13", "golang", "busybox:1"}; !slices.Equal(got, want) {
+		t.Errorf("Bases = %q, want %q", got, want)
 	}
 	got := string(d.Renamed(map[string]string{"debian:13": "A", "golang": "B", "busybox:1": "C"}))
 	want := strings.NewReplacer("${BASE}:${TAG}", "A", " golang ", " B ", "busybox:1", "C", "debian:13",
@@ -68,7 +68,7 @@ func FuzzDockerfile(f *testing.F) {
 		}
 		for _, b := range again.Bases() {
 			if b != "x" {
-				t.Fatalf("renamed %q still names %q", text, b)
+				t.Fatalf("Renamed of %q has the base %q, want only x", text, b)
 			}
 		}
 	})
@@ -96,7 +96,7 @@ func TestPackSkipsIgnoredFiles(t *testing.T) {
 	}
 	raw := packed.Bytes()
 	if text, err := ReadDockerfile(bytes.NewReader(raw), "Dockerfile"); err != nil || string(text) != "FROM a" {
-		t.Errorf("ReadDockerfile = %q, %v", text, err)
+		t.Errorf("ReadDockerfile = %q, %v; want FROM a", text, err)
 	}
 	var out bytes.Buffer
 	if err := Rewrite(bytes.NewReader(raw), &out, "./Dockerfile", []byte("FROM other")); err != nil {
@@ -113,10 +113,10 @@ func TestPackSkipsIgnoredFiles(t *testing.T) {
 		}
 		names = append(names, h.Name)
 		if h.Name == "link" && (h.Typeflag != tar.TypeSymlink || h.Linkname != "/etc/passwd") {
-			t.Error("Pack followed a link")
+			t.Errorf("Pack wrote %+v, want a link to /etc/passwd", h)
 		}
 		if b, _ := io.ReadAll(r); h.Name == "Dockerfile" && string(b) != "FROM other" {
-			t.Errorf("Dockerfile is %q", b)
+			t.Errorf("Dockerfile = %q, want FROM other", b)
 		}
 	}
 	// *.log matches only in the top directory.

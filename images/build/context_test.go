@@ -28,6 +28,6 @@ func TestPackWithFIFO(t *testing.T) {
 			t.Errorf("Pack with a FIFO: %v, want InvalidArgument", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("Pack blocks on a FIFO")
+		t.Fatal("Pack blocks on a FIFO, want it to return")
 	}
 }

@@ -64,8 +64,9 @@ func TestRenamedExpandsVariables(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := string(d.Renamed(nil)); got != strings.TrimSuffix(text, "$b")+want {
-			t.Errorf("Renamed = %q", got)
+		want = strings.TrimSuffix(text, "$b") + want
+		if got := string(d.Renamed(nil)); got != want {
+			t.Errorf("Renamed = %q, want %q", got, want)
 		}
 	}
 }
@@ -79,7 +80,7 @@ func TestParseValidDockerfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := d.Bases(); !slices.Equal(got, []string{"debian:12"}) {
-		t.Errorf("Bases = %q", got)
+		t.Errorf("Bases = %q, want only debian:12", got)
 	}
 	if got, want := string(d.Renamed(map[string]string{"debian:12": "A"})),
 		strings.Replace(text, "debian:$V", "A", 1); got != want {

@@ -46,7 +46,7 @@ func TestFilesStayInListDirectory(t *testing.T) {
 		select {
 		case err = <-done:
 		case <-time.After(30 * time.Second):
-			t.Fatalf("file %s blocks finish", from)
+			t.Fatalf("finish blocks on the file %s, want it to return", from)
 		}
 		got, _ := os.ReadFile(filepath.Join(at, "etc", "motd"))
 		if good != (err == nil) || good && string(got) != "hello" || strings.Contains(string(got), "secret") ||

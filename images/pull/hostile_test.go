@@ -88,7 +88,7 @@ func TestDownloadResumesAfterDisconnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := sent.Load(); n > int64(len(content))+200_000 {
-		t.Errorf("registry sent %d bytes for a blob of %d", n, len(content))
+		t.Errorf("registry sent %d bytes for a blob of %d, want at most 200000 more", n, len(content))
 	}
 	if s.count("bytes=") < 9 {
 		t.Errorf("%d range requests, want at least 9", s.count("bytes="))
@@ -138,10 +138,10 @@ func TestDownloadResumesAfterRestart(t *testing.T) {
 				t.Fatal(err)
 			}
 			if ranges := s.count("bytes="); (ranges > 0) != (name != "longer") {
-				t.Errorf("%d range requests", ranges)
+				t.Errorf("%d range requests, want some: %v", ranges, name != "longer")
 			}
 			if left := w.blobs(t); len(left) > 0 {
-				t.Errorf("leftover blobs: %v", left)
+				t.Errorf("leftover blobs = %v, want none", left)
 			}
 		})
 	}
@@ -316,11 +316,11 @@ func TestMaliciousRegistry(t *testing.T) {
 				t.Fatalf("pull = %v, want %q", err, c.want)
 			}
 			if took := time.Since(began); took > patience/2 {
-				t.Errorf("pull took %s", took)
+				t.Errorf("pull took %s, want at most %s", took, patience/2)
 			}
 			if len(err.Error()) > 1500 || !errdefs.IsFailedPrecondition(err) && !errdefs.IsUnavailable(err) &&
 				!errdefs.IsResourceExhausted(err) && !errdefs.IsNotImplemented(err) {
-				t.Errorf("error of a wrong class or length: %v", err)
+				t.Errorf("pull = %v, want an error of an expected class with at most 1500 bytes", err)
 			}
 			if got := w.store.List(); len(got) > 0 {
 				t.Errorf("images: %v, want none", got)
@@ -446,7 +446,7 @@ func TestRedirectsDropCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := leaked.Load(); got != "" {
-		t.Errorf("the other host got Authorization %q", got)
+		t.Errorf("the other host got Authorization %q, want none", got)
 	}
 	// A URL with a signature does not appear in errors.
 	elsewhere.Close()

@@ -120,7 +120,7 @@ func TestLogins(t *testing.T) {
 				t.Errorf("pull = %v, want %q", err, c.want)
 			}
 			if err != nil && (strings.Contains(err.Error(), "s3cret") || strings.Contains(err.Error(), annAuth)) {
-				t.Errorf("error contains a secret: %v", err)
+				t.Errorf("pull = %v, want an error without secrets", err)
 			}
 		})
 	}

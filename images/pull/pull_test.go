@@ -35,21 +35,21 @@ func TestPullByTagAndByDigest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.ID != id.String() || !slices.Equal(got.Refs, []string{at}) || got.Format != "registry" {
-		t.Errorf("Pull = %+v", got)
+		t.Errorf("Pull = %+v, want id %s, name %s, format registry", got, id, at)
 	}
 	pinned := s.host + "/team/app@" + digestOf(t, img)
 	if !slices.Equal(got.Digests, []string{pinned}) {
-		t.Errorf("digests %v", got.Digests)
+		t.Errorf("digests = %v, want %s", got.Digests, pinned)
 	}
 	if phases[0] != Resolving {
 		t.Errorf("phases %v, want %s first", phases, Resolving)
 	}
 	if left := w.blobs(t); len(left) > 0 {
-		t.Errorf("leftover blobs: %v", left)
+		t.Errorf("leftover blobs = %v, want none", left)
 	}
 	found, err := w.store.Resolve(pinned)
 	if err != nil || found.ID != got.ID {
-		t.Fatalf("Resolve(%s) = %+v, %v", pinned, found, err)
+		t.Fatalf("Resolve(%s) = %+v, %v; want id %s", pinned, found, err, got.ID)
 	}
 	root, err := w.store.Root(t.Context(), found)
 	if err != nil {
@@ -57,7 +57,7 @@ func TestPullByTagAndByDigest(t *testing.T) {
 	}
 	for file, want := range map[string]string{"a": "one", "b": "two"} {
 		if b, err := os.ReadFile(filepath.Join(root, file)); err != nil || string(b) != want {
-			t.Errorf("file %s has content %q, %v", file, b, err)
+			t.Errorf("file %s = %q, %v; want %q", file, b, err, want)
 		}
 	}
 	// A pull by digest adds no name and does not download stored layers again.
@@ -66,7 +66,7 @@ func TestPullByTagAndByDigest(t *testing.T) {
 	}
 	got, err = w.pull(t, pinned)
 	if err != nil || len(got.Refs) != 0 || !slices.Equal(got.Digests, []string{pinned}) {
-		t.Errorf("Pull by digest = %+v, %v", got, err)
+		t.Errorf("Pull by digest = %+v, %v; want no name, the digest %s", got, err, pinned)
 	}
 	s.forget()
 	if _, err := w.pull(t, pinned); err != nil || s.count("/blobs/") != 1 { // the configuration
@@ -125,7 +125,7 @@ func TestVariantForThisHost(t *testing.T) {
 	}
 	for _, by := range want {
 		if found, err := w.store.Resolve(by); err != nil || found.ID != got.ID {
-			t.Errorf("Resolve(%s) = %v, %v", by, found, err)
+			t.Errorf("Resolve(%s) = %v, %v; want id %s", by, found, err, got.ID)
 		}
 	}
 	none := s.pushIndex(t, "none", mutate.AppendManifests(empty.Index, add(other, "riscv64", "")))
@@ -235,7 +235,7 @@ func TestPullStopsWithLastCaller(t *testing.T) {
 	select {
 	case <-gone:
 	case <-time.After(patience):
-		t.Error("the request was not cancelled")
+		t.Error("the request was not cancelled, want it cancelled with the pull")
 	}
 	s.on(nil)
 	if _, err := w.pull(t, at); err != nil {
@@ -267,14 +267,14 @@ func TestPolicy(t *testing.T) {
 	})
 	if _, err := w.pull(t, s.host+"/teams/app:1"); !errdefs.IsPermissionDenied(err) ||
 		!strings.Contains(err.Error(), "images.allow has "+s.host+"/team/*") {
-		t.Errorf("pull of a reference that is not allowed: %v", err)
+		t.Errorf("pull of a reference that is not allowed = %v, want PermissionDenied with the allowed ones", err)
 	}
 	if s.count("") > 0 {
-		t.Error("request to the registry for a reference that is not allowed")
+		t.Errorf("%d requests for a reference that is not allowed, want none", s.count(""))
 	}
 	pinned := s.host + "/team/app@" + digestOf(t, img)
 	if _, err := w.pull(t, at); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), pinned) {
-		t.Errorf("pull without a digest: %v", err)
+		t.Errorf("pull without a digest = %v, want FailedPrecondition with %s", err, pinned)
 	}
 	if _, err := w.pull(t, pinned); err != nil {
 		t.Error(err)
@@ -285,6 +285,6 @@ func TestPolicy(t *testing.T) {
 	bare := newWorld(t, s, func(_ *Options, r *registry.Options) { r.Insecure = nil })
 	if _, err := bare.pull(t, at); !errdefs.IsFailedPrecondition(err) ||
 		!strings.Contains(err.Error(), "images.insecure") {
-		t.Errorf("pull without TLS: %v", err)
+		t.Errorf("pull without TLS = %v, want FailedPrecondition with images.insecure", err)
 	}
 }

@@ -180,7 +180,7 @@ func TestSignatures(t *testing.T) {
 			l, _ := img.Layers()
 			path, _, _ := blobOf(t, l[0])
 			if s.count(path) > 0 {
-				t.Error("a layer was downloaded before the signature was checked")
+				t.Error("a layer was downloaded before the signature was checked, want none")
 			}
 		})
 	}

@@ -77,14 +77,14 @@ func TestPatterns(t *testing.T) {
 	for _, c := range patternCases {
 		p, err := ParsePattern(c.pattern)
 		if err != nil {
-			t.Errorf("ParsePattern(%q) = %v", c.pattern, err)
+			t.Errorf("ParsePattern(%q) = %v, want no error", c.pattern, err)
 			continue
 		}
 		for want, refs := range map[bool][]string{true: c.yes, false: c.no} {
 			for _, s := range refs {
 				r, err := Parse(s)
 				if err != nil {
-					t.Fatalf("Parse(%q) = %v", s, err)
+					t.Fatalf("Parse(%q) = %v, want no error", s, err)
 				}
 				if p.Match(r) != want {
 					t.Errorf("pattern %q matches %q = %v, want %v", c.pattern, s, !want, want)
@@ -99,7 +99,7 @@ func TestPatterns(t *testing.T) {
 		}
 	}
 	if l, _ := ParseList(nil); !l.Has(Reference{Registry: "any.example", Repository: "x"}) {
-		t.Error("an empty list refuses a reference")
+		t.Error("Has of an empty list = false, want true")
 	}
 }
 
@@ -129,7 +129,7 @@ func FuzzAllowList(f *testing.F) {
 			t.Fatalf("pattern %q matches %q but is not a reference: %v", pattern, text, err)
 		}
 		if !strings.EqualFold(want.Registry, r.Registry) || want.Repository != r.Repository {
-			t.Fatalf("pattern %q matches another repository %q", pattern, text)
+			t.Fatalf("pattern %q matches %q, want only its own repository", pattern, text)
 		}
 	})
 }

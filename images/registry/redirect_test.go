@@ -75,7 +75,7 @@ func TestTokenServerRedirectDropsCredentials(t *testing.T) {
 				for _, line := range append(seen, fmt.Sprint(err)) {
 					if strings.Contains(line, "1dentity") || strings.Contains(line, "s3cret") ||
 						strings.Contains(line, "Basic") {
-						t.Errorf("credentials in a request or the error: %q", line)
+						t.Errorf("request or error = %q, want no credentials", line)
 					}
 				}
 			})
