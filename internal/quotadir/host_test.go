@@ -60,7 +60,7 @@ func TestMountRepairsAfterFullHost(t *testing.T) {
 	_, err = f.Write(make([]byte, 150<<20))
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		t.Fatal("150 MiB were kept on 100 MiB")
+		t.Fatal("writing 150 MiB on 100 MiB succeeded, want an error")
 	}
 	// Write until the journal cannot be written either, and the file system fails.
 	for range 200 {
@@ -81,7 +81,7 @@ func TestMountRepairsAfterFullHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(filepath.Join(root, "before")); err != nil || string(got) != "kept" {
-		t.Fatalf("%q, %v", got, err)
+		t.Fatalf("before = %q, %v; want kept", got, err)
 	}
 	unmounted(t, dir)
 }
@@ -102,7 +102,7 @@ func TestMountFailedDiskWithCloneIsBusy(t *testing.T) {
 	}
 	for range 2 {
 		if _, err := Mount(brief(t), dir); !errors.Is(err, ErrBusy) {
-			t.Fatalf("mount beside a clone: %v", err)
+			t.Fatalf("Mount beside a clone = %v, want ErrBusy", err)
 		}
 	}
 	if err := livemount.Unbind(t.Context(), target); err != nil {
@@ -120,7 +120,7 @@ func TestGuardReservesBeforeHostIsFull(t *testing.T) {
 	guard := func(margin int64, want bool) {
 		t.Helper()
 		if tight, err := Guard(t.Context(), host, margin); tight != want || err != nil {
-			t.Fatalf("guard: %v, %v", tight, err)
+			t.Fatalf("Guard with a margin of %d = %v, %v; want %v", margin, tight, err, want)
 		}
 	}
 	guard(20<<20, false)
@@ -134,10 +134,10 @@ func TestGuardReservesBeforeHostIsFull(t *testing.T) {
 	guard(60<<20, true)
 	err := os.WriteFile(filepath.Join(root, "g"), make([]byte, 1<<20), 0o600)
 	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("writing while held: %v", err)
+		t.Fatalf("write while reserved = %v, want ENOSPC", err)
 	}
 	if use, err := Usage(root); err != nil || use.Free > 0 {
-		t.Fatalf("free while held: %d, %v", use.Free, err)
+		t.Fatalf("free bytes while reserved = %d, %v; want 0", use.Free, err)
 	}
 	if err := os.Remove(name); err != nil {
 		t.Fatal(err)
@@ -200,7 +200,7 @@ func TestResizeShrinkKeepsHostReserve(t *testing.T) {
 		t.Errorf("Resize on a full host: %v, want ENOSPC", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, newImageFile)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its copy: %v", err)
+		t.Errorf("Lstat of the copy = %v, want ErrNotExist", err)
 	}
 	if err := os.Remove(filler.Name()); err != nil {
 		t.Fatal(err)
@@ -237,7 +237,7 @@ func TestSweepRemovesUnused(t *testing.T) {
 	}
 	for i, want := range []bool{true, false, false} {
 		if is, err := livemount.IsMount(filepath.Join(disks[i], mountDir)); is != want || err != nil {
-			t.Errorf("%s is mounted: %v, %v", disks[i], is, err)
+			t.Errorf("IsMount of %s = %v, %v; want %v", disks[i], is, err, want)
 		}
 	}
 	devices, err := os.ReadDir("/sys/block")
@@ -247,7 +247,7 @@ func TestSweepRemovesUnused(t *testing.T) {
 	for _, e := range devices {
 		text, _ := os.ReadFile(filepath.Join("/sys/block", e.Name(), "loop/backing_file"))
 		if strings.HasPrefix(string(text), disks[2]) {
-			t.Errorf("%s still has %s", e.Name(), text)
+			t.Errorf("%s still has %s, want it detached", e.Name(), text)
 		}
 	}
 }
@@ -303,7 +303,7 @@ func TestProjectQuota(t *testing.T) {
 	}
 	use, err := UsageOf(dir)
 	if err != nil || use.Bytes != 16<<20 {
-		t.Fatalf("usage: %+v, %v", use, err)
+		t.Fatalf("UsageOf = %+v, %v; want 16 MiB", use, err)
 	}
 	if err := Resize(t.Context(), dir, 64<<20); err != nil {
 		t.Fatal(err)
@@ -320,10 +320,10 @@ func TestProjectQuota(t *testing.T) {
 func TestDetectMakesADisk(t *testing.T) {
 	dir := base(t)
 	if m, why := Detect(t.Context(), dir); m != Loop || why != "" {
-		t.Fatalf("%s: %s", m, why)
+		t.Fatalf("Detect = %s, %q; want %s without a reason", m, why, Loop)
 	}
 	if err := Try(t.Context(), dir, Project); err == nil || !strings.Contains(err.Error(), "project quota") {
-		t.Fatalf("project quotas on a file system without: %v", err)
+		t.Fatalf("Try of project quotas without them = %v, want an error about project quotas", err)
 	}
 	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
 		t.Fatalf("directory = %v, %v; want empty", left, err)

@@ -49,7 +49,7 @@ func TestSweepProbesRemovesWhatAKilledTryLeft(t *testing.T) {
 		text, _ := os.ReadFile("/sys/block/" + filepath.Base(device.Name()) + "/loop/backing_file")
 		_ = device.Close()
 		if strings.HasPrefix(string(text), dir+"/") {
-			t.Errorf("%s still has %s", device.Name(), text)
+			t.Errorf("%s still has %s, want it detached", device.Name(), text)
 		}
 	}
 }

@@ -74,7 +74,7 @@ func TestLoopCapacityIsRequestedSize(t *testing.T) {
 				t.Errorf("%d bytes free, want about %d", use.Free, size)
 			}
 			if use.FilesFree < size/8192 {
-				t.Errorf("room for %d files only", use.FilesFree)
+				t.Errorf("free for %d files, want at least %d", use.FilesFree, size/8192)
 			}
 			unmounted(t, dir)
 			rest, err := UsageOf(dir)
@@ -82,7 +82,7 @@ func TestLoopCapacityIsRequestedSize(t *testing.T) {
 				t.Fatal(err)
 			}
 			if d := rest.Free - use.Free; d > 64<<10 || d < -64<<10 {
-				t.Errorf("free at rest: %d, mounted: %d", rest.Free, use.Free)
+				t.Errorf("free unmounted: %d, mounted: %d; want at most 64 KiB between them", rest.Free, use.Free)
 			}
 		})
 	}
@@ -95,7 +95,7 @@ func TestWriteStopsAtLimit(t *testing.T) {
 	name := filepath.Join(root, "f")
 	err := os.WriteFile(name, make([]byte, 2*size), 0o600)
 	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("writing twice the bound: %v", err)
+		t.Fatalf("writing twice the quota = %v, want ENOSPC", err)
 	}
 	fi, err := os.Stat(name)
 	if err != nil || fi.Size() > size || fi.Size() < size*9/10 {
@@ -109,7 +109,7 @@ func TestWriteStopsAtLimit(t *testing.T) {
 		err = os.WriteFile(filepath.Join(root, strconv.Itoa(n)), nil, 0o600)
 	}
 	if !errors.Is(err, unix.ENOSPC) || n < 1000 || n > size/1024 {
-		t.Fatalf("after %d empty files: %v", n, err)
+		t.Fatalf("after %d empty files: %v, want ENOSPC after 1000 to %d", n, err, size/1024)
 	}
 }
 
@@ -117,11 +117,11 @@ func TestFilesSurviveRemount(t *testing.T) {
 	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop, UID: 1000, GID: 1001})
 	root := mounted(t, dir)
 	if again := mounted(t, dir); again != root {
-		t.Fatalf("mounted again at %s, before at %s", again, root)
+		t.Fatalf("mounted again at %s, want %s", again, root)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(root, &st); err != nil || st.Mode != unix.S_IFDIR|0o700 || st.Uid != 1000 || st.Gid != 1001 {
-		t.Fatalf("root: mode %o of %d:%d, %v", st.Mode, st.Uid, st.Gid, err)
+		t.Fatalf("root: mode %o of %d:%d, %v; want a directory of mode 700 of 1000:1001", st.Mode, st.Uid, st.Gid, err)
 	}
 	if err := os.WriteFile(filepath.Join(root, "a"), []byte("here"), 0o600); err != nil {
 		t.Fatal(err)
@@ -129,12 +129,12 @@ func TestFilesSurviveRemount(t *testing.T) {
 	unmounted(t, dir)
 	unmounted(t, dir)
 	if is, err := Mounted(dir); is || err != nil {
-		t.Fatalf("mounted: %v, %v", is, err)
+		t.Fatalf("Mounted = %v, %v; want false", is, err)
 	}
 	mounted(t, dir)
 	got, err := os.ReadFile(filepath.Join(root, "a"))
 	if err != nil || string(got) != "here" {
-		t.Fatalf("%q, %v", got, err)
+		t.Fatalf("a = %q, %v; want here", got, err)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestUnmountOpenFileIsBusy(t *testing.T) {
 	}
 	defer f.Close()
 	if err := Unmount(brief(t), dir); !errors.Is(err, ErrBusy) {
-		t.Fatalf("unmount under an open file: %v", err)
+		t.Fatalf("Unmount with an open file = %v, want ErrBusy", err)
 	}
 	f.Close()
 	unmounted(t, dir)
@@ -183,7 +183,7 @@ func TestUnmountCloneIsBusy(t *testing.T) {
 	root := mounted(t, dir)
 	target := cloned(t, root)
 	if err := Unmount(brief(t), dir); !errors.Is(err, ErrBusy) {
-		t.Fatalf("unmount beside a clone: %v", err)
+		t.Fatalf("Unmount beside a clone = %v, want ErrBusy", err)
 	} else if !strings.Contains(err.Error(), "in use by process ") {
 		t.Errorf("unmount beside a clone: got %q, want the process that has it", err)
 	}
@@ -215,10 +215,10 @@ func TestResizeGrowAndShrink(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := use.Free + 5<<20; got > size+64<<10 || got < size-size/50-256<<10 {
-			t.Errorf("free for files: %d of %d", got, size)
+			t.Errorf("free for files: %d, want about %d", got, size)
 		}
 		if n, m, err := Bound(dir); n != size || m != Loop || err != nil {
-			t.Errorf("bound: %d, %s, %v", n, m, err)
+			t.Errorf("Bound = %d, %s, %v; want %d, %s", n, m, err, size, Loop)
 		}
 	}
 	if err := Resize(t.Context(), dir, 400<<20); errdefs.IsFailedPrecondition(err) && !may(unix.CAP_SYS_RESOURCE) {
@@ -233,7 +233,7 @@ func TestResizeGrowAndShrink(t *testing.T) {
 	}
 	check(400 << 20)
 	if err := Resize(t.Context(), dir, 64<<20); !errors.Is(err, ErrBusy) {
-		t.Fatalf("shrink mounted: %v", err)
+		t.Fatalf("Resize to less while mounted = %v, want ErrBusy", err)
 	}
 	unmounted(t, dir)
 	check(400 << 20)
@@ -251,12 +251,12 @@ func TestResizeGrowAndShrink(t *testing.T) {
 	}
 	small, ok := errors.AsType[*NoRoomError](Resize(t.Context(), dir, 4<<20))
 	if !ok || small.Used < 5<<20 || small.Used > 6<<20 {
-		t.Fatalf("shrink below what is used: %v", small)
+		t.Fatalf("Resize below the used size = %v, want a NoRoomError with 5 to 6 MiB used", small)
 	}
 	mounted(t, dir)
 	got, err := os.ReadFile(filepath.Join(root, "a"))
 	if err != nil || len(got) != 5<<20 || bytes.Count(got, []byte("x")) != len(got) {
-		t.Fatalf("file has %d bytes, %v", len(got), err)
+		t.Fatalf("file has %d bytes, %v; want 5 MiB of x", len(got), err)
 	}
 }
 
@@ -287,7 +287,7 @@ func TestMountAlteredImageFails(t *testing.T) {
 			dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
 			alter(t, filepath.Join(dir, imageFile))
 			if _, err := Mount(t.Context(), dir); !errors.Is(err, ErrAltered) || !errdefs.IsDataLoss(err) {
-				t.Fatalf("mount: %v", err)
+				t.Fatalf("Mount = %v, want ErrAltered with the class DataLoss", err)
 			}
 			unmounted(t, dir)
 		})
