@@ -35,11 +35,11 @@ func TestRemoveCopesWithACrashAfterEveryStepOfMake(t *testing.T) {
 			must(t, c.ln.Close()) // as the end of the process would
 		}
 		if left, err := Leftovers(o.Dir); err != nil || !slices.Equal(left, []string{o.ID}) {
-			t.Fatalf("leftovers after %d steps: %v, %v", n, left, err)
+			t.Fatalf("Leftovers after %d steps = %v, %v; want only %s", n, left, err, o.ID)
 		}
 		if n < len(steps)-2 { // whole but for empty folders and the socket after that
 			if _, err := Adopt(soon(t), o); !errors.Is(err, ErrIncomplete) {
-				t.Fatalf("adopt after %d steps: %v", n, err)
+				t.Fatalf("Adopt after %d steps = %v, want ErrIncomplete", n, err)
 			}
 		}
 		must(t, Remove(soon(t), o))
@@ -88,7 +88,7 @@ func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
 			t.Cleanup(func() {
 				_ = f.Close()
 				if b, err := os.ReadFile(filepath.Join(ws, "owner")); err != nil || string(b) != "alice" {
-					t.Errorf("the workspace holds %q, %v", b, err)
+					t.Errorf("owner in the workspace = %q, %v; want alice", b, err)
 				}
 			})
 		},
@@ -96,7 +96,7 @@ func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o := options(t)
-			c := makeCell(t, o)
+			c := makeDir(t, o)
 			s := startSandbox(t, c)
 			d, err := cgroup.Delegate(s.pid(), share)
 			must(t, err)
@@ -114,14 +114,14 @@ func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
 func TestRemoveDeletesNothingItDidNotMake(t *testing.T) {
 	t.Parallel()
 	o := options(t)
-	c := makeCell(t, o)
+	c := makeDir(t, o)
 	foreign := filepath.Join(c.root, "keep")
 	must(t, os.WriteFile(foreign, []byte("kept"), 0o600))
 	if err := c.Remove(soon(t)); !errors.Is(err, unix.ENOTEMPTY) {
-		t.Fatalf("remove: %v", err)
+		t.Fatalf("Remove = %v, want ENOTEMPTY", err)
 	}
 	if b, err := os.ReadFile(foreign); err != nil || string(b) != "kept" {
-		t.Fatalf("a file of somebody's: %q, %v", b, err)
+		t.Fatalf("the other file = %q, %v; want kept", b, err)
 	}
 	must(t, os.Remove(foreign))
 	must(t, c.Remove(soon(t)))

@@ -30,7 +30,7 @@ func options(t *testing.T) Options {
 	return o
 }
 
-func makeCell(t *testing.T, o Options) *Dir {
+func makeDir(t *testing.T, o Options) *Dir {
 	t.Helper()
 	c, err := Make(soon(t), o)
 	must(t, err)
@@ -38,27 +38,27 @@ func makeCell(t *testing.T, o Options) *Dir {
 	return c
 }
 
-// wantGone checks that nothing of the cell is left.
+// wantGone checks that nothing of the directory is left.
 func wantGone(t *testing.T, o Options) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	must(t, err)
 	for line := range strings.Lines(string(text)) {
 		if strings.Contains(line, o.Dir+"/") {
-			t.Errorf("mount is left: %s", line)
+			t.Errorf("mount is left: %s, want none", line)
 		}
 	}
 	if _, err := os.Lstat(filepath.Join(o.Dir, o.ID)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("folder is left: %v", err)
+		t.Errorf("Lstat of the directory = %v, want ErrNotExist", err)
 	}
 	left, err := Leftovers(o.Dir)
 	must(t, err)
 	if len(left) > 0 {
-		t.Errorf("leftovers: %v", left)
+		t.Errorf("Leftovers = %v, want none", left)
 	}
 }
 
-// groupDirs are the cgroups that the cell delegated.
+// groupDirs returns the cgroups that the directory delegated.
 func groupDirs(t *testing.T, c *Dir) map[string]string {
 	t.Helper()
 	b, err := os.ReadFile(c.recordPath())
@@ -66,7 +66,7 @@ func groupDirs(t *testing.T, c *Dir) map[string]string {
 	var dirs map[string]string
 	must(t, json.Unmarshal(b, &dirs))
 	if len(dirs) == 0 {
-		t.Fatal("no cgroups are recorded")
+		t.Fatal("the record has no cgroups, want some")
 	}
 	return dirs
 }
@@ -75,17 +75,34 @@ func wantNoGroups(t *testing.T, dirs map[string]string) {
 	t.Helper()
 	for _, dir := range dirs {
 		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("cgroup %s is left: %v", dir, err)
+			t.Errorf("Lstat of the cgroup %s = %v, want ErrNotExist", dir, err)
 		}
 	}
 }
 
-// attach attaches the cell and waits until the sandbox has its mounts, which an engine does before it says that one runs.
+// attach attaches the directory and waits until the sandbox has its mounts. An engine also waits
+// before it reports a running sandbox.
 func attach(t *testing.T, c *Dir, s *sandbox) {
 	t.Helper()
 	must(t, c.Attach(soon(t), s.pid(), share))
 	if got := tell(t, c, "list", "workspace"); got.Errno != 0 {
-		t.Fatal(got.Errno)
+		t.Fatalf("list workspace inside = %+v, want no error", got)
+	}
+}
+
+// wantErrno has the sandbox do something with a path and checks the error number.
+func wantErrno(t *testing.T, c *Dir, do, path string, want unix.Errno) {
+	t.Helper()
+	if got := tell(t, c, do, path); got.Errno != want {
+		t.Errorf("%s %s inside = %+v, want errno %d (%v)", do, path, got, int(want), want)
+	}
+}
+
+// wantOut has the sandbox do something with a path and checks the output.
+func wantOut(t *testing.T, c *Dir, do, path, want string) {
+	t.Helper()
+	if got := tell(t, c, do, path); got.Out != want {
+		t.Errorf("%s %s inside = %+v, want %q", do, path, got, want)
 	}
 }
 
@@ -96,7 +113,7 @@ func workspace(t *testing.T, owner string) string {
 	return dir
 }
 
-func TestSandboxLivesInACell(t *testing.T) {
+func TestDirLifecycle(t *testing.T) {
 	t.Parallel()
 	for name, propagation := range map[string]uintptr{"shared": unix.MS_SHARED, "private": unix.MS_PRIVATE} {
 		t.Run(name+" state directory", func(t *testing.T) {
@@ -111,52 +128,40 @@ func TestSandboxLivesInACell(t *testing.T) {
 	}
 }
 
-// live takes a cell through a whole life.
+// live takes a directory through a whole life.
 func live(t *testing.T, o Options) {
 	t.Helper()
 	ctx := soon(t)
-	c := makeCell(t, o)
+	c := makeDir(t, o)
 	s := startSandbox(t, c)
 	attach(t, c, s)
 	must(t, c.Attach(ctx, s.pid(), share))
 	if err := c.Attach(ctx, 1, share); err == nil {
-		t.Error("attached to a second process")
+		t.Error("Attach to a second process succeeded, want an error")
 	}
 	dirs := groupDirs(t, c)
 	for name := range dirs {
-		if got := tell(t, c, "read", "run/cgroup/"+name+"/cgroup.procs"); got.Errno != 0 {
-			t.Errorf("cgroup %s inside: %v", name, got.Errno)
-		}
-		if got := tell(t, c, "mkdir", "run/cgroup/"+name+"/exec-1"); got.Errno != 0 {
-			t.Errorf("make a group in %s inside: %v", name, got.Errno)
-		}
+		wantErrno(t, c, "read", "run/cgroup/"+name+"/cgroup.procs", 0)
+		wantErrno(t, c, "mkdir", "run/cgroup/"+name+"/exec-1", 0)
 	}
 	for do, path := range map[string]string{
 		"remove": "run/host.sock", "write": "run/guest", "mkdir": "run/new", "rmdir": "run/cgroup/other",
 	} {
 		if got := tell(t, c, do, path); got.Errno == 0 {
-			t.Errorf("%s %s inside is possible", do, path)
+			t.Errorf("%s %s inside = %+v, want an error", do, path, got)
 		}
 	}
-	if got := tell(t, c, "write", "workspace/scratch"); got.Errno != 0 {
-		t.Errorf("write to the scratch: %v", got.Errno)
-	}
+	wantErrno(t, c, "write", "workspace/scratch", 0)
 
 	must(t, c.Bind(ctx, workspace(t, "alice"), true))
-	if got := tell(t, c, "read", "workspace/owner"); got.Out != "alice" {
-		t.Errorf("workspace inside: %+v", got)
-	}
-	if got := tell(t, c, "write", "workspace/owner"); got.Errno != unix.EROFS {
-		t.Errorf("write to a read-only workspace: %v", got.Errno)
-	}
+	wantOut(t, c, "read", "workspace/owner", "alice")
+	wantErrno(t, c, "write", "workspace/owner", unix.EROFS)
 	if err := c.Bind(ctx, workspace(t, "bob"), false); !errors.Is(err, ErrBound) {
-		t.Errorf("second workspace: %v", err)
+		t.Errorf("Bind of a second workspace = %v, want ErrBound", err)
 	}
 	must(t, c.Unbind(ctx))
 	must(t, c.Unbind(ctx))
-	if got := tell(t, c, "list", "workspace"); got.Out != "scratch" {
-		t.Errorf("after release the workspace holds %q", got.Out)
-	}
+	wantOut(t, c, "list", "workspace", "scratch")
 
 	s.kill()
 	must(t, c.Remove(ctx))
@@ -164,7 +169,7 @@ func live(t *testing.T, o Options) {
 	wantGone(t, o)
 	wantNoGroups(t, dirs)
 	if _, err := c.Open(ctx); !errors.Is(err, guestconn.ErrClosed) {
-		t.Errorf("open after removal: %v", err)
+		t.Errorf("Open after Remove = %v, want ErrClosed", err)
 	}
 }
 
@@ -172,30 +177,30 @@ func TestWorkspaceInUseIsNotReleased(t *testing.T) {
 	t.Parallel()
 	o := options(t)
 	ctx := soon(t)
-	c := makeCell(t, o)
+	c := makeDir(t, o)
 	s := startSandbox(t, c)
 	attach(t, c, s)
 	ws := workspace(t, "alice")
 	must(t, c.Bind(ctx, ws, false))
 	if got := tell(t, c, "chdir", "workspace"); got.Errno != 0 {
-		t.Fatal(got.Errno)
+		t.Fatalf("chdir workspace inside = %+v, want no error", got)
 	}
 	if err := c.Unbind(ctx); !errors.Is(err, livemount.ErrBusy) {
-		t.Fatalf("unbind: %v, want %v", err, livemount.ErrBusy)
+		t.Fatalf("Unbind = %v, want %v", err, livemount.ErrBusy)
 	}
 	s.kill()
 	must(t, c.Unbind(ctx))
 	must(t, c.Remove(ctx))
 	if b, err := os.ReadFile(filepath.Join(ws, "owner")); err != nil || string(b) != "alice" {
-		t.Fatalf("the workspace holds %q, %v", b, err)
+		t.Fatalf("owner in the workspace = %q, %v; want alice", b, err)
 	}
 }
 
-func TestNextHostAdoptsACell(t *testing.T) {
+func TestNextHostAdopts(t *testing.T) {
 	t.Parallel()
 	o := options(t)
 	ctx := soon(t)
-	first := makeCell(t, o)
+	first := makeDir(t, o)
 	s := startSandbox(t, first)
 	attach(t, first, s)
 	must(t, first.Bind(ctx, workspace(t, "alice"), false))
@@ -206,22 +211,18 @@ func TestNextHostAdoptsACell(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	must(t, c.Attach(ctx, s.pid(), share))
-	if got := tell(t, c, "read", "workspace/owner"); got.Out != "alice" {
-		t.Errorf("workspace after the hand-over: %+v", got)
-	}
+	wantOut(t, c, "read", "workspace/owner", "alice")
 	for name := range dirs {
 		if n, err := livemount.Mounted(c.cgroupDir(name)); n != 1 || err != nil {
-			t.Errorf("%d mounts on cgroup folder %s, %v", n, name, err)
+			t.Errorf("Mounted of the cgroup %s = %d, %v; want 1", name, n, err)
 		}
 	}
 	if err := c.Bind(ctx, workspace(t, "bob"), false); !errors.Is(err, ErrBound) {
-		t.Errorf("bind over the workspace that was there: %v", err)
+		t.Errorf("Bind after Adopt = %v, want ErrBound", err)
 	}
 	must(t, c.Unbind(ctx))
 	must(t, c.Bind(ctx, workspace(t, "bob"), false))
-	if got := tell(t, c, "read", "workspace/owner"); got.Out != "bob" {
-		t.Errorf("next workspace: %+v", got)
-	}
+	wantOut(t, c, "read", "workspace/owner", "bob")
 	// The sandbox is removed with its workspace still bound and its caller gone.
 	s.kill()
 	must(t, c.Remove(ctx))
@@ -229,15 +230,15 @@ func TestNextHostAdoptsACell(t *testing.T) {
 	wantNoGroups(t, dirs)
 }
 
-func TestMakeTakesBackWhatFailed(t *testing.T) {
+func TestFailedMakeLeavesNothing(t *testing.T) {
 	for name, change := range map[string]func(*Options){
-		"guest missing":    func(o *Options) { o.GuestPath = "/nonexistent" },
-		"guest a folder":   func(o *Options) { o.GuestPath = "/proc" },
-		"scratch unbound":  func(o *Options) { o.ScratchBytes = 0 },
-		"id with a slash":  func(o *Options) { o.ID = "a/b" },
-		"id going upwards": func(o *Options) { o.ID = ".." },
-		"empty id":         func(o *Options) { o.ID = "" },
-		"relative folder":  func(o *Options) { o.Dir = "cells" },
+		"guest missing":      func(o *Options) { o.GuestPath = "/nonexistent" },
+		"guest a directory":  func(o *Options) { o.GuestPath = "/proc" },
+		"scratch unbound":    func(o *Options) { o.ScratchBytes = 0 },
+		"id with a slash":    func(o *Options) { o.ID = "a/b" },
+		"id going upwards":   func(o *Options) { o.ID = ".." },
+		"empty id":           func(o *Options) { o.ID = "" },
+		"relative directory": func(o *Options) { o.Dir = "cells" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := options(t)
@@ -245,7 +246,7 @@ func TestMakeTakesBackWhatFailed(t *testing.T) {
 			t.Chdir(filepath.Dir(dir))
 			change(&o)
 			if _, err := Make(soon(t), o); err == nil {
-				t.Fatal("the cell was made")
+				t.Fatal("Make succeeded, want an error")
 			}
 			o.Dir, o.ID = dir, "sandbox-1"
 			wantGone(t, o)
@@ -257,59 +258,57 @@ func TestMakeTakesBackWhatFailed(t *testing.T) {
 		cause := errors.New("gave up")
 		cancel(cause)
 		if _, err := Make(ctx, o); !errors.Is(err, cause) {
-			t.Fatalf("make: %v", err)
+			t.Fatalf("Make = %v, want %v", err, cause)
 		}
 		wantGone(t, o)
 	})
-	t.Run("cell exists", func(t *testing.T) {
+	t.Run("directory exists", func(t *testing.T) {
 		o := options(t)
-		c := makeCell(t, o)
+		c := makeDir(t, o)
 		if _, err := Make(soon(t), o); !errors.Is(err, fs.ErrExist) {
-			t.Fatalf("make: %v", err)
+			t.Fatalf("Make of an existing directory = %v, want ErrExist", err)
 		}
 		if n, err := livemount.Mounted(c.WorkspaceDir()); n != 1 || err != nil {
-			t.Fatalf("the first cell was harmed: %d mounts, %v", n, err)
+			t.Fatalf("Mounted of the first workspace = %d, %v; want 1", n, err)
 		}
 	})
 }
 
-func TestAdoptOfNothing(t *testing.T) {
+func TestAdoptMissing(t *testing.T) {
 	t.Parallel()
 	o := options(t)
 	if _, err := Adopt(soon(t), o); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("adopt: %v", err)
+		t.Errorf("Adopt = %v, want ErrNotExist", err)
 	}
 	if left, err := Leftovers(o.Dir); err != nil || len(left) > 0 {
-		t.Errorf("leftovers: %v, %v", left, err)
+		t.Errorf("Leftovers = %v, %v; want none", left, err)
 	}
 }
 
-func TestStateDirectoryMayBeASymbolicLinkAndLong(t *testing.T) {
+func TestStateDirectoryIsLongLink(t *testing.T) {
 	t.Parallel()
 	o := options(t)
 	long := filepath.Join(filepath.Dir(o.Dir), strings.Repeat("d", 100), strings.Repeat("e", 100))
 	must(t, os.MkdirAll(long, 0o700))
 	must(t, os.Symlink(long, o.Dir))
 	ctx := soon(t)
-	c := makeCell(t, o)
+	c := makeDir(t, o)
 	s := startSandbox(t, c)
 	attach(t, c, s)
 	must(t, c.Bind(ctx, workspace(t, "alice"), false))
-	if got := tell(t, c, "read", "workspace/owner"); got.Out != "alice" {
-		t.Errorf("workspace inside: %+v", got)
-	}
+	wantOut(t, c, "read", "workspace/owner", "alice")
 	s.kill()
 	must(t, c.Remove(ctx))
 	wantGone(t, o)
 }
 
-func TestAttachRefusesNobody(t *testing.T) {
+func TestAttachPIDZeroFails(t *testing.T) {
 	t.Parallel()
-	c := makeCell(t, options(t))
+	c := makeDir(t, options(t))
 	if err := c.Attach(soon(t), 0, share); err == nil {
-		t.Error("attached to pid 0")
+		t.Error("Attach to pid 0 succeeded, want an error")
 	}
 	if err := c.Bind(soon(t), workspace(t, "alice"), false); !errors.Is(err, ErrNotAttached) {
-		t.Errorf("bind before attach: %v", err)
+		t.Errorf("Bind before Attach = %v, want ErrNotAttached", err)
 	}
 }
