@@ -32,32 +32,22 @@ func TestBindAndUnbindInRunningContainer(t *testing.T) {
 		t.Run(name+" parent", func(t *testing.T) {
 			slot := newSlot(t, parent)
 			c := startContainer(t, slot)
-			if got := c.do(t, "write", "scratch"); got.Errno != 0 {
-				t.Fatalf("write to the scratch: %v", got.Errno)
-			}
+			c.wantErrno(t, "write", "scratch", 0)
 			for _, owner := range []string{"alice", "bob"} {
 				ws := workspace(t, owner)
 				must(t, Bind(slot, ws, false))
 				wantMounted(t, slot, 2)
-				if got := c.do(t, "read", "owner"); got.Out != owner {
-					t.Fatalf("read inside: %+v, want %s's workspace at once", got, owner)
-				}
-				if got := c.do(t, "write", "result"); got.Errno != 0 {
-					t.Fatalf("write inside: %v", got.Errno)
-				}
+				c.wantOut(t, "owner", owner) // at once
+				c.wantErrno(t, "write", "result", 0)
 				b, err := os.ReadFile(filepath.Join(ws, "result"))
 				if err != nil || string(b) != "from inside" {
-					t.Fatalf("the workspace holds %q, %v", b, err)
+					t.Fatalf("result in the workspace = %q, %v; want \"from inside\"", b, err)
 				}
 				must(t, Unbind(t.Context(), slot))
 				wantMounted(t, slot, 1)
-				if got := c.do(t, "read", "owner"); got.Errno != unix.ENOENT {
-					t.Fatalf("read inside after release: %+v", got)
-				}
+				c.wantErrno(t, "read", "owner", unix.ENOENT)
 			}
-			if got := c.do(t, "read", "scratch"); got.Out != "from inside" {
-				t.Fatalf("the scratch is not what it was: %+v", got)
-			}
+			c.wantOut(t, "scratch", "from inside")
 		})
 	}
 }
@@ -80,7 +70,7 @@ func TestMountFlagsApplyInside(t *testing.T) {
 		t.Errorf("write to a read-only workspace: %v, want EROFS", got.Errno)
 	}
 	if f := flagsOf(); !f["ro"] || !f["nosuid"] || !f["nodev"] {
-		t.Errorf("flags of a read-only workspace inside: %v", f)
+		t.Errorf("flags of a read-only workspace inside = %v, want ro, nosuid and nodev", f)
 	}
 	must(t, Unbind(t.Context(), slot))
 
@@ -89,11 +79,11 @@ func TestMountFlagsApplyInside(t *testing.T) {
 		t.Errorf("open of a device in a workspace: %v, want EACCES", got.Errno)
 	}
 	if f := flagsOf(); f["ro"] || !f["nosuid"] || !f["nodev"] {
-		t.Errorf("flags of a writable workspace inside: %v", f)
+		t.Errorf("flags of a writable workspace inside = %v, want nosuid and nodev, not ro", f)
 	}
 	must(t, Unbind(t.Context(), slot))
 	if f := flagsOf(); f["ro"] || !f["nosuid"] || !f["nodev"] {
-		t.Errorf("flags of the scratch inside: %v", f)
+		t.Errorf("flags of the scratch inside = %v, want nosuid and nodev, not ro", f)
 	}
 	if err := os.WriteFile(filepath.Join(ws, "still"), nil, 0o644); err != nil {
 		t.Errorf("the source itself was made read-only: %v", err)
@@ -114,19 +104,13 @@ func TestUnbindReportsBusyMount(t *testing.T) {
 	for _, use := range []struct{ take, path, give string }{{"open", "owner", "close"}, {"chdir", "", "leave"}} {
 		t.Run(use.take, func(t *testing.T) {
 			must(t, Bind(slot, workspace(t, "alice"), false))
-			if got := c.do(t, use.take, use.path); got.Errno != 0 {
-				t.Fatal(got.Errno)
-			}
+			c.wantErrno(t, use.take, use.path, 0)
 			if err := Unbind(brief(t), slot); !errors.Is(err, ErrBusy) {
-				t.Fatalf("unbind: %v, want %v", err, ErrBusy)
+				t.Fatalf("Unbind = %v, want %v", err, ErrBusy)
 			}
 			wantMounted(t, slot, 2)
-			if got := c.do(t, "read", "owner"); got.Out != "alice" {
-				t.Fatalf("a refused unbind took the workspace away: %+v", got)
-			}
-			if got := c.do(t, use.give, ""); got.Errno != 0 {
-				t.Fatal(got.Errno)
-			}
+			c.wantOut(t, "owner", "alice")
+			c.wantErrno(t, use.give, "", 0)
 			must(t, Unbind(t.Context(), slot))
 			wantMounted(t, slot, 1)
 		})
@@ -142,7 +126,7 @@ func TestUnbindWaitsForEndingUser(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Unbind(ended, slot); !errors.Is(err, ErrBusy) {
-		t.Fatalf("unbind with no time left: %v", err)
+		t.Fatalf("Unbind with an ended context = %v, want ErrBusy", err)
 	}
 	tried := make(chan error, 1)
 	go func() { tried <- Unbind(t.Context(), slot) }()
@@ -173,10 +157,10 @@ func TestBindRefusesOtherFiles(t *testing.T) {
 		}
 	}
 	if err := BindFile(slot, filepath.Join(ws, "owner"), true); !errors.Is(err, ErrKind) {
-		t.Errorf("file on a directory: %v", err)
+		t.Errorf("BindFile of a file on a directory = %v, want ErrKind", err)
 	}
 	if err := Bind(filepath.Join(slot, "none"), ws, false); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("target that is not there: %v", err)
+		t.Errorf("Bind on a missing target = %v, want ErrNotExist", err)
 	}
 	wantMounted(t, slot, 1)
 }
@@ -185,10 +169,10 @@ func TestBindRefusesPrivateTarget(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	must(t, unix.Mount("", slot, "", unix.MS_PRIVATE, ""))
 	if err := Bind(slot, workspace(t, "alice"), false); !errors.Is(err, ErrNotShared) {
-		t.Fatalf("bind on a private mount: %v", err)
+		t.Fatalf("Bind on a private mount = %v, want ErrNotShared", err)
 	}
 	if ok, err := Shared(slot); ok || err != nil {
-		t.Fatalf("shared: %v, %v", ok, err)
+		t.Fatalf("Shared = %v, %v; want false", ok, err)
 	}
 }
 
@@ -216,7 +200,7 @@ func TestBindRefusesReadOnlySource(t *testing.T) {
 	ro := newSlot(t, unix.MS_PRIVATE)
 	must(t, Bind(ro, workspace(t, "alice"), true))
 	if err := Bind(slot, ro, false); !errors.Is(err, ErrReadOnly) {
-		t.Fatalf("bind: %v", err)
+		t.Fatalf("Bind of a read-only mount = %v, want ErrReadOnly", err)
 	}
 	must(t, Bind(slot, ro, true))
 }
@@ -233,9 +217,7 @@ func TestNestedMountsAreNotBound(t *testing.T) {
 	must(t, Bind(slot, ws, false))
 	must(t, Bind(filepath.Join(ws, "after"), workspace(t, "somebody"), false))
 	for _, path := range []string{"before/owner", "after/owner"} {
-		if got := c.do(t, "read", path); got.Errno != unix.ENOENT {
-			t.Errorf("%s inside: %+v", path, got)
-		}
+		c.wantErrno(t, "read", path, unix.ENOENT)
 	}
 }
 
@@ -246,12 +228,8 @@ func TestBindFileReadOnly(t *testing.T) {
 	source := filepath.Join(workspace(t, "alice"), "owner")
 	must(t, BindFile(file, source, true))
 	c := startContainer(t, slot)
-	if got := c.do(t, "read", "guest"); got.Out != "alice" {
-		t.Errorf("read: %+v", got)
-	}
-	if got := c.do(t, "write", "guest"); got.Errno != unix.EROFS {
-		t.Errorf("write: %v", got.Errno)
-	}
+	c.wantOut(t, "guest", "alice")
+	c.wantErrno(t, "write", "guest", unix.EROFS)
 }
 
 func TestTmpfsLimitsApply(t *testing.T) {
@@ -259,13 +237,13 @@ func TestTmpfsLimitsApply(t *testing.T) {
 	var st unix.Stat_t
 	must(t, unix.Stat(slot, &st))
 	if st.Uid != 1000 || st.Gid != 1000 || st.Mode&0o7777 != 0o755 {
-		t.Errorf("owner %d:%d mode %o", st.Uid, st.Gid, st.Mode)
+		t.Errorf("owner %d:%d, mode %o; want 1000:1000, 755", st.Uid, st.Gid, st.Mode&0o7777)
 	}
 	if err := os.WriteFile(filepath.Join(slot, "big"), make([]byte, 1<<20+1), 0o644); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("write beyond the size: %v", err)
+		t.Errorf("write beyond the size = %v, want ENOSPC", err)
 	}
 	if err := MakeTmpfs(slot, Tmpfs{}); err == nil {
-		t.Error("a tmpfs without a bound was mounted")
+		t.Error("MakeTmpfs without a size succeeded, want an error")
 	}
 	wantMounted(t, slot, 1)
 }

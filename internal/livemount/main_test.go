@@ -91,7 +91,7 @@ func startContainer(t *testing.T, slot string) *container {
 	t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
 	c := &container{in: in, out: bufio.NewReader(out)}
 	if got := c.do(t, "ready", ""); got.Out != "ready" {
-		t.Fatalf("container says %+v", got)
+		t.Fatalf("first answer of the container = %+v, want ready", got)
 	}
 	return c
 }
@@ -106,6 +106,22 @@ func (c *container) do(t *testing.T, what, path string) outcome {
 	var o outcome
 	must(t, json.Unmarshal(line, &o))
 	return o
+}
+
+// wantErrno has the container do something with a path and checks the error number.
+func (c *container) wantErrno(t *testing.T, what, path string, want unix.Errno) {
+	t.Helper()
+	if got := c.do(t, what, path); got.Errno != want {
+		t.Fatalf("%s %s inside = %+v, want errno %d (%v)", what, path, got, int(want), want)
+	}
+}
+
+// wantOut has the container read a path and checks the content.
+func (c *container) wantOut(t *testing.T, path, want string) {
+	t.Helper()
+	if got := c.do(t, "read", path); got.Out != want {
+		t.Fatalf("read %s inside = %+v, want %q", path, got, want)
+	}
 }
 
 func beContainer(slot, root string) error {
