@@ -106,13 +106,13 @@ func TestPackUnpackRoundTrip(t *testing.T) {
 	must(t, err)
 	want := look(t, src)
 	if diff := cmp.Diff(want, look(t, inside)); diff != "" || sum.Entries != len(want) {
-		t.Errorf("unpacked %+v: %s", sum, diff)
+		t.Errorf("Unpack = %+v, want %d entries (-want +got):\n%s", sum, len(want), diff)
 	}
 	if info, err := os.Lstat(filepath.Join(inside, "a")); err != nil || info.Mode() != 0o751 {
-		t.Errorf("mode is %v, %v", info.Mode(), err)
+		t.Errorf("Lstat = %v, %v; want mode 751", info, err)
 	}
 	if info, err := os.Lstat(filepath.Join(inside, "d/deep")); err != nil || !info.ModTime().Equal(when) {
-		t.Errorf("time is %v, %v", info.ModTime(), err)
+		t.Errorf("Lstat = %v, %v; want the time %v", info, err, when)
 	}
 	known, err := Remember(t.Context(), inside)
 	must(t, err)
@@ -135,7 +135,7 @@ func TestPackUnpackRoundTrip(t *testing.T) {
 	must(t, unix.Mkfifo(filepath.Join(src, "stays"), 0o644))
 	stream := packed(t, inside, known)
 	if len(stream) > 100_000 {
-		t.Errorf("%d bytes travel, though little changed", len(stream))
+		t.Errorf("the changes have %d bytes, want at most 100000", len(stream))
 	}
 	sum, err = Apply(t.Context(), bytes.NewReader(stream), src, room, me)
 	must(t, err)
@@ -143,7 +143,7 @@ func TestPackUnpackRoundTrip(t *testing.T) {
 	got := look(t, src)
 	delete(got, "stays")
 	if diff := cmp.Diff(look(t, inside), got); diff != "" || sum.Kept != 3 {
-		t.Errorf("applied %+v: %s", sum, diff)
+		t.Errorf("Apply = %+v, want 3 kept (-want +got):\n%s", sum, diff)
 	}
 }
 
@@ -236,10 +236,10 @@ func TestApplyHostileStreamChangesNothing(t *testing.T) {
 				t.Error("Apply of a hostile stream succeeded, want error")
 			}
 			if diff := cmp.Diff(before, look(t, host)); diff != "" {
-				t.Errorf("the workspace changed: %s", diff)
+				t.Errorf("the workspace changed (-want +got):\n%s", diff)
 			}
 			if _, err := os.Lstat(filepath.Join(filepath.Dir(host), "out")); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("outside: %v", err)
+				t.Errorf("Lstat of a file outside = %v, want ErrNotExist", err)
 			}
 		})
 	}
@@ -262,14 +262,14 @@ func TestApplyCutStreamChangesNothing(t *testing.T) {
 	before := look(t, host)
 	for n := 0; n <= len(whole); n += 97 {
 		if _, err := Apply(t.Context(), broken{bytes.NewReader(whole[:n])}, host, room, me); err == nil {
-			t.Fatalf("cut after %d of %d bytes it was applied", n, len(whole))
+			t.Fatalf("Apply of %d of %d bytes succeeded, want an error", n, len(whole))
 		}
 		if diff := cmp.Diff(before, look(t, host)); diff != "" {
-			t.Fatalf("cut after %d bytes: %s", n, diff)
+			t.Fatalf("files after a cut at byte %d (-want +got):\n%s", n, diff)
 		}
 	}
 	if _, err := Apply(t.Context(), broken{bytes.NewReader(whole)}, host, room, me); err == nil {
-		t.Error("a stream that was not ended well was applied")
+		t.Error("Apply of a stream that ends with an error succeeded, want an error")
 	}
 }
 
@@ -315,7 +315,7 @@ func TestRecoverCompletesOrDiscards(t *testing.T) {
 				want = look(t, tree(t, old))
 			}
 			if diff := cmp.Diff(want, look(t, host)); diff != "" {
-				t.Error(diff)
+				t.Errorf("files after Recover (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -330,7 +330,7 @@ func TestRecoverIgnoresStageOfCommand(t *testing.T) {
 	must(t, os.Lchown(filepath.Join(host, StageName), 1000, 1000))
 	must(t, Recover(t.Context(), host, me))
 	if diff := cmp.Diff(map[string]string{"a": "1"}, look(t, host)); diff != "" {
-		t.Error(diff)
+		t.Errorf("files after Recover (-want +got):\n%s", diff)
 	}
 }
 
@@ -338,11 +338,11 @@ func TestTooLargeErrorNamesFile(t *testing.T) {
 	dir := tree(t, map[string]string{"small": "x", "big": strings.Repeat("x", 5000)})
 	sum, err := Measure(t.Context(), dir, Limits{Bytes: 1 << 40})
 	if err != nil || sum.Room != 12<<10 || sum.Bytes != 5001 {
-		t.Errorf("measured %+v, %v", sum, err)
+		t.Errorf("Measure = %+v, %v; want 12 KiB of room, 5001 bytes", sum, err)
 	}
 	_, err = Pack(t.Context(), io.Discard, dir, Limits{Bytes: 4096}, nil)
 	if e, ok := errors.AsType[*TooLargeError](err); !ok || !errdefs.IsFailedPrecondition(err) || e.Limit != 4096 {
-		t.Errorf("got %v", err)
+		t.Errorf("Pack = %#v, want a TooLargeError of 4096 with the class FailedPrecondition", err)
 	}
 }
 
@@ -351,7 +351,7 @@ func TestCancelledContextStops(t *testing.T) {
 	cancel(errors.New("given up"))
 	if _, err := Pack(ctx, io.Discard, tree(t, map[string]string{"a": "1"}), room, nil); err == nil ||
 		!strings.Contains(err.Error(), "given up") {
-		t.Errorf("got %v", err)
+		t.Errorf("Pack = %v, want an error with \"given up\"", err)
 	}
 }
 
@@ -366,10 +366,10 @@ func FuzzApply(f *testing.F) {
 		must(t, os.WriteFile(filepath.Join(top, "out"), []byte("1"), 0o600))
 		_, _ = Apply(t.Context(), bytes.NewReader(b), host, Limits{Bytes: 1 << 16}, me)
 		if got, err := os.ReadFile(filepath.Join(top, "out")); err != nil || string(got) != "1" {
-			t.Fatal("outside was touched")
+			t.Fatalf("the file outside = %q, %v; want 1", got, err)
 		}
 		if _, err := os.Lstat(filepath.Join(host, StageName)); !errors.Is(err, fs.ErrNotExist) {
-			t.Fatalf("the stage is left: %v", err)
+			t.Fatalf("Lstat of the stage = %v, want ErrNotExist", err)
 		}
 	})
 }

@@ -38,10 +38,10 @@ func TestApplyFullDiskChangesNothing(t *testing.T) {
 			t.Errorf("%s: Apply: %v, want FailedPrecondition", name, err)
 		}
 		if got := look(t, dir); len(got) != 1 || got["old"] == "" {
-			t.Errorf("%s: now there are %d", name, len(got))
+			t.Errorf("%s: %d entries, want only old", name, len(got))
 		}
 		if err := Recover(t.Context(), dir, me); err != nil {
-			t.Errorf("%s: it stays unusable: %v", name, err)
+			t.Errorf("%s: Recover = %v, want no error", name, err)
 		}
 	}
 }
