@@ -30,7 +30,7 @@ func TestReplace(t *testing.T) {
 			t.Errorf("file = %q, %v; want %q", got, err, content)
 		}
 		if _, err := os.Lstat(path + newSuffix); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("Replace left its temporary file: %v", err)
+			t.Errorf("Lstat of the temporary file = %v, want ErrNotExist", err)
 		}
 	}
 }
@@ -42,16 +42,16 @@ func TestReplaceKeepsTheOldFileOnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := Replace(filepath.Join(dir, "file"), []byte("new"), 0o600); err == nil {
-		t.Error("Replace followed a link")
+		t.Error("Replace of a link succeeded, want an error")
 	}
 	if got, err := os.ReadFile(target); err != nil || string(got) != "old" {
-		t.Errorf("the link's target = %q, %v", got, err)
+		t.Errorf("the link's target = %q, %v; want old", got, err)
 	}
 	if err := Replace(dir, []byte("new"), 0o600); err == nil {
-		t.Error("Replace replaced a directory")
+		t.Error("Replace of a directory succeeded, want an error")
 	}
 	if _, err := os.Lstat(dir + newSuffix); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a failed Replace left its temporary file: %v", err)
+		t.Errorf("Lstat of the temporary file after a failure = %v, want ErrNotExist", err)
 	}
 }
 
@@ -93,6 +93,6 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-locked; err != nil {
-		t.Errorf("Lock after the release = %v", err)
+		t.Errorf("Lock after the release = %v, want no error", err)
 	}
 }

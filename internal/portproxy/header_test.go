@@ -114,16 +114,16 @@ func TestPortTrailersAreDropped(t *testing.T) {
 					"\r\n5\r\nhello\r\n0\r\n"+fields)
 			if !strings.Contains(inside, "sent") || !strings.Contains(outside, "hello") ||
 				!strings.Contains(outside, "X-Own: kept") {
-				t.Errorf("the server got %q, the client %q", inside, outside)
+				t.Errorf("the server got %q, the client %q; want sent, hello and X-Own: kept", inside, outside)
 			}
 			for _, field := range []string{"Cookie", "Authorization", "Trailer", "Te:"} {
 				if strings.Contains(inside, field) {
-					t.Errorf("the server gets %s: %q", field, inside)
+					t.Errorf("the server got %q, want no %s", inside, field)
 				}
 			}
 			for _, field := range []string{"Set-Cookie", "Clear-Site-Data", "Location", "Trailer"} {
 				if strings.Contains(outside, field) {
-					t.Errorf("the client gets %s: %q", field, outside)
+					t.Errorf("the client got %q, want no %s", outside, field)
 				}
 			}
 		})

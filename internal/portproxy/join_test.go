@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,7 +32,7 @@ func TestJoinCopiesOutputAfterClientEnd(t *testing.T) {
 			defer server.Close()
 			got := make([]byte, 10)
 			if _, err := io.ReadFull(server, got); err != nil || string(got) != "earlyasked" {
-				t.Errorf("the server got %q, %v", got, err)
+				t.Errorf("the server got %q, %v; want earlyasked", got, err)
 			}
 			<-inside.over
 			for range 5 {
@@ -46,11 +47,11 @@ func TestJoinCopiesOutputAfterClientEnd(t *testing.T) {
 		began := time.Now()
 		go func() { <-client.over; outside.Close() }() // as a client that has heard everything
 		Join(client, inside, []byte("early"))
-		if got := <-heard; got != "said.said.said.said.said." {
-			t.Errorf("the client heard %q", got)
+		if got, want := <-heard, strings.Repeat("said.", 5); got != want {
+			t.Errorf("the client got %q, want %q", got, want)
 		}
 		if took := time.Since(began); took != 5*pause {
-			t.Errorf("it took %s, want %s", took, 5*pause)
+			t.Errorf("Join took %s, want %s", took, 5*pause)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 func TestKeysAreOrderedAndBounded(t *testing.T) {
 	k := newKeys()
 	if !k.add([]byte("abc")) || !k.add(nil) || !k.add([]byte("de")) {
-		t.Fatal("not taken")
+		t.Fatal("add within the window = false, want true")
 	}
 	buf := make([]byte, 4)
 	if n, err := k.Read(buf); string(buf[:n]) != "abcd" || err != nil {
@@ -19,16 +19,16 @@ func TestKeysAreOrderedAndBounded(t *testing.T) {
 	}
 	// Read bytes are not accepted yet: the window counts the bytes that the terminal accepted.
 	if k.add(make([]byte, v1.TerminalWindow-4)) {
-		t.Error("more than the window was taken")
+		t.Error("add beyond the window = true, want false")
 	}
 	k.accepted(4)
 	if !k.add(make([]byte, v1.TerminalWindow-1)) || k.add([]byte("x")) {
-		t.Error("the window is not what it says")
+		t.Error("after accepted(4), add does not end at the window, want exactly the window")
 	}
 	k.end()
 	rest, err := io.ReadAll(k)
 	if err != nil || len(rest) != v1.TerminalWindow || rest[0] != 'e' {
-		t.Errorf("%d bytes, %v", len(rest), err)
+		t.Errorf("ReadAll = %d bytes, %v; want %d bytes from e", len(rest), err, v1.TerminalWindow)
 	}
 }
 

@@ -115,7 +115,7 @@ func TestDestroyRemovesSandboxesOfAllOwners(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := find(t, f, "owner-one"); !left.None(true) {
-		t.Errorf("after Destroy there are %s", left)
+		t.Errorf("Find after Destroy = %s, want none", left)
 	}
 	if err := f.Purge(t.Context(), found); err != nil || !a.purged || !b.purged {
 		t.Errorf("Purge() = %v, of a %v, of b %v; want nil and both", err, a.purged, b.purged)
