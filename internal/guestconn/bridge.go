@@ -179,9 +179,8 @@ func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 // oldUsage is how a guest begins its answer to a command that it does not know.
 const oldUsage = "guest: usage:"
 
-// BridgeEnded returns the error of a bridge that ended and wrote said to stderr. It wraps
-// [ErrVersion] if the guest is too old for [DialMux].
-func BridgeEnded(said string) error {
+// bridgeEnded returns the error of a bridge that ended and wrote said to stderr.
+func bridgeEnded(said string) error {
 	switch {
 	case said == "":
 		return errors.New("the bridge ended")

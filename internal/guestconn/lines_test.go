@@ -387,10 +387,10 @@ func TestOtherVersionIsNamed(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-	if err := BridgeEnded("guest: usage: guest init | guest bridge\n"); !errors.Is(err, ErrVersion) {
+	if err := bridgeEnded("guest: usage: guest init | guest bridge\n"); !errors.Is(err, ErrVersion) {
 		t.Errorf("usage of an earlier build: %v, want %v", err, ErrVersion)
 	}
-	if err := BridgeEnded("guest: connect to the guest: x"); errors.Is(err, ErrVersion) ||
+	if err := bridgeEnded("guest: connect to the guest: x"); errors.Is(err, ErrVersion) ||
 		!strings.Contains(err.Error(), "connect to the guest: x") {
 		t.Errorf("a bridge that failed: %v, want what it said", err)
 	}

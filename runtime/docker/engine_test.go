@@ -170,8 +170,8 @@ func TestBridgeIsDialledAgain(t *testing.T) {
 	s := h.spec(t)
 	box := create(t, d, s)
 	ask(t, box, "/proc/self/status")
-	if err := box.bridge.mux.Close(); err != nil { // as if the connection broke
-		t.Fatal(err)
+	if !box.bridge.Cut(t.Context()) { // as when the line breaks
+		t.Fatal("Cut found no connection")
 	}
 	var wg sync.WaitGroup
 	for range 8 {

@@ -179,15 +179,3 @@ func TestClosingPipesUnblocksARead(t *testing.T) {
 		t.Fatal("read of closed pipes did not return within 30s, want error")
 	}
 }
-
-func TestComplaintsAreBounded(t *testing.T) {
-	var c complaint
-	for range 100 {
-		if n, err := c.Write(bytes.Repeat([]byte("x"), 100)); n != 100 || err != nil {
-			t.Fatalf("Write = %d, %v; want 100 and no error", n, err)
-		}
-	}
-	if len(c) != maxComplaint {
-		t.Fatalf("%d bytes kept, want %d", len(c), maxComplaint)
-	}
-}

@@ -13,6 +13,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -29,9 +30,9 @@ type Sandbox struct {
 	begun     bool   // a container may exist
 	started   bool   // and something may run in it
 
-	cell   *rundir.Dir        // local mode
-	proc   *ocidriver.Process // local mode
-	bridge *bridge            // stdio mode
+	cell   *rundir.Dir         // local mode
+	proc   *ocidriver.Process  // local mode
+	bridge *guestconn.Redialer // stdio mode
 
 	done chan struct{}
 	// ctx ends when the sandbox has ended or was released; its cause says which. stop ends it, and
@@ -81,7 +82,7 @@ func (d *Driver) holder(id string) *Sandbox {
 	return d.held[id]
 }
 
-// errReleased is why a watch or a bridge ended.
+// errReleased is why a watch ended.
 var errReleased = errors.New("the sandbox was released")
 
 // ID returns the sandbox's id.
@@ -102,7 +103,7 @@ func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 		err  error
 	)
 	if s.mode == ModeStdio {
-		conn, err = s.bridge.open(ctx)
+		conn, err = s.bridge.Open(ctx)
 	} else {
 		conn, err = s.cell.Open(ctx)
 	}
@@ -279,7 +280,7 @@ func (s *Sandbox) forget() {
 	s.proc.Close() // which ends the watch
 	s.wg.Wait()
 	if s.bridge != nil {
-		s.bridge.close()
+		s.bridge.Close()
 	}
 }
 

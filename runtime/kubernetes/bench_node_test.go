@@ -81,7 +81,7 @@ func BenchmarkCalls(b *testing.B) {
 				f.time(b, name, 60, func() error { return call(c) })
 			}
 			f.time(b, "exec", 6, func() error {
-				m, err := newStream(s.ctx, websocket, s.name, 0).dial(b.Context())
+				m, err := websocket.dialGuest(b.Context(), s.ctx, s.name, 0)
 				if err != nil {
 					return err
 				}

@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -28,9 +28,9 @@ type Sandbox struct {
 	d      *Driver
 	id     string
 	name   string
-	uid    types.UID // of the pod; empty until there is one
-	epoch  int64     // in all requests; of the pod if this process has none
-	stream *stream   // nil until the pod runs
+	uid    types.UID           // of the pod; empty until there is one
+	epoch  int64               // in all requests; of the pod if this process has none
+	stream *guestconn.Redialer // nil until the pod runs
 
 	done chan struct{}
 	// ctx ends when the sandbox has ended or was released; its cause says which. stop ends it, and
@@ -88,7 +88,7 @@ func (s *Sandbox) attach() {
 			close(s.done)
 		}
 	})
-	s.wg.Go(func() { s.stream.keep(s.ctx) })
+	s.wg.Go(func() { s.stream.Keep(s.ctx) })
 }
 
 // ID returns the sandbox's id.
@@ -107,7 +107,7 @@ func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
-	conn, err := s.stream.open(ctx)
+	conn, err := s.stream.Open(ctx)
 	if s.ctx.Err() != nil { // the stream may end a little later than the sandbox
 		if err == nil {
 			_ = conn.Close()
@@ -175,7 +175,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 func (s *Sandbox) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
-	if s.stream == nil || !s.stream.cut(ctx) {
+	if s.stream == nil || !s.stream.Cut(ctx) {
 		return
 	}
 	if err := guest.New(s).End(ctx); err != nil {
@@ -202,10 +202,6 @@ func (s *Sandbox) forget() {
 	s.stop(errReleased)
 	s.wg.Wait()
 	if s.stream != nil {
-		s.stream.close()
+		s.stream.Close()
 	}
 }
-
-// over reports whether an error is final for the streams of a sandbox. A missing container is not
-// final: the watch reports how it ended.
-func over(err error) bool { return errors.Is(err, errReleased) || errdefs.IsFailedPrecondition(err) }
