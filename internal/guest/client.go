@@ -28,6 +28,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
 // Opener opens byte streams to a guest. A runtime.Sandbox implements it.
@@ -45,16 +46,18 @@ const (
 	// QuietTime is how long a stream may be silent before the guest is pinged.
 	QuietTime = 15 * time.Second
 	// PatienceTime is how long pings may remain unanswered before the guest counts as lost.
+	// On a stream that continues after an outage of its connection, guestconn.OutageTime applies.
 	PatienceTime = 30 * time.Second
-	// ShortTime limits short operations. Long operations may exceed their own time limit by it.
-	ShortTime = time.Minute
+	// ShortTime limits short operations. Long operations may exceed their own time limit by it. It
+	// leaves time for the answer after an outage.
+	ShortTime = guestconn.OutageTime + wire.HeaderTime
 	// CancelTime limits the wait for the ending of a command that the caller cancelled.
 	CancelTime = 5 * time.Second
 )
 
 // times contains the time limits. Tests set shorter ones.
 type times struct {
-	open, quiet, patience, short, ping, cancel time.Duration
+	open, quiet, patience, outage, short, ping, cancel time.Duration
 }
 
 // Client is a client of one guest. Its methods are safe for concurrent use.
@@ -71,7 +74,8 @@ const bufferSize = wire.HeaderLen + 128<<10
 // New returns a client. It opens no stream.
 func New(o Opener) *Client {
 	c := &Client{opener: o, times: times{
-		open: OpenTime, quiet: QuietTime, patience: PatienceTime, short: ShortTime, ping: wire.HeaderTime, cancel: CancelTime,
+		open: OpenTime, quiet: QuietTime, patience: PatienceTime, outage: guestconn.OutageTime, short: ShortTime,
+		ping: wire.HeaderTime, cancel: CancelTime,
 	}}
 	if f, ok := o.(Fenced); ok {
 		c.epoch = f.Epoch()

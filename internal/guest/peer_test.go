@@ -70,7 +70,7 @@ func (p *peer) Open(context.Context) (net.Conn, error) {
 	p.wg.Go(func() {
 		defer guest.Close()
 		c := wire.NewConn(guest)
-		req, err := c.ReadRequest()
+		req, err := c.ReadRequest(wire.HeaderTime)
 		if err != nil {
 			return
 		}

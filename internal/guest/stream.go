@@ -135,10 +135,18 @@ func (s *stream) check(ctx context.Context) error {
 	if s.down.IsZero() {
 		s.down = time.Now()
 	}
-	if ctx.Err() == nil && time.Since(s.down) >= s.client.times.patience {
-		return s.lost(fmt.Errorf("no data, and no answer to pings for %s: %w", s.client.times.patience, err))
+	if patience := s.patience(); ctx.Err() == nil && time.Since(s.down) >= patience {
+		return s.lost(fmt.Errorf("no data, and no answer to pings for %s: %w", patience, err))
 	}
 	return nil
+}
+
+// patience returns how long pings may remain unanswered.
+func (s *stream) patience() time.Duration {
+	if s.muxed() {
+		return s.client.times.outage
+	}
+	return s.client.times.patience
 }
 
 func isTimeout(err error) bool {

@@ -13,6 +13,10 @@ import (
 const (
 	// ResumeTime is how long a mux waits for its next connection after one broke.
 	ResumeTime = 30 * time.Second
+	// OutageTime is the longest time without data after which a stream of a mux can still continue: a
+	// break is noticed late, and the next connection takes up to ResumeTime. Time limits of what runs
+	// over streams must exceed it.
+	OutageTime = stall + keepAlive + ResumeTime
 	// firstDial and lastDial are the pauses between two attempts to connect. A connection that lasted
 	// shorter than steady does not reset them: a guest must not make the host dial in a loop.
 	firstDial = 50 * time.Millisecond

@@ -19,8 +19,8 @@ import (
 
 const (
 	// abandoned is how long a guest keeps a line without a connection: longer than the host tries to
-	// connect, which may notice a silent break only after stall and keepAlive.
-	abandoned = ResumeTime + stall + keepAlive + 5*time.Second
+	// connect.
+	abandoned = OutageTime + 5*time.Second
 	// maxLines is how many lines a guest keeps. There is more than one only while an earlier host is
 	// still connected.
 	maxLines = 4

@@ -21,12 +21,11 @@ const (
 	// streams.
 	maxMuxed  = 256
 	muxWindow = 256 << 10
-	// muxStall is how long yamux waits for its transport. It exceeds the time in which a broken
-	// connection is noticed and replaced; the line below ends a mux before that.
-	muxStall = ResumeTime + 2*stall
+	// muxStall is how long yamux waits for its transport. The line below ends a mux before that.
+	muxStall = OutageTime + stall
 	// lingering is how long a stream that the host closed waits for the guest to read the rest
 	// before it is reset.
-	lingering = time.Minute
+	lingering = OutageTime + 10*time.Second
 )
 
 func muxConfig() *yamux.Config {

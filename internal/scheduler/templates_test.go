@@ -192,7 +192,7 @@ func TestBackgroundHooksBecomeLeaseShells(t *testing.T) {
 		}
 		mu.Unlock()
 		c := &recorded{Conn: conn}
-		req, err := wire.NewConn(c).ReadRequest()
+		req, err := wire.NewConn(c).ReadRequest(wire.HeaderTime)
 		if err == nil && !g.serve(conn, req.Op, req.Body) {
 			g.Serve(ctx, &recorded{Conn: conn, first: c.read, replay: true})
 		}

@@ -7,12 +7,16 @@ import (
 	"time"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const (
-	// stallTime is how long a host may take to read the remaining output of an ended command.
-	stallTime = time.Minute
+	// stallTime is how long a host may take to read the remaining output of an ended command, and
+	// requestTime how long a request may take to arrive on an open stream. An outage of the connection
+	// may come in between.
+	stallTime   = guestconn.OutageTime + wire.HeaderTime
+	requestTime = guestconn.OutageTime + wire.HeaderTime
 	// peerCheckInterval is how often the guest checks whether the host is still connected while a
 	// command does not read its input.
 	peerCheckInterval = 100 * time.Millisecond

@@ -229,7 +229,7 @@ func (s *Server) Serve(nc net.Conn) (kept bool) {
 		s.answer(c, tooManyStreams())
 		return false
 	}
-	req, err := c.ReadRequest()
+	req, err := c.ReadRequest(requestTime)
 	if err == nil {
 		if n > MaxStreams && !isEssential(req.Op) {
 			err = tooManyStreams()

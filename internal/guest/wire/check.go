@@ -19,11 +19,11 @@ func (f *Failure) Error() string {
 	return f.Field + ": " + f.Message
 }
 
-// ReadRequest reads a stream's first frame, which must arrive within HeaderTime, and clears the
-// read deadline. The body is a copy. A *Failure must be sent back; after any other error the peer
-// is gone.
-func (c *Conn) ReadRequest() (Request, error) {
-	if err := c.SetReadDeadline(time.Now().Add(HeaderTime)); err != nil {
+// ReadRequest reads a stream's first frame, which must arrive within this time, and clears the read
+// deadline. The body is a copy. A *Failure must be sent back; after any other error the peer is
+// gone.
+func (c *Conn) ReadRequest(within time.Duration) (Request, error) {
+	if err := c.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return Request{}, err
 	}
 	kind, payload, err := c.ReadFrame()

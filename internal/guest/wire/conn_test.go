@@ -213,7 +213,7 @@ func TestReadRequest(t *testing.T) {
 		"decode request":            `{`,
 	}
 	for want, body := range cases {
-		r, err := stream(strings.NewReader(frame(KindRequest, uint32(len(body)), body))).ReadRequest()
+		r, err := stream(strings.NewReader(frame(KindRequest, uint32(len(body)), body))).ReadRequest(HeaderTime)
 		if want == "" {
 			if err != nil || r.Op != OpPing || string(r.Body) != `{"x":1}` {
 				t.Errorf("ReadRequest = %+v, %v; want %s with its body and no error", r, err, OpPing)
@@ -224,7 +224,7 @@ func TestReadRequest(t *testing.T) {
 			t.Errorf("ReadRequest(%s): %v, want a failure with %q", body, err, want)
 		}
 	}
-	if _, err := stream(strings.NewReader(frame(KindStdin, 1, "x"))).ReadRequest(); err == nil {
+	if _, err := stream(strings.NewReader(frame(KindStdin, 1, "x"))).ReadRequest(HeaderTime); err == nil {
 		t.Error("ReadRequest of a data frame succeeded, want error")
 	}
 }
