@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
+	"os"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -47,10 +49,35 @@ func loadConfig(file, name string) (*rest.Config, error) {
 			errdefs.ErrInvalidArgument,
 		)
 	}
+	if file := config.BearerTokenFile; file != "" {
+		config.BearerToken, config.BearerTokenFile = "", ""
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return tokenFile{file, next} })
+	}
 	config.QPS, config.Burst = requestsPerSecond, requestBurst
 	config.UserAgent = "orchestrator"
 	return config, nil
 }
+
+// tokenFile adds the token in a file to each request. The library would use a token for up to a
+// minute after it was replaced, even if the server refuses it.
+type tokenFile struct {
+	name string
+	next http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (f tokenFile) RoundTrip(r *http.Request) (*http.Response, error) {
+	token, err := os.ReadFile(f.name)
+	if err != nil {
+		return nil, fmt.Errorf("read the token: %w", err)
+	}
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	return f.next.RoundTrip(r)
+}
+
+// WrappedRoundTripper lets the library find the connections below.
+func (f tokenFile) WrappedRoundTripper() http.RoundTripper { return f.next }
 
 func newAPI(config *rest.Config, namespace string) (*api, error) {
 	known := k8sruntime.NewScheme()
