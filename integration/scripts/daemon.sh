@@ -55,7 +55,13 @@ end_shims_of() {
 
 # background LOG COMMAND... starts a process in a new session that inherits no descriptor, in particular no lock.
 background() {
-    local log=$1
+    local log=$1 fd
     shift
-    setsid "$@" </dev/null >>"$log" 2>&1 7>&- 8>&- 9>&- &
+    (
+        for fd in /proc/self/fd/*; do
+            fd=${fd##*/}
+            ((fd <= 2)) || eval "exec $fd>&-"
+        done
+        exec setsid "$@" </dev/null >>"$log" 2>&1
+    ) &
 }

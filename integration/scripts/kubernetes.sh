@@ -8,6 +8,9 @@
 #     kubernetes.sh load ARCHIVE   imports a docker-archive into the node
 #     kubernetes.sh env            prints the variables of the tests, for eval
 #     kubernetes.sh status         prints the kubeconfig and exits 0 when the node is ready, else exits 1
+#     kubernetes.sh pid PART       prints the PID of etcd, kube-apiserver, kubelet or containerd
+#     kubernetes.sh kill PART      kills that part, as a crash does, and waits for its end
+#     kubernetes.sh start PART     starts that part unless it runs, and waits until it works
 #     kubernetes.sh left           prints what a node has on the machine, one per line: nothing after "down"
 #     kubernetes.sh down           stops it; removes processes, pods, mounts, cgroups, interfaces and files
 #
@@ -23,6 +26,7 @@ DAEMON_DIR=$TEST_STATE/kubernetes
 source "$(dirname "${BASH_SOURCE[0]}")/daemon.sh"
 
 START_SECONDS=120
+on_failure=give_up # what ends the script if a part does not start
 KEEP_DAYS=14
 VERSION=1.36.3
 MODULE=$ROOT/integration/k8snode
@@ -351,7 +355,6 @@ image() {
 server() {
     local name=$1
     shift
-    : >"$DIR/log/$name.log"
     background "$DIR/log/$name.log" "$programs/k8snode" "$name" "$@"
 }
 
@@ -360,15 +363,20 @@ wait_for() {
     local what=$1 deadline=$((SECONDS + START_SECONDS))
     shift
     until "$@" >/dev/null 2>&1; do
-        ((SECONDS < deadline)) || give_up "$what did not start within $START_SECONDS s"
+        ((SECONDS < deadline)) || "$on_failure" "$what did not start within $START_SECONDS s"
         sleep 0.1
     done
 }
 
-start_control_plane() {
+start_containerd() { background "$DIR/log/containerd.log" env PATH="$DIR/bin:$PATH" containerd --config "$DIR/containerd.toml"; }
+
+start_etcd() {
     server etcd --name=test --data-dir="$DIR/etcd" --listen-client-urls="http://$ETCD" --advertise-client-urls="http://$ETCD" \
         --listen-peer-urls="http://$ETCD_PEER" --initial-advertise-peer-urls="http://$ETCD_PEER" \
         --initial-cluster="test=http://$ETCD_PEER" --unsafe-no-fsync --log-level=warn
+}
+
+start_kube-apiserver() {
     server kube-apiserver --etcd-servers="http://$ETCD" --bind-address=127.0.0.1 --secure-port="${API#*:}" \
         --advertise-address=127.0.0.1 --endpoint-reconciler-type=none \
         --tls-cert-file="$DIR/pki/apiserver.crt" --tls-private-key-file="$DIR/pki/apiserver.key" \
@@ -388,8 +396,46 @@ start_controllers() {
     server kube-scheduler --kubeconfig="$DIR/pki/scheduler.kubeconfig" \
         --authentication-kubeconfig="$DIR/pki/scheduler.kubeconfig" --authorization-kubeconfig="$DIR/pki/scheduler.kubeconfig" \
         --leader-elect=false --bind-address=127.0.0.1 --secure-port="$SCHEDULER_PORT" --cert-dir="$DIR/run/scheduler" --v=1
+}
+
+start_kubelet() {
     server kubelet --config="$DIR/kubelet.yaml" --kubeconfig="$DIR/pki/node.kubeconfig" --root-dir="$DIR/kubelet" \
         --cert-dir="$DIR/kubelet/pki" --hostname-override="$NODE" --v=2
+}
+
+# works PART succeeds if the part runs and answers.
+works() {
+    [[ -n $(pid_of "$1") ]] || return 1
+    case $1 in
+    etcd) curl -sf --max-time 5 "http://$ETCD/health" ;;
+    kube-apiserver) get /readyz ;;
+    kubelet) curl -sf --max-time 5 "http://127.0.0.1:$KUBELET_HEALTH/healthz" && ready ;;
+    containerd) ctr_ version ;;
+    esac
+}
+
+# pid_of PART prints the PID of a part of the node.
+pid_of() {
+    local pid args
+    [[ $1 != containerd ]] || { pids_of containerd; return; }
+    while read -r pid; do
+        mapfile -d "" -t args 2>/dev/null <"/proc/$pid/cmdline" || continue
+        [[ ${args[1]:-} != "$1" ]] || printf '%s\n' "$pid"
+    done < <(pids_of k8snode)
+}
+
+kill_part() {
+    local pid
+    pid=$(pid_of "$1")
+    [[ -z $pid ]] || kill -KILL "$pid"
+    while [[ -n $(pid_of "$1") ]]; do sleep 0.05; done
+}
+
+start_part() {
+    on_failure=die
+    programs=$(build)
+    [[ -n $(pid_of "$1") ]] || "start_$1"
+    wait_for "$1" works "$1"
 }
 
 load_images() {
@@ -435,12 +481,14 @@ up() {
     configure_network
     configure_containerd
     configure_kubelet
-    background "$DIR/log/containerd.log" env PATH="$DIR/bin:$PATH" containerd --config "$DIR/containerd.toml"
-    start_control_plane
+    start_containerd
+    start_etcd
+    start_kube-apiserver
     wait_for containerd ctr_ version
     load_images
     wait_for kube-apiserver get /readyz
     start_controllers
+    start_kubelet
     wait_for "the node" ready
     wait_for "the default service account" get /api/v1/namespaces/default/serviceaccounts/default
     printf '%s\n' "$DIR/pki/admin.kubeconfig"
@@ -518,6 +566,9 @@ lock() {
     flock --wait 1800 9 || die "another kubernetes.sh has held the lock for more than 30 minutes"
 }
 
+if [[ ${1:-} =~ ^(pid|kill|start)$ && ! ${2:-} =~ ^(etcd|kube-apiserver|kubelet|containerd)$ ]]; then
+    die "invalid part \"${2:-}\": use etcd, kube-apiserver, kubelet or containerd"
+fi
 case ${1:-} in
 build) build ;;
 helm) helm ;;
@@ -525,7 +576,10 @@ up) lock; up "${2:-}" ;;
 load) [[ -f ${2:-} ]] || die "archive not found: ${2:-}"; ctr_ images import "$2" >/dev/null ;;
 env) env_ ;;
 status) status ;;
+pid) pid_of "$2" ;;
+kill) lock; kill_part "$2" ;;
+start) [[ -d $DIR ]] || die "the node does not run: run kubernetes.sh up"; lock; start_part "$2" ;;
 left) left ;;
 down) [[ -d $DIR ]] || exit 0; lock; down ;;
-*) say "usage: kubernetes.sh build|helm|up [gvisor]|load ARCHIVE|env|status|left|down"; exit 64 ;;
+*) say "usage: kubernetes.sh build|helm|up [gvisor]|load ARCHIVE|env|status|pid PART|kill PART|start PART|left|down"; exit 64 ;;
 esac

@@ -225,13 +225,22 @@ step_kubernetes() {
 
 # kubernetes_tests runs on a new node. The tests mostly wait for pods, so more of them run at once than there are cores.
 kubernetes_tests() {
-    local variables && export ORCHESTRATOR_TEST_HELM
+    local variables status=0 name && export ORCHESTRATOR_TEST_HELM
     ORCHESTRATOR_TEST_HELM=$("$NODE" helm) && "$NODE" up && "$NODE" load "$ORCHESTRATOR_TEST_IMAGE_ARCHIVE" &&
         variables=$("$NODE" env) || return 1
     eval "$variables"
     # Class gvisor needs a node of its own: kubernetes.sh up gvisor.
     go_test kubernetes -tags kubernetes -count=1 -p 2 -parallel 4 -timeout 15m \
-        -skip '^(TestGVisorSuite|TestRuntimeClassThatIsNotGVisorIsRefused)$' ./runtime/kubernetes ./integration/kubernetes
+        -skip '^(TestNode.*|TestGVisorSuite|TestRuntimeClassThatIsNotGVisorIsRefused)$' \
+        ./runtime/kubernetes ./integration/kubernetes || status=1
+    # These kill and stop parts of the node, so nothing else runs at the same time.
+    name=kubernetes-faults
+    go_test "$name" -tags kubernetes -count=1 -timeout 15m -run '^TestNode' ./runtime/kubernetes || status=1
+    awk '{ passed += $1; failed += $2; skipped += $3 } END { print passed, failed, skipped }' \
+        "$LOGS/kubernetes.counts" "$LOGS/$name.counts" >"$LOGS/kubernetes.sum"
+    mv "$LOGS/kubernetes.sum" "$LOGS/kubernetes.counts"
+    rm "$LOGS/$name.counts"
+    return "$status"
 }
 
 # build_node builds the node's programs and Helm in the background, in a process group that finish can kill.
