@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"sync"
 
 	"github.com/containerd/errdefs"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/streaming/pkg/httpstream"
 
@@ -80,11 +82,31 @@ func (d *Driver) executor(pod string) (remotecommand.Executor, error) {
 		if !httpstream.IsUpgradeFailure(err) && !httpstream.IsHTTPSProxyError(err) || forbidden(err) {
 			return false
 		}
-		if !d.spdy.Swap(true) {
+		if !away(err) && !d.spdy.Swap(true) {
 			d.log.Warn("server refused WebSockets; using SPDY", "error", err)
 		}
 		return true
 	})
+}
+
+// away reports whether an upgrade failed because the server, or the kubelet behind it, did not work.
+// This says nothing about the protocol.
+func away(err error) bool {
+	if upgrade, ok := errors.AsType[*httpstream.UpgradeFailureError](err); ok {
+		err = upgrade.Cause
+	}
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		code := status.ErrStatus.Code
+		return code == 0 || code >= http.StatusInternalServerError // 0: it gave no reason
+	}
+	for _, code := range []int{
+		http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
+	} {
+		if strings.Contains(err.Error(), fmt.Sprintf("(%d ", code)) {
+			return true
+		}
+	}
+	return false
 }
 
 // forbidden reports whether an upgrade failed for a reason that another protocol does not change.
