@@ -117,7 +117,7 @@ func TestResultIsCleaned(t *testing.T) {
 	got, err := visitTo(t, good(func(*hostile) {}), func(*Request) {})
 	if err != nil || got.Title != "T [2J" || got.Text != "text" || len(got.Links) != 1 ||
 		got.Links[0] != (Link{URL: "https://a.example/b", Text: "b c"}) || !got.Loaded {
-		t.Errorf("Open = %+v, %v", got, err)
+		t.Errorf("Open = %+v, %v; want it loaded and without control characters and unsafe links", got, err)
 	}
 }
 
@@ -273,7 +273,7 @@ func FuzzEvents(f *testing.F) {
 		}
 		for _, s := range w.errors {
 			if len(s) > 4*noteLength || strings.ContainsAny(s, "\n\r\x00\x1b") {
-				t.Errorf("unclean error %q", s)
+				t.Errorf("error = %q, want at most %d bytes without control characters", s, 4*noteLength)
 			}
 		}
 	})

@@ -23,15 +23,16 @@ func TestEntryLifetime(t *testing.T) {
 		}
 		time.Sleep(time.Nanosecond)
 		if _, _, ok := c.Get("b"); ok {
-			t.Error("Get(b) returned an entry after its life")
+			t.Error("Get(b) returned an entry after its life, want none")
 		}
 		time.Sleep(MaxAge - time.Minute - time.Nanosecond)
 		if _, _, ok := c.Get("a"); !ok {
-			t.Error("Get(a) returned no entry before MaxAge")
+			t.Error("Get(a) returned no entry before MaxAge, want one")
 		}
 		time.Sleep(time.Nanosecond)
 		if _, _, ok := c.Get("a"); ok || c.held != 0 || c.age.Len() != 0 || len(c.shares) != 0 {
-			t.Errorf("entry after MaxAge, %d bytes held", c.held)
+			t.Errorf("after MaxAge: entry %v, %d bytes, %d entries, %d owners; want none", ok, c.held, c.age.Len(),
+				len(c.shares))
 		}
 	})
 }
@@ -53,15 +54,15 @@ func TestCacheIsBounded(t *testing.T) {
 	for i := range 100 {
 		c.Put("me", fmt.Sprint(i), page(big), MaxAge)
 		if c.held > 64<<10 {
-			t.Fatalf("%d bytes held, over the limit", c.held)
+			t.Fatalf("%d bytes held, want at most %d", c.held, 64<<10)
 		}
 	}
 	if _, _, ok := c.Get("99"); !ok {
-		t.Error("the newest entry is missing")
+		t.Error("Get returned no newest entry, want it")
 	}
 	c.Put("me", "99", page(big+big), MaxAge) // too large; the old entry is outdated
 	if _, _, ok := c.Get("99"); ok {
-		t.Error("Get returned an entry for an answer that is too large")
+		t.Error("Get returned an entry for an answer that is too large, want none")
 	}
 	New(0, 0).Put("me", "a", page("x"), MaxAge)
 }
@@ -78,20 +79,22 @@ func TestEvictionIsFair(t *testing.T) {
 		}
 		for i := range 3 {
 			if _, _, ok := c.Get(fmt.Sprint("few ", i)); !ok {
-				t.Errorf("%s: entry %d of another owner was evicted", name, i)
+				t.Errorf("%s: entry %d of another owner was evicted, want it kept", name, i)
 			}
 		}
 		if _, _, ok := c.Get("many 99"); !ok || c.shares["many"].age.Len() < 5 {
-			t.Errorf("%s: the free space is not used", name)
+			t.Errorf("%s: %d entries of the owner of many, newest kept: %v; want at least 5 and true", name,
+				c.shares["many"].age.Len(), ok)
 		}
 		for i := range 50 { // every owner gets space
 			c.Put(fmt.Sprint("caller ", i), fmt.Sprint("caller ", i), page(big), MaxAge)
 			if _, _, ok := c.Get(fmt.Sprint("caller ", i)); !ok {
-				t.Errorf("%s: entry of caller %d is missing", name, i)
+				t.Errorf("%s: entry of caller %d is missing, want it kept", name, i)
 			}
 		}
 		if len(c.shares) > c.age.Len() || c.held > c.bytes || c.age.Len() > c.entries {
-			t.Errorf("%s: %d shares, %d entries, %d bytes; over the limits", name, len(c.shares), c.age.Len(), c.held)
+			t.Errorf("%s: %d owners, %d entries, %d bytes; want at most one owner an entry, %d entries, %d bytes", name,
+				len(c.shares), c.age.Len(), c.held, c.entries, c.bytes)
 		}
 	}
 }

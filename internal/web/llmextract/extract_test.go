@@ -28,7 +28,8 @@ func TestExtractRequest(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		if err := json.Unmarshal(b, &in); err != nil || r.Header.Get("Authorization") != "Bearer "+key ||
 			in.Model != "small" || in.MaxTokens != 77 || len(in.Messages) != 2 || strings.Contains(string(b), key) {
-			t.Errorf("request: %v, header %v, body %s", err, r.Header, b)
+			t.Errorf("request = %v, header %v, body %s; want the key only in Authorization, model small, 77 tokens, 2 messages",
+				err, r.Header, b)
 		}
 		system, user = in.Messages[0].Content, in.Messages[1].Content
 		fmt.Fprint(w,
@@ -43,7 +44,7 @@ func TestExtractRequest(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		if err := json.Unmarshal(b, &in); err != nil || r.Header.Get("X-Api-Key") != key ||
 			r.Header.Get("Anthropic-Version") == "" || len(in.Messages) != 1 || in.Messages[0].Role != "user" {
-			t.Errorf("request: %v, header %v, body %s", err, r.Header, b)
+			t.Errorf("request = %v, header %v, body %s; want the key, a version and one message of the user", err, r.Header, b)
 		}
 		system, user = in.System, in.Messages[0].Content
 		fmt.Fprint(w,
@@ -65,7 +66,7 @@ func TestExtractRequest(t *testing.T) {
 		mark, page, _ := strings.Cut(rest, "\n")
 		if !strings.HasPrefix(page, "Page: https://a.example/\n\nä") || len(mark) < 20 ||
 			!strings.Contains(system, mark) || !strings.HasSuffix(page, "ä\n"+mark+"\n") || len(page) > MaxText+100 {
-			t.Errorf("%s: prompt %.200q … of %d bytes", kind, user, len(page))
+			t.Errorf("%s: prompt = %.200q … of %d bytes, want the page between marks of the system prompt", kind, user, len(page))
 		}
 	}
 }
@@ -131,7 +132,7 @@ func TestExtractErrors(t *testing.T) {
 	}
 	server = fakeModel{status: 200, body: `{"choices": [{"message": {"content": "asked with Bearer ` + key + `"}}]}`}
 	if got, err := m.Extract(t.Context(), "p", "u", "t"); err != nil || got != "asked with Bearer [redacted]" {
-		t.Errorf("Extract with an echoed key = %q, %v", got, err)
+		t.Errorf("Extract with an echoed key = %q, %v; want it redacted", got, err)
 	}
 }
 
@@ -147,7 +148,7 @@ func TestExtractWithoutResponse(t *testing.T) {
 	defer done()
 	if _, err := m.Extract(short, "p", "u", "t"); err == nil ||
 		!strings.Contains(err.Error(), "in the remaining time of the call") {
-		t.Errorf("Extract after the time of the call = %v", err)
+		t.Errorf("Extract after the time of the call = %v, want an error about the remaining time", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

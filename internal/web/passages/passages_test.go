@@ -51,7 +51,7 @@ func TestBest(t *testing.T) {
 		best := Best(manual, c.question, 160)
 		got := Join(best)
 		if !strings.Contains(got, c.want) || strings.Contains(got, c.not) {
-			t.Errorf("Best(%q) = %q", c.question, got)
+			t.Errorf("Best(%q) = %q, want %q and not %q", c.question, got, c.want, c.not)
 		}
 		if n := utf8.RuneCountInString(got); n > 160 {
 			t.Errorf("Best(%q) has %d characters, want at most 160", c.question, n)
@@ -60,7 +60,7 @@ func TestBest(t *testing.T) {
 	both := Best(manual, "refund brass", 400)
 	if len(both) != 2 || !strings.Contains(both[0].Text, "brass") ||
 		strings.Join(both[1].Headings, "/") != "Widget manual/Warranty/Refunds" {
-		t.Errorf("wrong order or headings: %+v", both)
+		t.Errorf("Best = %+v, want brass first and Warranty/Refunds second", both)
 	}
 }
 
@@ -70,12 +70,12 @@ func TestSplitLongText(t *testing.T) {
 		total := 0
 		for _, p := range Split(text) {
 			if len(p.Text) > most || !utf8.ValidString(p.Text) {
-				t.Fatalf("passage of %d bytes, or invalid UTF-8", len(p.Text))
+				t.Fatalf("passage = %d bytes, valid UTF-8 %v; want at most %d, true", len(p.Text), utf8.ValidString(p.Text), most)
 			}
 			total += len(p.Text)
 		}
 		if total < len(text)*9/10 {
-			t.Errorf("passages have %d of %d bytes", total, len(text))
+			t.Errorf("passages have %d of %d bytes, want at least 90 %%", total, len(text))
 		}
 	}
 }
@@ -92,10 +92,10 @@ func TestHostileHeadings(t *testing.T) {
 	}
 	began := time.Now()
 	if best := Best(b.String(), "what is b", 10_000); len(best) == 0 {
-		t.Error("Best found nothing")
+		t.Error("Best found nothing, want a passage")
 	}
 	if took := time.Since(began); took > 2*time.Minute {
-		t.Errorf("Best took %s", took)
+		t.Errorf("Best took %s, want at most 2 minutes", took)
 	}
 }
 
@@ -114,7 +114,7 @@ func FuzzPassages(f *testing.F) {
 			first, _, _ := strings.Cut(p.Text, "\n")
 			i := strings.Index(clean[at:], first)
 			if i < 0 {
-				t.Fatalf("passage %q is missing or out of order", first)
+				t.Fatalf("passage %q is missing or out of order, want all in order", first)
 			}
 			at += i
 		}

@@ -63,7 +63,7 @@ func TestContentEncodings(t *testing.T) {
 		}
 		body = body[:len(body)-1]
 		if a := w.fetch(t, web.Request{URL: "http://site.example/", Method: "HEAD"}); a.Fault != nil {
-			t.Errorf("%s: HEAD: unexpected fault %+v", name, a.Fault)
+			t.Errorf("%s: HEAD = fault %+v, want none", name, a.Fault)
 		}
 		body = packed(t, name, zeros)
 		if name == "gzip" {
@@ -126,13 +126,13 @@ func TestCharsets(t *testing.T) {
 		b.mediaType, b.charset = mediaType(c.header)
 		got, err := convert(b, web.Text, "https://site.example/")
 		if err != nil {
-			t.Errorf("convert(%s) = %v", c.name, err)
+			t.Errorf("convert(%s) = %v, want no error", c.name, err)
 			continue
 		}
 		a := &web.Answer{}
 		got.into(a, 0)
 		if a.Text != c.says && !strings.Contains(a.Text, c.says) || c.want != "" && a.Charset != c.want {
-			t.Errorf("convert(%s): charset %s, text %q", c.name, a.Charset, a.Text)
+			t.Errorf("convert(%s): charset %s, text %q; want %q with %q", c.name, a.Charset, a.Text, c.want, c.says)
 		}
 	}
 }
@@ -182,16 +182,16 @@ func TestForms(t *testing.T) {
 		}
 		for _, s := range c.has {
 			if !strings.Contains(got.text, s) {
-				t.Errorf("%s: %q missing in\n%s", c.form, s, got.text)
+				t.Errorf("%s: text has no %q, want it:\n%s", c.form, s, got.text)
 			}
 		}
 		for _, s := range c.not {
 			if strings.Contains(got.text, s) {
-				t.Errorf("%s: unexpected %q in\n%s", c.form, s, got.text)
+				t.Errorf("%s: text has %q, want none:\n%s", c.form, s, got.text)
 			}
 		}
 		if got.form != c.gave || !strings.Contains(got.title, "On brass") {
-			t.Errorf("convert(%s): form %s, title %q", c.form, got.form, got.title)
+			t.Errorf("convert(%s): form %s, title %q; want %s, On brass", c.form, got.form, got.title, c.gave)
 		}
 		if c.form == web.Article && got.byline != "A. Smith" {
 			t.Errorf("byline %q, want A. Smith", got.byline)
@@ -201,7 +201,7 @@ func TestForms(t *testing.T) {
 	short := &body{data: []byte("<title>T</title><p>Hi.</p>"), mediaType: "text/html"}
 	if got, err := convert(short, web.Article, "https://site.example/"); err != nil || got.form != web.Markdown ||
 		got.text != "Hi." || got.title != "T" {
-		t.Errorf("convert of a page without an article = %+v, %v", got, err)
+		t.Errorf("convert of a page without an article = %+v, %v; want the title T and Hi. as Markdown", got, err)
 	}
 }
 
@@ -225,12 +225,12 @@ func TestTypes(t *testing.T) {
 		if c.says != "" {
 			faulty(t, c.media, &web.Answer{Fault: faultOf(err)}, web.FaultContent, c.says)
 		} else if err != nil || got.text != c.text {
-			t.Errorf("convert(%s) = %+v, %v", c.media, got, err)
+			t.Errorf("convert(%s) = %+v, %v; want %q", c.media, got, err, c.text)
 		}
 	}
 	a := &web.Answer{}
 	if (&converted{text: "äöü€"}).into(a, 3); a.Text != "äöü" || !a.Truncated {
-		t.Errorf("into with 3 characters: %q, truncated %v", a.Text, a.Truncated)
+		t.Errorf("into with 3 characters: %q, truncated %v; want äöü, true", a.Text, a.Truncated)
 	}
 }
 
@@ -269,14 +269,14 @@ func TestBombsEndSoon(t *testing.T) {
 			begun := time.Now()
 			got, err := convert(&body{data: []byte(text), mediaType: "text/html"}, form, "https://site.example/")
 			if err != nil {
-				t.Errorf("convert(%s, %s) = %v", name, form, err)
+				t.Errorf("convert(%s, %s) = %v, want no error", name, form, err)
 				continue
 			}
 			if !strings.Contains(got.text[:min(len(got.text), 20<<20)], "END") {
-				t.Errorf("convert(%s, %s) lost the end: %.100q", name, form, got.text)
+				t.Errorf("convert(%s, %s) = %.100q, want END in it", name, form, got.text)
 			}
 			if took := time.Since(begun); took > 5*time.Minute || len(got.text) > 64<<20 {
-				t.Errorf("%s as %s took %v, made %d bytes", name, form, took, len(got.text))
+				t.Errorf("%s as %s took %v, made %d bytes; want at most 5 minutes, 64 MiB", name, form, took, len(got.text))
 			} else if testing.Verbose() {
 				t.Logf("%s as %s took %v, made %d bytes", name, form, took.Round(time.Millisecond), len(got.text))
 			}
@@ -302,7 +302,7 @@ func FuzzConvert(f *testing.F) {
 		a := &web.Answer{}
 		got.into(a, 1000)
 		if n := len([]rune(a.Text)); n > 1000 || strings.Contains(a.Text, "](javascript:") && got.form != web.Text {
-			t.Errorf("text of %d characters, or with a script link: %q", n, a.Text)
+			t.Errorf("text of %d characters, want at most 1000 and no script link: %q", n, a.Text)
 		}
 	})
 }

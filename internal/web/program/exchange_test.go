@@ -46,7 +46,7 @@ func TestURLs(t *testing.T) {
 		faulty(t, url[:min(len(url), 60)], w.fetch(t, web.Request{URL: url}), web.FaultURL, says)
 	}
 	if len(w.asked) > 0 {
-		t.Errorf("requests for invalid URLs: %q", w.asked)
+		t.Errorf("requests for invalid URLs = %q, want none", w.asked)
 	}
 	for url, want := range map[string]string{
 		"HTTPS://BÜCHER.Example:443/ü?q=ü#part": "https://xn--bcher-kva.example/%C3%BC?q=%C3%BC",
@@ -158,7 +158,7 @@ func TestRedirects(t *testing.T) {
 		a := w.fetch(t, req)
 		faulty(t, c.url[:min(len(c.url), 80)], a, c.kind, c.says)
 		if !strings.HasPrefix(a.Text, c.text) || c.kind == "" && a.RedirectURL != c.to {
-			t.Errorf("%s %s: text %q, redirect %q", c.method, c.url, a.Text, a.RedirectURL)
+			t.Errorf("%s %s: text %q, redirect %q; want %q, %q", c.method, c.url, a.Text, a.RedirectURL, c.text, c.to)
 		}
 	}
 }
@@ -217,7 +217,7 @@ func TestInvalidHTTP(t *testing.T) {
 			// The value may be refused or accepted as one value, but must not become another field.
 			if slices.ContainsFunc(a.Header, func(f [2]string) bool { return f[0] == "Injected" }) ||
 				strings.ContainsAny(a.RedirectURL, "\r\n") {
-				t.Errorf("%s: header or redirect was split: %+v", c.name, a)
+				t.Errorf("%s: answer = %+v, want no field Injected and a redirect of one line", c.name, a)
 			}
 			continue
 		}

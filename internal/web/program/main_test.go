@@ -188,10 +188,10 @@ func run(t *testing.T, in []byte) *web.Answer {
 	t.Helper()
 	var out bytes.Buffer
 	if code := Main(context.Background(), bytes.NewReader(in), &out); code != 0 {
-		t.Fatalf("exit code %d", code)
+		t.Fatalf("exit code = %d, want 0", code)
 	}
 	if out.Len() > web.MaxAnswer {
-		t.Errorf("answer of %d bytes, over the limit", out.Len())
+		t.Errorf("answer of %d bytes, want at most %d", out.Len(), web.MaxAnswer)
 	}
 	a := &web.Answer{}
 	if err := json.Unmarshal(out.Bytes(), a); err != nil {
@@ -206,7 +206,7 @@ func faulty(t *testing.T, name string, a *web.Answer, kind, says string) {
 	t.Helper()
 	switch {
 	case kind == "" && a.Fault != nil:
-		t.Errorf("%s: unexpected fault %s: %s", name, a.Fault.Kind, a.Fault.Message)
+		t.Errorf("%s: fault %s: %s, want none", name, a.Fault.Kind, a.Fault.Message)
 	case kind != "" && (a.Fault == nil || a.Fault.Kind != kind || !strings.Contains(a.Fault.Message, says)):
 		t.Errorf("%s: fault %+v, want kind %s with %q", name, a.Fault, kind, says)
 	}

@@ -74,12 +74,12 @@ func TestPDFs(t *testing.T) {
 	}
 	if want := "Café one far\nkerned word\n\nparagraph\n\nÄbcdfi😀"; got.text != want || got.title != "On brass" ||
 		got.form != web.Text {
-		t.Errorf("convert = %q with title %q as %s", got.text, got.title, got.form)
+		t.Errorf("convert = %q with title %q as %s; want %q, On brass, %s", got.text, got.title, got.form, want, web.Text)
 	}
 	later := bytes.Replace(samplePDF("x"), []byte("%PDF-1.4"), []byte("%PDF-2.0"), 1)
 	if got, err := convert(&body{data: append(later, "\r\n<!-- trailing -->"...)}, web.Text,
 		"https://site.example/"); err != nil || !strings.Contains(got.text, "kerned") {
-		t.Errorf("convert of PDF 2.0 = %+v, %v", got, err)
+		t.Errorf("convert of PDF 2.0 = %+v, %v; want kerned in the text", got, err)
 	}
 	whole := samplePDF("x")
 	for name, c := range map[string]struct {

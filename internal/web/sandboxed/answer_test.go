@@ -27,7 +27,7 @@ func TestReadAnswerRejectsOversizedAnswers(t *testing.T) {
 	}
 	a, err := readAnswer(b, r)
 	if err != nil || a.Title != "a b c" || a.Text != "wörds" || a.Header[0] != [2]string{"A", "b"} {
-		t.Errorf("%+v %v", a, err)
+		t.Errorf("readAnswer = %+v, %v; want title, text and header without control characters", a, err)
 	}
 	for name, change := range map[string]func(a *web.Answer){
 		"no status":                      func(a *web.Answer) { a.Status = 0 },
@@ -52,26 +52,27 @@ func TestReadAnswerRejectsOversizedAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := readAnswer(b, r); err == nil {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: readAnswer = %+v, want an error", name, got)
 		}
 	}
 	many := []byte(`{"header": [` + strings.Repeat("[],", 1<<20) + "[]]}")
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	if _, err = readAnswer(many, r); err == nil {
-		t.Error("a header of empty fields was taken")
+		t.Error("readAnswer of a header of empty fields succeeded, want an error")
 	}
 	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 5*uint64(len(many)) {
-		t.Errorf("%d bytes took %d of memory", len(many), after.TotalAlloc-before.TotalAlloc)
+		t.Errorf("readAnswer of %d bytes used %d bytes of memory, want at most 5 times as many", len(many),
+			after.TotalAlloc-before.TotalAlloc)
 	}
 	for _, text := range []string{"", "{", "null", "[]", `{"url": 3}`, `{"header": 3}`} {
 		if got, err := readAnswer([]byte(text), r); err == nil {
-			t.Errorf("%q: %+v", text, got)
+			t.Errorf("readAnswer(%q) = %+v, want an error", text, got)
 		}
 	}
 	a, err = readAnswer([]byte(`{"fault": {"kind": "denied", "message": "a\u001b[31m`+strings.Repeat("x", 5000)+`"}}`), r)
 	if err != nil || a.Fault == nil || len(a.Fault.Message) > maxWebText+10 ||
 		strings.ContainsRune(a.Fault.Message, 0x1b) {
-		t.Errorf("%+v %v", a.Fault, err)
+		t.Errorf("fault = %+v, %v; want at most %d bytes without escapes", a.Fault, err, maxWebText+10)
 	}
 }

@@ -23,7 +23,7 @@ const key = "key-that-nobody-may-see"
 func exchange(t *testing.T, p *Provider, r web.Request) web.Answer {
 	t.Helper()
 	if b, _ := json.Marshal(r); strings.Contains(string(b), key) {
-		t.Fatalf("request in the sandbox contains the key: %s", b)
+		t.Fatalf("request in the sandbox = %s, want no key", b)
 	}
 	u, err := url.Parse(r.URL)
 	if err != nil {
@@ -34,12 +34,12 @@ func exchange(t *testing.T, p *Provider, r web.Request) web.Answer {
 		t.Fatal(err)
 	}
 	if d := rules.Decide(want(t, u, r.Method)); !d.Allowed {
-		t.Fatalf("search is denied by the rules of the provider: %s", d.Reason)
+		t.Fatalf("the rules of the provider deny its search: %s; want it allowed", d.Reason)
 	}
 	other := *u
 	other.Path = "/account"
 	if rules.Decide(want(t, u, "DELETE")).Allowed || rules.Decide(want(t, &other, r.Method)).Allowed {
-		t.Fatal("the rules allow other requests than searches")
+		t.Fatal("the rules allow other requests than searches, want only those")
 	}
 	req, err := http.NewRequest(r.Method, r.URL, strings.NewReader(string(r.Body)))
 	if err != nil {
@@ -155,7 +155,7 @@ func TestProviders(t *testing.T) {
 			}
 			got, dropped, err := p.Read(exchange(t, p, r), 7)
 			if err != nil || fmt.Sprint(got) != fmt.Sprint(c.want) || dropped != c.dropped {
-				t.Errorf("Read = %+v, %d dropped, %v", got, dropped, err)
+				t.Errorf("Read = %+v, %d dropped, %v; want %+v, %d", got, dropped, err, c.want, c.dropped)
 			}
 		})
 	}
@@ -222,7 +222,8 @@ func TestResultsAreBounded(t *testing.T) {
 	got, dropped, err := p.Read(web.Answer{Status: 200, Body: body}, 2)
 	if err != nil || len(got) != 2 || dropped != 1 || len([]rune(got[0].Title)) != maxTitle+1 ||
 		len([]rune(got[0].Snippet)) > maxSnippet+1 || strings.ContainsRune(got[0].Snippet, 0x1b) {
-		t.Errorf("Read = %d results, %d dropped, %v: %.80q", len(got), dropped, err, got)
+		t.Errorf("Read = %d results, %d dropped, %v: %.80q; want 2, 1 and short texts without escapes", len(got), dropped,
+			err, got)
 	}
 }
 

@@ -3,6 +3,7 @@ package webtool
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -12,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/browser"
 )
 
-func TestInputsOfTheBrowserAreChecked(t *testing.T) {
+func TestBrowserInputIsValidated(t *testing.T) {
 	for input, want := range map[string]string{
 		`{}`:                                "url is missing",
 		`{"url": "file:///etc/x"}`:          "url has to begin with https:// or http://",
@@ -60,38 +61,36 @@ func (b *visits) Open(_ context.Context, v Visit) (Sight, error) {
 	return b.sight, b.fault
 }
 
-// The class of an error tells what went wrong with a page, and nothing is leased for
-// what the rules do not have.
-func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
-	for kind, is := range map[string]func(error) bool{
-		web.FaultDenied: errdefs.IsPermissionDenied, web.FaultName: errdefs.IsNotFound,
-		web.FaultContent: errdefs.IsInvalidArgument, web.FaultTLS: errdefs.IsUnavailable,
-		browser.FaultSelector: errdefs.IsInvalidArgument, browser.FaultCrashed: errdefs.IsResourceExhausted,
-		browser.FaultBusy: errdefs.IsResourceExhausted,
-		browser.FaultSize: errdefs.IsResourceExhausted, browser.FaultBrowser: errdefs.IsInternal,
+// Each fault of the browser has its error class. A denied host costs no visit.
+func TestBrowserFaultsHaveClass(t *testing.T) {
+	for kind, want := range map[string]error{
+		web.FaultDenied: errdefs.ErrPermissionDenied, web.FaultName: errdefs.ErrNotFound,
+		web.FaultContent: errdefs.ErrInvalidArgument, web.FaultTLS: errdefs.ErrUnavailable,
+		browser.FaultSelector: errdefs.ErrInvalidArgument, browser.FaultCrashed: errdefs.ErrResourceExhausted,
+		browser.FaultBusy: errdefs.ErrResourceExhausted,
+		browser.FaultSize: errdefs.ErrResourceExhausted, browser.FaultBrowser: errdefs.ErrInternal,
 	} {
 		b := &visits{exchanges: newExchanges(t, ""), fault: &browser.Fault{Kind: kind, Message: "m"}}
-		if _, _, err := browsed(t, b, `{"url": "https://a.example/"}`); err == nil || !is(err) {
-			t.Errorf("%s: %v", kind, err)
+		if _, _, err := browsed(t, b, `{"url": "https://a.example/"}`); !errors.Is(err, want) {
+			t.Errorf("%s: browser.open = %v, want the class %v", kind, err, want)
 		}
 	}
 	b := &visits{exchanges: newExchanges(t, ""), fault: &browser.Fault{Kind: web.FaultTimeout, Message: "m"}}
-	if _, o, err := browsed(t, b,
-		`{"url": "https://a.example/", "timeout_ms": 2000}`); err != nil || o.Ending != "timeout" || o.TimeoutMS != 2000 {
-		t.Errorf("%+v %v", o, err)
+	_, o, err := browsed(t, b, `{"url": "https://a.example/", "timeout_ms": 2000}`)
+	if err != nil || o.Ending != "timeout" || o.TimeoutMS != 2000 {
+		t.Errorf("outcome = %+v, %v; want timeout after 2000 ms", o, err)
 	}
-	if _, _, err := browsed(t, b,
-		`{"url": "https://evil.example/"}`); !errdefs.IsPermissionDenied(err) || len(b.seen) != 1 {
-		t.Errorf("a host that is denied: %v, %d visits", err, len(b.seen))
+	_, _, err = browsed(t, b, `{"url": "https://evil.example/"}`)
+	if !errdefs.IsPermissionDenied(err) || len(b.seen) != 1 {
+		t.Errorf("browser.open of a denied host = %v after %d visits, want PermissionDenied after 1", err, len(b.seen))
 	}
 	b = &visits{exchanges: newExchanges(t, ""), sight: Sight{Result: browser.Result{URL: "https://b.example/", Text: "t",
 		Picture: []byte{1, 2, 3}, Width: 2, Height: 1}, Isolation: "i"}}
 	got, _, err := browsed(t, b, `{"url": "https://a.example/", "screenshot": "full"}`)
 	out, _ := got.(BrowserOutput)
 	if err != nil || out.FinalURL != "https://b.example/" || out.Screenshot == nil || out.Screenshot.PNG != "AQID" ||
-		out.Isolation != "i" ||
-		b.seen[0].Request.Picture != browser.FullPage {
-		t.Errorf("%+v %v", got, err)
+		out.Isolation != "i" || b.seen[0].Request.Picture != browser.FullPage {
+		t.Errorf("browser.open = %+v, %v; want https://b.example/ with the picture AQID of the full page", got, err)
 	}
 }
 

@@ -66,7 +66,7 @@ func try[T any](t *testing.T, tl *tool.Tool, b *exchanges, in string) (out T, o 
 		return out, o, err
 	}
 	if p.NeedsSandbox {
-		t.Error("the call's own sandbox is asked for")
+		t.Error("NeedsSandbox = true, want false")
 	}
 	got, o, err := p.Call.(tool.Run[Web])(t.Context(), b.caps, b.web)
 	if got != nil {
@@ -84,12 +84,13 @@ func fetched(t *testing.T, b *exchanges, in string) FetchOutput {
 	return out
 }
 
-func TestPagesAreCachedForWhoMayHaveThem(t *testing.T) {
+func TestCacheIsPerOwnerAndRights(t *testing.T) {
 	b := newExchanges(t, "text")
-	first, second := fetched(t, b, `{"url": "http://a.example/x#part"}`), fetched(t, b,
-		`{"url": "https://A.example/x", "prompt": "text"}`)
+	first := fetched(t, b, `{"url": "http://a.example/x#part"}`)
+	second := fetched(t, b, `{"url": "https://A.example/x", "prompt": "text"}`)
 	if first.Cached || first.URL != "https://a.example/x" || !second.Cached || len(b.asked) != 1 {
-		t.Errorf("%+v, then %+v, %d asked", first, second, len(b.asked))
+		t.Errorf("web.fetch = %+v, then %+v after %d exchanges; want only the second cached, 1 exchange", first, second,
+			len(b.asked))
 	}
 	for name, change := range map[string]func(){
 		"another owner":     func() { b.web.Owner = "you" },
@@ -100,73 +101,68 @@ func TestPagesAreCachedForWhoMayHaveThem(t *testing.T) {
 		b.asked = nil
 		change()
 		if out := fetched(t, b, `{"url": "https://a.example/x"}`); out.Cached || len(b.asked) != 1 {
-			t.Errorf("%s got what was fetched before", name)
+			t.Errorf("%s: cached %v after %d exchanges, want a new exchange", name, out.Cached, len(b.asked))
 		}
 	}
 	if out := fetched(t, b, `{"url": "https://a.example/x", "form": "article"}`); out.Cached {
-		t.Error("another form was taken from the cache")
+		t.Error("web.fetch in another form: Cached = true, want false")
 	}
 	if out := fetched(t, b, `{"url": "https://a.example/x", "fresh": true}`); out.Cached {
-		t.Error("a fresh page was asked for")
+		t.Error("web.fetch of a fresh page: Cached = true, want false")
 	}
 	b.answer = func(x Exchange) web.Answer {
 		return web.Answer{URL: x.Request.URL, Status: 200, Text: "mine", Header: [][2]string{{"Set-Cookie", "a=b"}}}
 	}
 	for range 2 {
 		if out := fetched(t, b, `{"url": "https://a.example/mine"}`); out.Cached {
-			t.Error("what is for one visitor was cached")
+			t.Error("web.fetch of a page with a cookie: Cached = true, want false")
 		}
 	}
 }
 
-func TestWhatAPageBecomes(t *testing.T) {
+func TestFetchExtractsContent(t *testing.T) {
 	b := newExchanges(t, strings.Repeat("ä", 10_001))
 	out := fetched(t, b, `{"url": "https://a.example/"}`)
-	if !out.Truncated || out.Extraction != Whole || out.Content != strings.Repeat("ä",
-		10_000)+"\n... (content truncated)" {
-		t.Errorf("%d bytes %+v", len(out.Content), out.Truncated)
+	want := strings.Repeat("ä", 10_000) + "\n... (content truncated)"
+	if !out.Truncated || out.Extraction != Whole || out.Content != want {
+		t.Errorf("web.fetch = %d bytes, truncated %v, %s; want %d bytes, true, %s", len(out.Content), out.Truncated,
+			out.Extraction, len(want), Whole)
 	}
 	b = newExchanges(t,
 		"# Prices\n\nThe lamp costs twelve.\n\n# History\n\n"+strings.Repeat("Nothing of note happened then. ", 100))
-	if out = fetched(t, b,
-		`{"url": "https://a.example/", "prompt": "What does the lamp cost?"}`); out.Extraction != Passages ||
-		!strings.Contains(out.Content, "costs twelve") ||
+	out = fetched(t, b, `{"url": "https://a.example/", "prompt": "What does the lamp cost?"}`)
+	if out.Extraction != Passages || !strings.Contains(out.Content, "costs twelve") ||
 		strings.Contains(out.Content, "Nothing of note") {
-		t.Errorf("%+v", out)
+		t.Errorf("web.fetch with a question = %+v, want only the passage about the lamp", out)
 	}
-	if out = fetched(t, b,
-		`{"url": "https://a.example/", "prompt": "zzz"}`); out.Extraction != Whole ||
-		out.Note == "" ||
-		!strings.Contains(out.Content, "costs twelve") {
-		t.Errorf("%+v", out)
+	out = fetched(t, b, `{"url": "https://a.example/", "prompt": "zzz"}`)
+	if out.Extraction != Whole || out.Note == "" || !strings.Contains(out.Content, "costs twelve") {
+		t.Errorf("web.fetch without a matching passage = %+v, want the whole page and a note", out)
 	}
 	b.web.Extract = model(func(prompt string) (string, error) { return "Twelve. " + prompt, nil })
-	if out = fetched(t, b,
-		`{"url": "https://a.example/", "prompt": "lamp", "max_chars": 6}`); out.Extraction != ByModel ||
-		out.Content != "Twelve\n... (content truncated)" ||
-		!out.Truncated ||
+	out = fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp", "max_chars": 6}`)
+	if want = "Twelve\n... (content truncated)"; out.Extraction != ByModel || out.Content != want || !out.Truncated ||
 		!out.Cached {
-		t.Errorf("%+v", out)
+		t.Errorf("web.fetch with a model = %+v, want %q, truncated and cached", out, want)
 	}
 	b.web.Extract = model(func(string) (string, error) { return "", errors.New("the model is away") })
-	if out = fetched(t, b,
-		`{"url": "https://a.example/", "prompt": "lamp"}`); out.Extraction != Passages || !strings.HasPrefix(out.Note,
-		"the model is away; ") || !strings.Contains(out.Content, "twelve") {
-		t.Errorf("%+v", out)
+	out = fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp"}`)
+	if out.Extraction != Passages || !strings.HasPrefix(out.Note, "the model is away; ") ||
+		!strings.Contains(out.Content, "twelve") {
+		t.Errorf("web.fetch with a failing model = %+v, want passages and its error in the note", out)
 	}
 	b.answer = func(x Exchange) web.Answer {
 		return web.Answer{URL: x.Request.URL, Status: 302, RedirectURL: "https://b.example/y"}
 	}
-	if out = fetched(t, b,
-		`{"url": "https://c.example/"}`); out.RedirectURL != "https://b.example/y" ||
-		out.Content != "Redirected to different host. Fetch: https://b.example/y" ||
-		out.Cached {
-		t.Errorf("%+v", out)
+	out = fetched(t, b, `{"url": "https://c.example/"}`)
+	if out.RedirectURL != "https://b.example/y" ||
+		out.Content != "Redirected to different host. Fetch: https://b.example/y" || out.Cached {
+		t.Errorf("web.fetch of a redirect = %+v, want https://b.example/y, not cached", out)
 	}
 }
 
 // A call's limits are those of its profile and its own time limit.
-func TestACallKeepsToItsBounds(t *testing.T) {
+func TestCallLimitsAreEnforced(t *testing.T) {
 	b := newExchanges(t, "text")
 	b.caps.Web.MaxText = 100
 	for in, says := range map[string]string{
@@ -176,12 +172,12 @@ func TestACallKeepsToItsBounds(t *testing.T) {
 		`{"url": "https://a.example/", "timeout_ms": 18446744073710}`:      "timeout_ms is 18446744073710: at most 300000",
 	} {
 		if _, _, err := try[FetchOutput](t, webFetch, b, in); text(err) != says || len(b.asked) != 0 {
-			t.Errorf("%s: %v, %d asked", in, err, len(b.asked))
+			t.Errorf("web.fetch(%s) = %v after %d exchanges, want %q after 0", in, err, len(b.asked), says)
 		}
 	}
-	if _, _, err := browsed(t, &visits{exchanges: b},
-		`{"url": "https://a.example/", "max_chars": 101}`); text(err) != "max_chars is 101: at most 100" {
-		t.Errorf("a browser's: %v", err)
+	_, _, err := browsed(t, &visits{exchanges: b}, `{"url": "https://a.example/", "max_chars": 101}`)
+	if want := "max_chars is 101: at most 100"; text(err) != want {
+		t.Errorf("browser.open = %v, want %q", err, want)
 	}
 	left := time.Duration(0)
 	b.web.Extract = timed(func(ctx context.Context) (string, error) {
@@ -189,9 +185,9 @@ func TestACallKeepsToItsBounds(t *testing.T) {
 		left = time.Until(end)
 		return "Twelve\x1b[2J.", nil
 	})
-	if out := fetched(t, b,
-		`{"url": "https://a.example/", "prompt": "lamp", "timeout_ms": 60000}`); left <= 0 || left > time.Minute || out.Content != "Twelve[2J." {
-		t.Errorf("the model has %s, and says %q", left, out.Content)
+	out := fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp", "timeout_ms": 60000}`)
+	if left <= 0 || left > time.Minute || out.Content != "Twelve[2J." {
+		t.Errorf("the model has %s, answer %q; want up to a minute, no escape", left, out.Content)
 	}
 }
 
@@ -210,7 +206,7 @@ func (m model) Extract(_ context.Context, prompt, _, _ string) (string, error) {
 }
 
 // A refused request costs no sandbox.
-func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
+func TestDeniedRequestsAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		tool  *tool.Tool
 		in    string
@@ -271,12 +267,13 @@ func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
 	for _, in := range []string{`{"url": "https://b.example/"}`, `{"url": "http://x.a.example/"}`,
 		`{"url": "https://x.a.example/", "method": "PUT"}`} {
 		if _, _, err := try[RequestOutput](t, httpRequest, b, in); !errdefs.IsPermissionDenied(err) || len(b.asked) > 0 {
-			t.Errorf("%s within a profile's bounds: %v", in, err)
+			t.Errorf("http.request(%s) beyond a profile = %v after %d exchanges, want PermissionDenied after 0", in, err,
+				len(b.asked))
 		}
 	}
 }
 
-func TestPlainHTTPIsForHostsThatHaveIt(t *testing.T) {
+func TestPlainHTTPOnlyForListedHosts(t *testing.T) {
 	b := newExchanges(t, "text")
 	b.web.Fetch = compiled(t, reach.Hosts{Allow: []string{"*"}, HTTP: []string{"old.example"}})
 	for in, want := range map[string]string{
@@ -284,12 +281,12 @@ func TestPlainHTTPIsForHostsThatHaveIt(t *testing.T) {
 		"http://new.example:80/": "https://new.example/",
 	} {
 		if got := fetched(t, b, fmt.Sprintf(`{"url": %q}`, in)); got.URL != want {
-			t.Errorf("%s: %s", in, got.URL)
+			t.Errorf("web.fetch(%s) has the URL %s, want %s", in, got.URL, want)
 		}
 	}
 }
 
-func TestRequestsAndTheirAnswers(t *testing.T) {
+func TestRequestAndAnswer(t *testing.T) {
 	b := newExchanges(t, "")
 	b.answer = func(x Exchange) web.Answer {
 		return web.Answer{
@@ -300,30 +297,27 @@ func TestRequestsAndTheirAnswers(t *testing.T) {
 	in := `{"url": "https://a.example/p", "method": "POST", "headers": {"X-B": "2", "X-A": "1"}, "body_base64": "eHk="}`
 	out, _, err := try[RequestOutput](t, httpRequest, b, in)
 	if err != nil || out.Status != 404 || out.URL != "https://b.example/" || out.Body != "noxy" ||
-		out.Headers["x-a"] != "1, 2" ||
-		out.BodyBase64 != "" {
-		t.Errorf("%+v %v", out, err)
+		out.Headers["x-a"] != "1, 2" || out.BodyBase64 != "" {
+		t.Errorf("http.request = %+v, %v; want status 404 of https://b.example/ with noxy and x-a 1, 2", out, err)
 	}
 	r := b.asked[0].Request
 	if r.Method != http.MethodPost || fmt.Sprint(r.Header) != "[[X-A 1] [X-B 2]]" || r.Redirects != web.Follow ||
-		r.Form != web.Raw ||
-		r.MaxBytes != RequestBody ||
-		r.TimeoutMS != 30_000 {
-		t.Errorf("%+v", r)
+		r.Form != web.Raw || r.MaxBytes != RequestBody || r.TimeoutMS != 30_000 {
+		t.Errorf("request = %+v, want a POST with X-A and X-B, raw, %d bytes, 30 s", r, RequestBody)
 	}
 	b.answer = func(Exchange) web.Answer {
 		return web.Answer{URL: "https://a.example/", Status: 200, Body: []byte{0xff, 0x00}, Bytes: 2}
 	}
-	if out, _, err = try[RequestOutput](t, httpRequest, b,
-		`{"url": "https://a.example/"}`); err != nil || out.BodyBase64 != "/wA=" || out.Body != "" {
-		t.Errorf("%+v %v", out, err)
+	out, _, err = try[RequestOutput](t, httpRequest, b, `{"url": "https://a.example/"}`)
+	if err != nil || out.BodyBase64 != "/wA=" || out.Body != "" {
+		t.Errorf("http.request of a binary body = %+v, %v; want only base64 /wA=", out, err)
 	}
 	b.answer = func(Exchange) web.Answer {
 		return web.Answer{URL: "https://a.example/", Status: 200, Body: []byte("ä\xc3"), Bytes: 9, Truncated: true}
 	}
-	if out, _, err = try[RequestOutput](t, httpRequest, b,
-		`{"url": "https://a.example/"}`); err != nil || out.Body != "ä" || !out.Truncated {
-		t.Errorf("%+v %v", out, err)
+	out, _, err = try[RequestOutput](t, httpRequest, b, `{"url": "https://a.example/"}`)
+	if err != nil || out.Body != "ä" || !out.Truncated {
+		t.Errorf("http.request of a truncated body = %+v, %v; want ä, truncated", out, err)
 	}
 }
 
@@ -338,9 +332,9 @@ func TestFaultsAreErrors(t *testing.T) {
 		b := newExchanges(t, "")
 		b.answer = func(Exchange) web.Answer { return web.Answer{Fault: &web.Fault{Kind: kind, Message: "because"}} }
 		for _, tl := range []*tool.Tool{webFetch, httpRequest} {
-			if _, _, err := try[any](t, tl, b, `{"url": "https://a.example/"}`); !errors.Is(err,
-				want) || err.Error() != "because" {
-				t.Errorf("%s of %s: %v", kind, tl.Name, err)
+			_, _, err := try[any](t, tl, b, `{"url": "https://a.example/"}`)
+			if !errors.Is(err, want) || err.Error() != "because" {
+				t.Errorf("%s of %s: %v, want the class %v and because", kind, tl.Name, err, want)
 			}
 		}
 	}
@@ -351,11 +345,11 @@ func TestFaultsAreErrors(t *testing.T) {
 	}
 	out, o, err := try[any](t, webFetch, b, `{"url": "https://a.example/"}`)
 	if out != nil || err != nil || o.Ending != "timeout" || o.TimeoutMS != 7000 || o.Detail != "too late" {
-		t.Errorf("%v %+v %v", out, o, err)
+		t.Errorf("web.fetch = %v, %+v, %v; want timeout after 7000 ms: too late", out, o, err)
 	}
 }
 
-func TestASearchGoesToItsProviderAlone(t *testing.T) {
+func TestSearchReachesOnlyItsProvider(t *testing.T) {
 	p, err := search.New(search.Options{Kind: search.Brave, Key: "the-key"})
 	if err != nil {
 		t.Fatal(err)
@@ -371,16 +365,16 @@ func TestASearchGoesToItsProviderAlone(t *testing.T) {
 	out, _, err := try[WebSearchOutput](t, webSearch, b, `{"query": "q", "count": 3}`)
 	if err != nil || out.Count != 1 || out.Dropped != 1 || out.Provider != "brave" ||
 		out.Results[0].URL != "https://a.example/" {
-		t.Errorf("%+v %v", out, err)
+		t.Errorf("web.search = %+v, %v; want https://a.example/ of brave, 1 dropped", out, err)
 	}
 	x := b.asked[0]
 	if len(x.Scope.Limit.Rules) != 1 || x.Scope.Limit.Rules[0].Host != "api.search.brave.com" || len(x.Secrets) != 1 ||
 		strings.Contains(fmt.Sprintf("%+v", x), "the-key") {
-		t.Errorf("%+v", x)
+		t.Errorf("exchange = %+v, want one rule for api.search.brave.com, one secret and no key", x)
 	}
 	b.answer = func(Exchange) web.Answer { return web.Answer{Status: 429, Header: [][2]string{{"Retry-After", "9"}}} }
-	if _, _, err := try[WebSearchOutput](t, webSearch, b,
-		`{"query": "q"}`); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "try again in 9s") {
-		t.Errorf("%v", err)
+	_, _, err = try[WebSearchOutput](t, webSearch, b, `{"query": "q"}`)
+	if want := "try again in 9s"; !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), want) {
+		t.Errorf("web.search = %v, want ResourceExhausted with %q", err, want)
 	}
 }
