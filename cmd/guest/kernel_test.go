@@ -9,7 +9,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-func TestKernelOfAnotherClassIsRefused(t *testing.T) {
+func TestOtherKernelClassIsRefused(t *testing.T) {
 	t.Parallel()
 	if relay.IsGVisor() {
 		t.Skip("this host is gVisor")
@@ -33,7 +33,7 @@ func TestKernelOfAnotherClassIsRefused(t *testing.T) {
 	}
 }
 
-func TestRootOfTheHostIsNoUserNamespace(t *testing.T) {
+func TestHostRootIsNoUserNamespace(t *testing.T) {
 	t.Parallel()
 	if err := checkUIDMap("         0          0 4294967295\n"); err == nil || !strings.Contains(err.Error(), "user_namespaces") {
 		t.Errorf("checkUIDMap of the host = %v, want an error that names the setting", err)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestWritableMountsThatNobodyAskedForAreRefused(t *testing.T) {
+func TestUnrequestedWritableMountsAreRefused(t *testing.T) {
 	t.Parallel()
 	const mounts = `1 0 0:1 / / ro,relatime - overlay overlay rw
 2 1 0:2 / /tmp rw,relatime - tmpfs tmpfs rw

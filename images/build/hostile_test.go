@@ -10,7 +10,7 @@ import (
 
 // The base images of these Dockerfiles are hard to see. Every image that the engine would use must
 // be in Bases, or Parse must fail: otherwise the engine would download it itself.
-func TestNoBaseIsHiddenFromUs(t *testing.T) {
+func TestBasesFindsEveryBase(t *testing.T) {
 	for name, text := range map[string]string{
 		"a word cut in two":               "FR\\\nOM evil/x\nFROM scratch",
 		"a flag cut in two":               "FROM scratch\nCOPY --fr\\\nom=evil/x /a /a",

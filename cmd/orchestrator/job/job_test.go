@@ -42,7 +42,7 @@ func (h hanging) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, context.Cause(r.Context())
 }
 
-func TestInterruptedWaitSaysThatJobGoesOn(t *testing.T) {
+func TestInterruptedWaitReportsRunningJob(t *testing.T) {
 	h := hanging{make(chan struct{})}
 	cl, err := client.New(client.Options{Address: "http://host:1", Transport: h})
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-func TestOwnerThatChangesDuringTheStartIsRefused(t *testing.T) {
+func TestOwnerChangeDuringStartFails(t *testing.T) {
 	dir := t.TempDir()
 	s := &service{config: config.Config{StateDir: dir}, log: slog.New(slog.DiscardHandler), owner: "oearlier"}
 	if _, err := store.EnsureOwner(t.Context(), dir); err != nil {

@@ -19,9 +19,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// TestStandbyAnswersProbesAndHandsItsSocketOver checks the answers of a standby, and that the
+// TestStandbyAnswersProbesAndPassesSocket checks the answers of a standby, and that the
 // socket serves the active process without a break.
-func TestStandbyAnswersProbesAndHandsItsSocketOver(t *testing.T) {
+func TestStandbyAnswersProbesAndPassesSocket(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "sock")
 	s := &service{config: config.Config{Listen: "unix:" + sock}, log: slog.New(slog.DiscardHandler)}
 	s.standby = newStandby(s)
@@ -61,7 +61,7 @@ func TestStandbyAnswersProbesAndHandsItsSocketOver(t *testing.T) {
 	}
 }
 
-func TestStandbyWithoutItsSocketListensWhenItIsActive(t *testing.T) {
+func TestStandbyWithoutSocketListensWhenActive(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "sock")
 	other, err := net.Listen("unix", sock)
 	if err != nil {
@@ -81,8 +81,8 @@ func TestStandbyWithoutItsSocketListensWhenItIsActive(t *testing.T) {
 	}
 }
 
-// TestSilentClientDoesNotDelayTheActiveProcess leaves a connection open on which nothing is sent.
-func TestSilentClientDoesNotDelayTheActiveProcess(t *testing.T) {
+// TestSilentClientDoesNotDelayActiveProcess leaves a connection open on which nothing is sent.
+func TestSilentClientDoesNotDelayActiveProcess(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "sock")
 	s := &service{config: config.Config{Listen: "unix:" + sock}, log: slog.New(slog.DiscardHandler)}
 	s.standby = newStandby(s)
@@ -116,9 +116,9 @@ func TestSilentClientDoesNotDelayTheActiveProcess(t *testing.T) {
 	}
 }
 
-// TestStandbyListensAtOnceOrNotAtAll checks that a standby leaves an address alone that has become
+// TestStandbyLeavesFreedAddress checks that a standby does not listen on an address that has become
 // free: the active process may be about to open it.
-func TestStandbyListensAtOnceOrNotAtAll(t *testing.T) {
+func TestStandbyLeavesFreedAddress(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "sock")
 	other, err := net.Listen("unix", sock)
 	if err != nil {
@@ -138,8 +138,8 @@ func TestStandbyListensAtOnceOrNotAtAll(t *testing.T) {
 	}
 }
 
-// TestLossOfTheLeaseEndsAProcessWhoseOutputNobodyReads runs exitLost in a process of its own.
-func TestLossOfTheLeaseEndsAProcessWhoseOutputNobodyReads(t *testing.T) {
+// TestLostLeaseEndsProcessWithBlockedOutput runs exitLost in a process of its own.
+func TestLostLeaseEndsProcessWithBlockedOutput(t *testing.T) {
 	const variable = "ORCHESTRATOR_TEST_EXIT_LOST"
 	if os.Getenv(variable) != "" {
 		_, blocked := io.Pipe() // nothing reads from it
