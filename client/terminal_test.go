@@ -49,7 +49,7 @@ func (p *peer) hear(n int) string {
 	for b.Len() < n {
 		kind, m, err := p.conn.Read(p.t.Context())
 		if err != nil {
-			p.t.Errorf("after %d bytes: %v", b.Len(), err)
+			p.t.Errorf("Read after %d bytes = %v, want %d bytes", b.Len(), err, n)
 			return ""
 		}
 		if kind == websocket.MessageBinary {

@@ -375,7 +375,7 @@ func TestWorkspaceReserveStaysFree(t *testing.T) {
 	_, err = root(t, s, mkDocker(t, "a:1", mkConfig(t, nil, docker), true, docker))
 	stopped("a root", err)
 	if _, err := root(t, s, zeros(1<<20)); err != nil {
-		t.Errorf("image that fits: %v", err)
+		t.Errorf("unpacking an image that fits = %v, want no error", err)
 	}
 }
 

@@ -46,7 +46,7 @@ func mustCompile(tb testing.TB, text string) *Rules {
 	tb.Helper()
 	r, err := Compile(parseRules(tb, text))
 	if err != nil {
-		tb.Fatalf("%s: %v", text, err)
+		tb.Fatalf("Compile(%q) = %v, want no error", text, err)
 	}
 	return r
 }

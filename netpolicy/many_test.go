@@ -121,7 +121,7 @@ func TestConnectionsToServersAreBounded(t *testing.T) {
 	}
 	nc.Close()
 	if _, err := io.Copy(io.Discard, outside); err != nil {
-		t.Errorf("a handshake goes on without its client: %v", err)
+		t.Errorf("read of the handshake after its client left = %v, want its end", err)
 	}
 	c := w.client()
 	for i := range 2 * keptServers {

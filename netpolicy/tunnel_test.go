@@ -133,7 +133,7 @@ func TestTLSTunnelRequiresServerName(t *testing.T) {
 		t.Helper()
 		nc, err := w.connect(target(host, port))
 		if err != nil {
-			t.Fatalf("%s: %v", what, err)
+			t.Fatalf("%s: connect to %s = %v, want no error", what, host, err)
 		}
 		defer nc.Close()
 		if wrap != nil {
@@ -222,7 +222,7 @@ func TestSetEndsForbiddenConnections(t *testing.T) {
 	}
 	io.WriteString(b, "x")
 	if _, err := io.ReadFull(b, make([]byte, 1)); err != nil {
-		t.Errorf("the other tunnel ended too: %v", err)
+		t.Errorf("Read from the other tunnel = %v, want it open", err)
 	}
 	w.s.Set(compiled(t, allow("b.test"), Rule{Host: "127.0.0.0/8", Deny: true}), nil)
 	if _, err := b.Read(make([]byte, 1)); err == nil {

@@ -113,7 +113,7 @@ func (w *world) dial() net.Conn {
 	select {
 	case w.in <- theirs:
 	case <-time.After(soon):
-		w.t.Fatal("the session did not accept the connection in time")
+		w.t.Fatalf("the session did not accept the connection, want it within %s", soon)
 	}
 	return ours
 }

@@ -288,7 +288,7 @@ func TestSelectDeltasManyPathsIsFast(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(time.Minute):
-		t.Fatal("selection and lookups took more than a minute")
+		t.Fatal("selection and lookups took more than a minute, want less")
 	}
 }
 

@@ -56,9 +56,9 @@ func TestFilesStayInListDirectory(t *testing.T) {
 	}
 }
 
-// TestBuildLeavesForeignMounts checks that a build has no copy of a mount that it does not use. A
+// TestBuildKeepsOtherMounts checks that a build has no copy of a mount that it does not use. A
 // copy would keep the file system in use after its owner has unmounted it.
-func TestBuildLeavesForeignMounts(t *testing.T) {
+func TestBuildKeepsOtherMounts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting requires root")
 	}
@@ -81,7 +81,7 @@ func TestBuildLeavesForeignMounts(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("cat in isolation = %v, want no error: %s", err, out)
 	}
 	for dir, want := range map[string]bool{filepath.Dir(foreign): false, disk: true, "/proc": true} {
 		if got := strings.Contains(string(out), " "+dir); got != want {

@@ -239,7 +239,7 @@ func TestPullStopsWithLastCaller(t *testing.T) {
 	}
 	s.on(nil)
 	if _, err := w.pull(t, at); err != nil {
-		t.Errorf("pull after a cancelled one: %v", err)
+		t.Errorf("pull after a cancelled one = %v, want no error", err)
 	}
 	// Close cancels running pulls.
 	s.on(func(_ http.ResponseWriter, r *http.Request) bool {

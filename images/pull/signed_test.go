@@ -205,7 +205,7 @@ func TestSignatureOfAnIndex(t *testing.T) {
 		s.attach(t, "app", digest, map[string][]byte{k.sign(t, p): p})
 		w := newWorld(t, s, func(o *Options, _ *registry.Options) { o.Keys = []signature.Key{k.Key} })
 		if _, err := w.pull(t, at); err != nil {
-			t.Errorf("signed %s: %v", which, err)
+			t.Errorf("pull of an image signed %s = %v, want no error", which, err)
 		}
 	}
 }

@@ -15,7 +15,7 @@ func TestReplace(t *testing.T) {
 	synced := func(path string, content []byte, mode os.FileMode) error {
 		return ReplaceSynced(path, content, mode, func() {
 			if _, err := os.Stat(path + newSuffix); err != nil {
-				t.Errorf("the new content before the rename: %v", err)
+				t.Errorf("Stat of the new content before the rename = %v, want it to exist", err)
 			}
 		})
 	}
@@ -35,7 +35,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-func TestReplaceKeepsTheOldFileOnError(t *testing.T) {
+func TestReplaceKeepsOldFileOnError(t *testing.T) {
 	dir := t.TempDir()
 	target, link := filepath.Join(dir, "target"), filepath.Join(dir, "file"+newSuffix)
 	if err := errors.Join(os.WriteFile(target, []byte("old"), 0o600), os.Symlink(target, link)); err != nil {

@@ -86,7 +86,7 @@ func TestMountFlagsApplyInside(t *testing.T) {
 		t.Errorf("flags of the scratch inside = %v, want nosuid and nodev, not ro", f)
 	}
 	if err := os.WriteFile(filepath.Join(ws, "still"), nil, 0o644); err != nil {
-		t.Errorf("the source itself was made read-only: %v", err)
+		t.Errorf("write to the source = %v, want it still writable", err)
 	}
 }
 

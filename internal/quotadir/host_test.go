@@ -317,7 +317,7 @@ func TestProjectQuota(t *testing.T) {
 	unmounted(t, dir)
 }
 
-func TestDetectMakesADisk(t *testing.T) {
+func TestDetectMakesDisk(t *testing.T) {
 	dir := base(t)
 	if m, why := Detect(t.Context(), dir); m != Loop || why != "" {
 		t.Fatalf("Detect = %s, %q; want %s without a reason", m, why, Loop)

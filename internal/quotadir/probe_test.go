@@ -10,7 +10,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
-func TestSweepProbesRemovesWhatAKilledTryLeft(t *testing.T) {
+func TestSweepProbesRemovesKilledTry(t *testing.T) {
 	dir := base(t)
 	left, old := filepath.Join(dir, probePrefix+"1", probeDisk), filepath.Join(dir, probePrefix+"2")
 	for _, disk := range []string{left, old} { // the second as earlier versions left it
@@ -54,7 +54,7 @@ func TestSweepProbesRemovesWhatAKilledTryLeft(t *testing.T) {
 	}
 }
 
-func TestTryIsNotHinderedByALeftover(t *testing.T) {
+func TestTryIgnoresLeftovers(t *testing.T) {
 	dir := base(t)
 	if err := os.MkdirAll(filepath.Join(dir, probePrefix+"1", "x"), 0o700); err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ func base(t *testing.T) string {
 			err = errors.Join(err, livemount.Unbind(context.Background(), p))
 		}
 		if err != nil {
-			t.Errorf("still mounted: %v", err)
+			t.Errorf("unmount everything below %s = %v, want no error", dir, err)
 		}
 	})
 	return dir

@@ -23,8 +23,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
-// The test binary plays three parts: what go test starts, the host (the tests, in a mount namespace of its own, so that no
-// mount outlives them), and the init of a sandbox, run from the cell as the guest.
+// The test binary has three roles: the process that go test starts, the host, and the guest. The
+// host runs the tests in a separate mount namespace, so that no mount outlives them. The guest is
+// the init of a sandbox and runs from the directory under test.
 const (
 	roleVar   = "CELL_TEST_ROLE"
 	roleHost  = "host"
@@ -65,7 +66,8 @@ type outcome struct {
 	Errno syscall.Errno
 }
 
-// beGuest makes of root a sandbox's view (run read-only, slot writable, both slaves) and obeys orders that come over the link.
+// beGuest mounts run (read-only) and slot (writable) in root like a sandbox, both as slaves, and
+// carries out the orders that it receives from the host.
 func beGuest(run, slot, root string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
@@ -90,7 +92,7 @@ func beGuest(run, slot, root string) error {
 		if err := json.NewDecoder(c).Decode(&o); err != nil {
 			return false
 		}
-		out, err := obey(o.Do, filepath.Join(root, o.Path))
+		out, err := carryOut(o.Do, filepath.Join(root, o.Path))
 		var errno syscall.Errno
 		errors.As(err, &errno)
 		_ = json.NewEncoder(c).Encode(outcome{out, errno})
@@ -105,7 +107,7 @@ func beGuest(run, slot, root string) error {
 	)
 }
 
-func obey(do, path string) (string, error) {
+func carryOut(do, path string) (string, error) {
 	switch do {
 	case "read":
 		b, err := os.ReadFile(path)
@@ -147,7 +149,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// sandbox is a process started from a cell as its init.
+// sandbox is a process that runs as the init of a directory under test.
 type sandbox struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -173,7 +175,7 @@ func (s *sandbox) kill() {
 	<-s.done
 }
 
-// tell gives the sandbox an order over the cell's link.
+// tell sends the sandbox an order and returns the outcome.
 func tell(t *testing.T, c *Dir, do, path string) outcome {
 	t.Helper()
 	conn, err := c.Open(soon(t))

@@ -15,7 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-func TestRemoveCopesWithACrashAfterEveryStepOfMake(t *testing.T) {
+func TestRemoveAfterCrashInMake(t *testing.T) {
 	t.Parallel()
 	o := options(t)
 	must(t, os.Mkdir(o.Dir, 0o700))
@@ -48,7 +48,7 @@ func TestRemoveCopesWithACrashAfterEveryStepOfMake(t *testing.T) {
 	}
 }
 
-func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
+func TestRemoveAfterCrashInAttachOrRemove(t *testing.T) {
 	t.Parallel()
 	for name, crash := range map[string]func(t *testing.T, c *Dir, d *cgroup.Delegated){
 		"cgroups delegated and recorded": func(t *testing.T, c *Dir, d *cgroup.Delegated) {
@@ -111,7 +111,7 @@ func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
 	}
 }
 
-func TestRemoveDeletesNothingItDidNotMake(t *testing.T) {
+func TestRemoveKeepsOtherFiles(t *testing.T) {
 	t.Parallel()
 	o := options(t)
 	c := makeDir(t, o)

@@ -20,7 +20,7 @@ import (
 // share is small enough for any machine and large enough for the orders.
 var share = cgroup.Share{MemoryBytes: 64 << 20, Pids: 32, CPU: 1}
 
-// options are for a cell in a state directory of the test's own.
+// options returns options for a directory in a new state directory.
 func options(t *testing.T) Options {
 	t.Helper()
 	guest, err := os.Executable()

@@ -21,7 +21,7 @@ func TestRemove(t *testing.T) {
 	}
 	must(t, r.Remove(t.Context(), "l", true))
 	if _, err := r.Stat("d/e/f"); err != nil {
-		t.Errorf("removing the link did more: %v", err)
+		t.Errorf("Stat of the link's target after Remove = %v, want it kept", err)
 	}
 	must(t, r.Remove(t.Context(), "d", true))
 	if err := r.Remove(t.Context(), "d", true); !errdefs.IsNotFound(err) {

@@ -36,7 +36,10 @@ func TestJSONEscapesControlCharacters(t *testing.T) {
 	const hostile = "a\x1b[31m\u009b31m\u202ertl\u2028\x7f\U000e0041é漢😀\xff<&"
 	var want, got string
 	plain, err := json.Marshal(hostile)
-	if err != nil || json.Unmarshal(plain, &want) != nil {
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(plain, &want); err != nil {
 		t.Fatal(err)
 	}
 	for size := 1; size < 8; size++ { // pieces may end anywhere

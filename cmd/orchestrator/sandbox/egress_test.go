@@ -25,7 +25,7 @@ func TestEgressRulesAreReadAndWritten(t *testing.T) {
 	} {
 		got, err := egressRule(text)
 		if err != nil {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("egressRule(%q) = %v, want no error", text, err)
 			continue
 		}
 		if d := cmp.Diff(want, got); d != "" {

@@ -41,7 +41,7 @@ func TestReportHasEnding(t *testing.T) {
 		}
 		var got junitSuites
 		if err := xml.Unmarshal(body, &got); err != nil {
-			t.Fatalf("%s: %v in %s", name, err, body)
+			t.Fatalf("%s: Unmarshal = %v, want no error:\n%s", name, err, body)
 		}
 		s := got.Suite
 		fault := ""

@@ -79,7 +79,7 @@ func fetched(t *testing.T, b *exchanges, in string) FetchOutput {
 	t.Helper()
 	out, _, err := try[FetchOutput](t, webFetch, b, in)
 	if err != nil {
-		t.Fatalf("%s: %v", in, err)
+		t.Fatalf("web.fetch(%s) = %v, want no error", in, err)
 	}
 	return out
 }
