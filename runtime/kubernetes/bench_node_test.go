@@ -35,7 +35,7 @@ func (f figures) time(b *testing.B, name string, n int, do func() error) {
 	for range n {
 		began := time.Now()
 		if err := do(); err != nil {
-			b.Fatalf("%s: %v", name, err)
+			b.Fatalf("measuring %s: %v", name, err)
 		}
 		f[name] = append(f[name], time.Since(began))
 	}

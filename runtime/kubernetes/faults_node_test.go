@@ -217,20 +217,27 @@ func TestCutStreamLosesNothing(t *testing.T) {
 				t.Errorf("Ping after the cut = %+v, %v; want one shell", pong, err)
 			}
 			// The stream and the watch each get a new connection. After that, calls cost none.
-			for end := time.Now().Add(patience); h.connections() < whole+2 && time.Now().Before(end); {
-				time.Sleep(10 * time.Millisecond)
-			}
-			before := h.connections()
-			for range 20 {
-				if r, err := c.Exec(bounded(t), wire.Command{Argv: []string{"true"}}, guest.IO{}); err != nil ||
-					r.Ending != runtime.Exited {
-					t.Fatalf("Exec after the cut = %+v, %v", r, err)
-				}
-			}
-			if after := h.connections(); after != before {
-				t.Errorf("20 calls made %d connections, want 0", after-before)
-			}
+			wantNoConnectionPerCall(t, h, c, whole+2)
 		})
+	}
+}
+
+// wantNoConnectionPerCall waits until the hole has seen the given number of connections, and checks
+// that calls make none.
+func wantNoConnectionPerCall(t *testing.T, h *hole, c *guest.Client, connected int) {
+	t.Helper()
+	for end := time.Now().Add(patience); h.connections() < connected && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	before := h.connections()
+	for range 20 {
+		if r, err := c.Exec(bounded(t), wire.Command{Argv: []string{"true"}}, guest.IO{}); err != nil ||
+			r.Ending != runtime.Exited {
+			t.Fatalf("Exec after the cut = %+v, %v", r, err)
+		}
+	}
+	if after := h.connections(); after != before {
+		t.Errorf("20 calls made %d connections, want 0", after-before)
 	}
 }
 

@@ -42,14 +42,7 @@ func TestOlderDriverIsFencedFromAdoptedPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := guest.New(stale)
-	running := make(chan error, 1)
-	begun := make(chan struct{})
-	go func() {
-		_, err := before.Exec(bounded(t), wire.Command{Argv: []string{"sleep", "300"}},
-			guest.IO{Started: func(wire.Started) { close(begun) }})
-		running <- err
-	}()
-	<-begun
+	running := runForever(t, before)
 	s, err := newer.Adopt(bounded(t), spec.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -94,6 +87,20 @@ func TestOlderDriverIsFencedFromAdoptedPod(t *testing.T) {
 	if err != nil || epochOf(p) != 2 || p.Status.Phase != corev1.PodRunning {
 		t.Errorf("pod = epoch %d, phase %s, %v; want 2, running", epochOf(p), p.Status.Phase, err)
 	}
+}
+
+// runForever starts a command and returns a channel for the error with which it ends.
+func runForever(t *testing.T, c *guest.Client) <-chan error {
+	t.Helper()
+	running := make(chan error, 1)
+	begun := make(chan struct{})
+	go func() {
+		_, err := c.Exec(bounded(t), wire.Command{Argv: []string{"sleep", "300"}},
+			guest.IO{Started: func(wire.Started) { close(begun) }})
+		running <- err
+	}()
+	<-begun
+	return running
 }
 
 // wantGuestRefusesOlder checks that a guest refuses requests of a driver that was superseded.

@@ -224,7 +224,8 @@ func TestNodeSlowStoreDelaysOnlyNewSandboxes(t *testing.T) {
 	checkHealthy(t, d)
 }
 
-// removeAll removes all sandboxes of an owner, also those that a request made whose answer was lost.
+// removeAll removes all sandboxes of an owner, also those that a request made whose answer was
+// lost.
 func removeAll(t *testing.T, d *Driver, owner string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -19,9 +19,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
-// newStream returns what connects to a guest with one exec of "guest bridge", whose stdio carries all
-// requests. When it breaks, another exec continues it. If that fails, the requests on it are lost,
-// and the next one gets a new stream. life ends with the sandbox.
+// newStream returns what connects to a guest with one exec of "guest bridge", whose stdio carries
+// all requests. When it breaks, another exec continues it. If that fails, the requests on it are
+// lost, and the next one gets a new stream. life ends with the sandbox.
 func newStream(life context.Context, d *Driver, pod string, epoch int64) *guestconn.Redialer {
 	return guestconn.NewRedialer(guestconn.RedialOptions{
 		Dial: func(ctx context.Context) (*guestconn.Mux, error) { return d.dialGuest(ctx, life, pod, epoch) },
@@ -31,8 +31,8 @@ func newStream(life context.Context, d *Driver, pod string, epoch int64) *guestc
 	})
 }
 
-// dialGuest makes a mux whose execs are replaced when they break. It returns when the guest has answered
-// through it: an exec that fails is noticed late, and a request must not be lost on it.
+// dialGuest makes a mux whose execs are replaced when they break. It returns when the guest has
+// answered through it: an exec that fails is noticed late, and a request must not be lost on it.
 func (d *Driver) dialGuest(ctx, life context.Context, pod string, epoch int64) (*guestconn.Mux, error) {
 	m, err := guestconn.DialMux(ctx, life, guestconn.Dialer{
 		Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
@@ -89,8 +89,8 @@ func (d *Driver) executor(pod string) (remotecommand.Executor, error) {
 	})
 }
 
-// away reports whether an upgrade failed because the server, or the kubelet behind it, did not work.
-// This says nothing about the protocol.
+// away reports whether an upgrade failed because the server, or the kubelet behind it, did not
+// work. This says nothing about the protocol.
 func away(err error) bool {
 	if upgrade, ok := errors.AsType[*httpstream.UpgradeFailureError](err); ok {
 		err = upgrade.Cause
