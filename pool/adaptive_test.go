@@ -219,7 +219,8 @@ func TestResizeKeepsWarm(t *testing.T) {
 	})
 }
 
-// Remove gives all callers the reason and destroys the warm sandboxes. Replace brings the pool back.
+// Remove gives all callers the reason and destroys the warm sandboxes. Replace brings the pool
+// back.
 func TestRemoveDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, pool.Settings{Min: 2, Max: 3, Rate: 10, Parallel: 2, MaxAge: time.Hour})

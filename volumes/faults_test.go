@@ -185,7 +185,7 @@ func TestCommitSurvivesPowerCut(t *testing.T) {
 				t.Helper()
 				out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 				if err != nil {
-					t.Fatalf("%q: %v: %s", argv, err, out)
+					t.Fatalf("command %q: %v: %s", argv, err, out)
 				}
 			}
 			run("cp", "--sparse=always", image, cut) // Data that the kernel has not written back is lost.

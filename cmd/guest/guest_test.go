@@ -166,7 +166,7 @@ func ask[Out any](t *testing.T, nc net.Conn, op wire.Op, body any) (out Out, std
 	for {
 		kind, p, err := c.ReadFrame()
 		if err != nil {
-			t.Fatalf("%s: %v", op, err)
+			t.Fatalf("operation %s: %v", op, err)
 		}
 		switch kind {
 		case wire.KindStdout, wire.KindStderr:

@@ -54,7 +54,7 @@ func (s *Server) Ask(tb testing.TB, method, path, body string, header ...string)
 	defer cancel()
 	a, err := s.ask(ctx, method, path, strings.NewReader(body), header...)
 	if err != nil {
-		tb.Fatalf("%s %s: %v", method, path, err)
+		tb.Fatalf("request %s %s: %v", method, path, err)
 	}
 	return a
 }

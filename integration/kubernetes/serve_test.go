@@ -37,7 +37,7 @@ func do(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := output(name, args...)
 	if err != nil {
-		t.Fatalf("%s %q: %v: %s", filepath.Base(name), args, err, out)
+		t.Fatalf("command %s %q: %v: %s", filepath.Base(name), args, err, out)
 	}
 	return out
 }

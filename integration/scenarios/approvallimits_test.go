@@ -235,7 +235,7 @@ func assertQuick(t *testing.T, what string, do func() error) {
 	t.Helper()
 	began := time.Now()
 	if err := do(); err != nil {
-		t.Errorf("%s: %v", what, err)
+		t.Errorf("%s: %v; want no error", what, err)
 	}
 	took := time.Since(began)
 	if took > harness.Short {

@@ -148,7 +148,7 @@ func onHost(t *testing.T, dir, name string, args ...string) {
 	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@site.test",
 		"GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@site.test")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+		t.Fatalf("command %s %v: %v\n%s", name, args, err, out)
 	}
 }
 

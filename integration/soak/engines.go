@@ -187,7 +187,7 @@ func run(t *testing.T, env []string, name string, args ...string) string {
 	c.Env = env
 	out, err := c.Output()
 	if err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+		t.Fatalf("command %s %v: %v\n%s", name, args, err, out)
 	}
 	return string(out)
 }

@@ -416,7 +416,7 @@ func TestBeginEndsWithContext(t *testing.T) {
 	cancel()
 	_, err := begin(ctx, w.log, Record{Call: "c1", Action: "a"})
 	if got := kinds(w.list(Filter{})); (err == nil) != (got == "1:open:c1") {
-		t.Errorf("begin: %v, records = %q; want 1:open:c1 exactly if there is no error", err, got)
+		t.Errorf("begin: %v, records = %q; want 1:open:c1 exactly if begin succeeds", err, got)
 	}
 }
 

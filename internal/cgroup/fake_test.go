@@ -58,7 +58,7 @@ func TestUsageReadsAvailableCounters(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := fakeTree(t, tt.files).Usage()
 			if diff := cmp.Diff(tt.want, got); diff != "" || err != nil {
-				t.Errorf("%v\n%s", err, diff)
+				t.Errorf("Usage: %v; want no error and (-want +got):\n%s", err, diff)
 			}
 		})
 	}
@@ -149,7 +149,7 @@ func TestUnenforceableShareIsRefused(t *testing.T) {
 		err := none.check(s)
 		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), name+" controller") ||
 			!strings.Contains(err.Error(), "mount") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("check(%+v) = %v, want Unsupported that names the %s controller and a mount", s, err, name)
 		}
 	}
 	if err := none.check(Share{}); err != nil {

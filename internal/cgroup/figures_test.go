@@ -56,7 +56,7 @@ func TestFiguresOfRemovedSandboxAreAnError(t *testing.T) {
 	}
 	for _, d := range []*Delegated{emptied, removed} {
 		if f, err := d.Figures(); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%+v, %v", f, err)
+			t.Errorf("Figures = %+v, %v; want %v", f, err, fs.ErrNotExist)
 		}
 	}
 }

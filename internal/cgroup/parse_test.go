@@ -114,7 +114,7 @@ func TestParseStatHostileName(t *testing.T) {
 	for _, name := range []string{"(sh)", "(a b)", "(evil) R 1 2 3 (x)", "())"} {
 		s, err := parseStat("12 " + name + rest)
 		if err != nil || s != (stat{state: 'T', parent: 77, start: 4242}) {
-			t.Errorf("%s: %+v, %v", name, s, err)
+			t.Errorf("parseStat of %s = %+v, %v; want state T, parent 77, start 4242", name, s, err)
 		}
 	}
 	for _, bad := range []string{"", "1 (x", "1 (x) S 1", "1 (x) S y " + strings.Repeat("0 ", 30)} {

@@ -318,7 +318,7 @@ func TestPidsCapStopsForkBomb(t *testing.T) {
 	command(t, g, "bomb").line(t, "done")
 	u, err := g.Usage()
 	if err != nil || u.PidsDenied < 10 {
-		t.Errorf("%+v, %v", u, err)
+		t.Errorf("Usage = %+v, %v; want at least 10 forks denied", u, err)
 	}
 	if n, err := g.Alive(); n < 5 || n > 40 || err != nil {
 		t.Errorf("%d alive, %v", n, err)

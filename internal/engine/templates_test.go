@@ -55,8 +55,8 @@ func broken(name string) templates.Source {
 
 const here = "test/image:latest"
 
-// reloadable starts a service with three templates: default is ready, far lacks its image and odd is
-// invalid.
+// reloadable starts a service with three templates: default is ready, far lacks its image and odd
+// is invalid.
 func reloadable(t *testing.T) (*service, *shelf) {
 	t.Helper()
 	kept := &shelf{}

@@ -362,7 +362,7 @@ func FuzzGreeting(f *testing.F) {
 	f.Add([]byte("orlink\x00\x02"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if err := checkHello(b); (err == nil) != (string(b) == string(hello())) {
-			t.Fatalf("%q: %v", b, err)
+			t.Fatalf("checkHello(%q) = %v, want an error exactly if it differs from %q", b, err, hello())
 		}
 	})
 }

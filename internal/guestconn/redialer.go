@@ -13,8 +13,8 @@ import (
 var errReleased = fmt.Errorf("the sandbox was released: %w", ErrClosed)
 
 // Redialer opens streams to one sandbox. All streams share a mux, which the first one dials. If the
-// mux is lost, its streams are lost too, and the next stream dials another mux. Its methods are safe
-// for concurrent use.
+// mux is lost, its streams are lost too, and the next stream dials another mux. Its methods are
+// safe for concurrent use.
 type Redialer struct {
 	o    RedialOptions
 	turn chan struct{} // held while dialling; guards all below
@@ -160,9 +160,9 @@ func (s *Stderr) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Reason returns why the bridge ended: what it wrote, or else err. Some connections that were cut end
-// without an error, so err may be nil. The reason wraps [ErrVersion] if the guest is too old for
-// [DialMux].
+// Reason returns why the bridge ended: what it wrote, or else err. Some connections that were cut
+// end without an error, so err may be nil. The reason wraps [ErrVersion] if the guest is too old
+// for [DialMux].
 func (s *Stderr) Reason(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -273,7 +273,7 @@ func withQuota(t *testing.T) string {
 			t.Skipf("this kernel has no project quotas for ext4 (CONFIG_QFMT_V2): %s", out)
 		}
 		if err != nil {
-			t.Fatalf("%s: %v: %s", args[0], err, out)
+			t.Fatalf("command %s: %v: %s", args[0], err, out)
 		}
 	}
 	return mnt

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"regexp"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -15,7 +16,7 @@ import (
 const (
 	maxExportedMethods = 40  // per type
 	maxPackageFiles    = 30  // per directory, without tests
-	maxFunctionLines   = 60  // without tables, that is composite literals, and without tests
+	maxFunctionLines   = 60  // without tables, that is composite literals
 	maxFileLines       = 500 // without tests
 	maxCommentColumns  = 100
 	maxMarkdownColumns = 100 // without tables, code blocks and links
@@ -26,6 +27,12 @@ var banned = regexp.MustCompile(`^(Who|What|Whoever|Whatever|One that|Nobody) [a
 
 // riddle matches "is no" before a word. The group is set for fixed expressions ("longer").
 var riddle = regexp.MustCompile(`\bis no (longer|more|such|need)?`)
+
+// verb matches a verb of package fmt.
+var verb = regexp.MustCompile(`%[-+# 0]*[0-9.]*[a-zA-Z]`)
+
+// letter matches the text that a failure message has beside its verbs.
+var letter = regexp.MustCompile(`[A-Za-z]`)
 
 // measure returns the findings in the given files.
 func measure(paths []string) (findings, error) {
@@ -80,15 +87,20 @@ func measureGo(found findings, methods map[string]int, p string) error {
 		measureComment(found, p, group)
 	}
 	ast.Inspect(f, func(n ast.Node) bool {
-		if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && isRiddle(lit.Value) {
-			found.add("is-no-in-message", p, 1)
+		switch n := n.(type) {
+		case *ast.BasicLit:
+			if n.Kind == token.STRING && isRiddle(n.Value) {
+				found.add("is-no-in-message", p, 1)
+			}
+		case *ast.CallExpr:
+			if isBareFailure(n) {
+				found.add("bare-failure-message", p, 1)
+			}
 		}
 		return true
 	})
-	if strings.HasSuffix(p, "_test.go") {
-		return nil
-	}
-	if n := fset.File(f.Pos()).LineCount(); n > maxFileLines {
+	test := strings.HasSuffix(p, "_test.go")
+	if n := fset.File(f.Pos()).LineCount(); n > maxFileLines && !test {
 		found.add("file-lines", p, n)
 	}
 	for _, d := range f.Decls {
@@ -99,11 +111,29 @@ func measureGo(found findings, methods map[string]int, p string) error {
 		if n := functionLines(fset, fn); n > maxFunctionLines {
 			found.add("function-lines", p+":"+fn.Name.Name, n)
 		}
-		if fn.Recv != nil && fn.Name.IsExported() {
+		if fn.Recv != nil && fn.Name.IsExported() && !test {
 			methods[path.Dir(p)+"."+receiver(fn.Recv.List[0].Type)]++
 		}
 	}
 	return nil
+}
+
+// isBareFailure reports whether a call fails a test with values only, so that its reader learns
+// neither what was called nor what was wanted.
+func isBareFailure(call *ast.CallExpr) bool {
+	fn, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || (fn.Sel.Name != "Errorf" && fn.Sel.Name != "Fatalf") || len(call.Args) == 0 {
+		return false
+	}
+	if on, ok := fn.X.(*ast.Ident); !ok || (on.Name != "t" && on.Name != "b" && on.Name != "tb") {
+		return false
+	}
+	literal, ok := call.Args[0].(*ast.BasicLit)
+	if !ok {
+		return false
+	}
+	format, err := strconv.Unquote(literal.Value)
+	return err == nil && !letter.MatchString(verb.ReplaceAllString(format, ""))
 }
 
 // functionLines counts the lines of a function without those inside its composite literals: a table

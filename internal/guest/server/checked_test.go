@@ -40,7 +40,7 @@ func TestRulesDecideOnArguments(t *testing.T) {
 				cmd.ID = "checked"
 				f := dial(t, s, op, cmd).all().failure
 				if f == nil || f.Code != wire.PermissionDenied || f.Field != "argv" || f.Message == "" {
-					t.Errorf("%s, %s: %v", op, name, f)
+					t.Errorf("%s, %s: %v; want PermissionDenied of field argv with a message", op, name, f)
 				}
 			}
 		}
@@ -118,7 +118,7 @@ func TestCommandLimits(t *testing.T) {
 			for field, cmd := range map[string]wire.Command{"memory_bytes": memory, "cpus": cpu} {
 				if f := dial(t, s, wire.OpExec, cmd).all().failure; f == nil || f.Code != wire.FailedPrecondition ||
 					f.Field != field {
-					t.Errorf("%s: %v", field, f)
+					t.Errorf("command with %s: %v; want FailedPrecondition of that field", field, f)
 				}
 			}
 			return

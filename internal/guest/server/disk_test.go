@@ -27,7 +27,7 @@ func TestSaysDiskFull(t *testing.T) {
 		"Error: ENOSPC: no space left on device, write": true, "cp: Disk quota exceeded": true, "": false, "no match": false,
 	} {
 		if got := saysDiskFull([]byte(words)); got != want {
-			t.Errorf("%q: %v", words, got)
+			t.Errorf("saysDiskFull(%q) = %v, want %v", words, got, want)
 		}
 	}
 }
@@ -48,7 +48,7 @@ func TestWritableMounts(t *testing.T) {
 		strings.Repeat("x ", 9): false,
 	} {
 		if _, ok := writableMount(line); ok != want {
-			t.Errorf("%q: %v", line, ok)
+			t.Errorf("writableMount(%q) = %v, want %v", line, ok, want)
 		}
 	}
 }

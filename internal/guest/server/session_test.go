@@ -187,7 +187,7 @@ func TestSessionEndsWithShell(t *testing.T) {
 			se := openSession(t, s, wire.SessionStart{})
 			o := se.run(text)
 			if !o.Ended || o.ExitCode != code || code < 0 && o.Ending != runtime.Signalled {
-				t.Errorf("%s: %v", text, o)
+				t.Errorf("%s: %v; want the session ended with %d", text, o, code)
 			}
 			se.isGone()
 		}
@@ -254,7 +254,7 @@ func TestSessionInterruptIsPrompt(t *testing.T) {
 				return o.out != "" || o.Ended
 			})
 			if o.Ending != runtime.Timeout || o.ExitCode != -1 || o.Ended || o.out != "begin\n" {
-				t.Errorf("%s: %v", text, o)
+				t.Errorf("%s: %v; want a timeout with the output begin, and the session alive", text, o)
 			}
 			if o.Duration > bound {
 				t.Errorf("%s took %v", text, o.Duration)
@@ -399,7 +399,7 @@ func TestSessionInPlainSh(t *testing.T) {
 		for _, text := range []string{`while :; do :; done`, `sleep 1000`} {
 			o := se.exec(wire.SessionExec{Text: text, Timeout: 200 * time.Millisecond})
 			if o.Ending != runtime.Timeout || o.Ended {
-				t.Errorf("%s: %v", text, o)
+				t.Errorf("%s: %v; want a timeout, and the session alive", text, o)
 			}
 			se.gives(`echo $x`, 0, "5\n")
 		}
@@ -456,7 +456,7 @@ func TestSessionSurvivesAnyText(t *testing.T) {
 			wrong := run0(t, s, wire.Command{Argv: []string{"bash", "-n", "-c", text.String()}}).ExitCode == 2
 			a := se.dial(wire.SessionExec{Text: text.String(), Timeout: time.Second}).all()
 			if a.failure != nil {
-				t.Fatalf("%q: %+v", text.String(), a.failure)
+				t.Fatalf("exec of %q failed: %+v", text.String(), a.failure)
 			}
 			o := outcomeOf(t, a)
 			if o.Ended || wrong && o.Ending == runtime.Exited && o.ExitCode == 0 {

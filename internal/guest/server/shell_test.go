@@ -234,7 +234,7 @@ func TestFailedStartLeavesNoShell(t *testing.T) {
 		for _, cmd := range []wire.Command{{ID: "x", Argv: []string{"no-such-program"}},
 			{ID: "x", Argv: []string{"true"}, User: "root"}, {Argv: []string{"true"}}} {
 			if f := dial(t, s, wire.OpStart, cmd).all().failure; f == nil || f.Field == "" {
-				t.Errorf("%v: %v", cmd, f)
+				t.Errorf("start of %v: %v; want a failure that names a field", cmd, f)
 			}
 		}
 		if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Shells != 0 || p.Commands != 0 || s.spools.Used() != 0 {
@@ -257,7 +257,7 @@ func TestInvalidOutputRequestNamesField(t *testing.T) {
 			o.ID = sh.ID
 			if f := dial(t, s, wire.OpOutput, o.Output).all().failure; f == nil || f.Code != wire.InvalidArgument ||
 				f.Field != o.field {
-				t.Errorf("%+v: %v", o.Output, f)
+				t.Errorf("output %+v: %v; want InvalidArgument of field %s", o.Output, f, o.field)
 			}
 		}
 		// A wait without output ends on its own.

@@ -163,7 +163,7 @@ func TestResizeReachesCommand(t *testing.T) {
 		for _, z := range []wire.Resize{{ID: c.id, Rows: 1}, {ID: c.id, Cols: 1, Rows: -1},
 			{ID: c.id, Cols: wire.MaxCells + 1, Rows: 1}} {
 			if f := dial(t, s, wire.OpResize, z).all().failure; f == nil || f.Code != wire.InvalidArgument || f.Field == "" {
-				t.Errorf("%+v: %v", z, f)
+				t.Errorf("resize %+v: %v; want InvalidArgument that names a field", z, f)
 			}
 		}
 		ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id})
@@ -281,7 +281,7 @@ func TestInvalidTerminalRequests(t *testing.T) {
 		} {
 			f := dial(t, s, wire.OpStart, wire.Command{ID: "no", Argv: []string{"true"}, TTY: &c.tty}).all().failure
 			if f == nil || f.Code != wire.InvalidArgument || f.Field != c.field {
-				t.Errorf("%s: %v", name, f)
+				t.Errorf("start with %s: %v; want InvalidArgument of field %s", name, f, c.field)
 			}
 		}
 		if f := dial(t, s, wire.OpExec, wire.Command{Argv: []string{"true"}, TTY: &wire.TTY{}}).all().failure; f == nil ||
