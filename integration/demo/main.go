@@ -16,10 +16,12 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 )
 
 // wholeTime limits the whole run, which takes a few seconds.
-const wholeTime = 4 * time.Minute
+var wholeTime = testtime.Scale(4 * time.Minute)
 
 func main() {
 	bin := flag.String("bin", "", "the orchestrator `program`")

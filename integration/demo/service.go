@@ -14,14 +14,18 @@ import (
 	"time"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 )
 
 // Timeouts of steps that take moments.
+var (
+	startTime = testtime.Scale(time.Minute)
+	downTime  = testtime.Scale(time.Minute)
+)
+
 const (
-	startTime = time.Minute
-	downTime  = time.Minute
-	pollTime  = 20 * time.Millisecond
-	logTail   = 4 << 10
+	pollTime = 20 * time.Millisecond
+	logTail  = 4 << 10
 )
 
 const settings = `listen: 'unix:%[1]s/o.sock'

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 )
 
 // Environment variables set by integration/scripts/test.sh.
@@ -29,9 +31,13 @@ const (
 )
 
 // Timeouts, far longer than a loaded machine needs.
+var (
+	Long  = testtime.Scale(3 * time.Minute) // a start, a complete cleanup
+	Short = testtime.Scale(time.Minute)     // a state that is about to be reached
+)
+
+// Times between two looks at a state.
 const (
-	Long  = 3 * time.Minute // a start, a complete cleanup
-	Short = time.Minute     // a state that is about to be reached
 	pause = 20 * time.Millisecond
 	rare  = 10 * pause
 )

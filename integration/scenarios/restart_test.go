@@ -20,6 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 )
 
 // big is how much a shell writes while the orchestrator is killed five times.
@@ -68,7 +69,7 @@ func TestOutputSurvivesFiveKills(t *testing.T) {
 	want := source(t)
 	onServerAllRuntimes(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), testtime.Scale(20*time.Minute))
 		defer cancel()
 		shell, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Lossless: true, Exec: v1.Exec{
 			Command: fmt.Sprintf("openssl enc -aes-128-ctr -nosalt -K %s -iv %032d -in /dev/zero 2>/dev/null | head -c %d",

@@ -18,6 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 )
 
 // seed is the image store that all servers of this process start with.
@@ -155,7 +156,7 @@ func TestOnOneServer(t *testing.T) {
 // within returns the context of all calls of a scenario.
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testtime.Scale(10*time.Minute))
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 )
 
 // ImageRef is the name of the image in the store that Images returns.
 const ImageRef = "test/image:latest"
 
 // patience bounds Eventually. It is for tests that hang, on a machine that is busy.
-const patience = 2 * time.Minute
+var patience = testtime.Scale(2 * time.Minute)
 
 // Eventually calls ok every few milliseconds until it returns true. The test fails if it never
 // does.

@@ -18,14 +18,14 @@ import (
 	"time"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const owner = "owner-oci-test"
 
 // patience is much longer than any step takes on a busy machine.
-
-const patience = time.Minute
+var patience = testtime.Scale(time.Minute)
 
 var standin = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "orchestrator-oci-")

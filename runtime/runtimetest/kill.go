@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -24,7 +25,7 @@ type runaway struct {
 }
 
 func runaways() []runaway {
-	const some = time.Second
+	some := testtime.Scale(time.Second)
 	return []runaway{
 		{"daemon", 0, runtime.Exited},
 		{"daemon-keeps-output", 0, runtime.Exited},
@@ -238,7 +239,7 @@ func (k *killer) checkCancelled(t *testing.T) {
 // timeout.
 func (k *killer) checkTracedCommand(t *testing.T) {
 	t.Helper()
-	for _, timeout := range []time.Duration{time.Second, 10 * time.Second} {
+	for _, timeout := range []time.Duration{testtime.Scale(time.Second), testtime.Scale(10 * time.Second)} {
 		if k.checkTracedWithin(t, timeout) {
 			return
 		}

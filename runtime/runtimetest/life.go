@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -156,7 +157,7 @@ func checkNoAdopt(t *testing.T, s *suite) {
 // itself down after the orphan timeout without one.
 func checkOrphanTimeout(t *testing.T, s *suite) {
 	t.Helper()
-	const alone = 5 * time.Second // long enough for a host to connect on a busy machine
+	alone := testtime.Scale(5 * time.Second) // long enough for a host to connect on a busy machine
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.OrphanTimeout = alone })
 	select {
 	case <-b.Done():

@@ -24,15 +24,17 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv/testtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-const (
+// The timeouts are scaled by [testtime.Scale].
+var (
 	// Patience is the timeout for any single step. It is far more than a busy machine needs.
-	Patience = 2 * time.Minute
+	Patience = testtime.Scale(2 * time.Minute)
 	// AnswerTime is the limit for the median ping while commands use up everything else. It is
 	// generous: the machine may run other tests.
-	AnswerTime = 5 * time.Second
+	AnswerTime = testtime.Scale(5 * time.Second)
 )
 
 // Factory creates drivers of one kind. Leftovers, RemoveImage, HostPID, SkipKernelChecks, Only and
