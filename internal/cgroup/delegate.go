@@ -62,18 +62,27 @@ func (h Host) check(s Share) error {
 }
 
 func (h Host) unavailableError(controller string) error {
+	return fmt.Errorf("%w: the %s controller of cgroup %s is not available; %s",
+		ErrUnsupported, controller, h.Mode, h.Fix(controller))
+}
+
+// Fix says how to make a controller available that this host lacks.
+func (h Host) Fix(controller string) string {
 	fix := "mount it (mount -t cgroup -o " + controller + " cgroup /sys/fs/cgroup/" + controller +
 		") or boot without cgroup_disable=" + controller
 	m, mounted := h.mounts[controller]
 	switch {
 	case h.Mode == ModeV2 && !writable(h.Unified):
 		fix = "run as root with " + h.Unified + " mounted read-write"
+	case h.Confined:
+		fix = "this process sees only a cgroup of its own, which grants others no " + controller +
+			" controller: run it in the host's cgroup namespace"
 	case h.Mode == ModeV2:
 		fix = "boot without cgroup_disable=" + controller + ", and unmount any cgroup v1 file system that holds it"
 	case mounted && !writable(m.point):
 		fix = "run as root with " + m.point + " mounted read-write"
 	}
-	return fmt.Errorf("%w: the %s controller of cgroup %s is not available; %s", ErrUnsupported, controller, h.Mode, fix)
+	return fix
 }
 
 // Delegated holds the cgroups made for a sandbox's commands. Dirs maps hierarchies ([Names]) to

@@ -162,3 +162,35 @@ func TestUnenforceableShareIsRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestGrantableControllers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		confined bool
+		procs    string
+		want     []string
+	}{
+		"top of the tree":                     {false, "1\n", []string{"cpu", "memory", "pids"}},
+		"own part, empty":                     {true, "", []string{"cpu", "memory", "pids"}},
+		"own part, with processes at its top": {true, "7\n", []string{"memory"}},
+	} {
+		dir := t.TempDir()
+		for file, text := range map[string]string{
+			"cgroup.controllers": "cpu memory pids\n", "cgroup.subtree_control": "memory\n", "cgroup.procs": tt.procs,
+		} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := Host{Mode: ModeV2, Unified: dir, Confined: tt.confined}.grantable()
+		if diff := cmp.Diff(tt.want, got); diff != "" || err != nil {
+			t.Errorf("%s: error %v; controllers (-want +got):\n%s", name, err, diff)
+		}
+	}
+}
+
+func TestFixForConfinedHost(t *testing.T) {
+	h := Host{Mode: ModeV2, Unified: t.TempDir(), Confined: true}
+	if got, want := h.Fix(CPU), "host's cgroup namespace"; !strings.Contains(got, want) {
+		t.Errorf("Fix(%q) = %q, want it to contain %q", CPU, got, want)
+	}
+}

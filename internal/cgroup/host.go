@@ -28,12 +28,14 @@ const (
 // and this process may write it. Kill: the kernel has cgroup.kill (5.14); without it a kill takes
 // longer but is as complete. FastMoves: the cgroup2 tree is mounted with favordynmods; without it
 // the first move of a process after a pause takes 5 to 15 ms. Unified: the mount point of the
-// cgroup2 tree, or "".
+// cgroup2 tree, or "". Confined: this process sees only a part of the cgroup2 tree, as in a
+// container with a cgroup namespace.
 type Host struct {
 	Mode                    Mode
 	Memory, Pids, CPU, Kill bool
 	FastMoves               bool
 	Unified                 string
+	Confined                bool
 
 	mounts map[string]mount // by hierarchy; on v2 only Unified
 }
@@ -55,15 +57,33 @@ func Detect() (Host, error) {
 		return ok && writable(m.point)
 	}
 	if h.Mode == ModeV2 {
-		list, err := os.ReadFile(path.Join(h.Unified, "cgroup.controllers"))
+		h.Confined = exists(path.Join(h.Unified, "cgroup.type")) // the top of the whole tree has none
+		list, err := h.grantable()
 		if err != nil {
 			return Host{}, fmt.Errorf("detect cgroups: %w", err)
 		}
-		have := strings.Fields(string(list))
-		on = func(c string) bool { return slices.Contains(have, c) && writable(h.Unified) }
+		on = func(c string) bool { return slices.Contains(list, c) && writable(h.Unified) }
 	}
 	h.Memory, h.Pids, h.CPU = on(Memory), on(Pids), on(CPU)
 	return h, nil
+}
+
+// grantable returns the controllers that cgroups at the top of the cgroup2 tree can have. If this
+// process sees only a part of the tree, processes in its topmost cgroup keep the kernel from
+// enabling another controller below it.
+func (h Host) grantable() ([]string, error) {
+	file := "cgroup.controllers"
+	if h.Confined {
+		held, err := os.ReadFile(path.Join(h.Unified, "cgroup.procs"))
+		if err != nil {
+			return nil, err
+		}
+		if len(held) > 0 {
+			file = "cgroup.subtree_control"
+		}
+	}
+	list, err := os.ReadFile(path.Join(h.Unified, file))
+	return strings.Fields(string(list)), err
 }
 
 // detectLayout sorts the mounts. If a hierarchy is mounted several times, the mount that shows most

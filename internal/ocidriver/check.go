@@ -38,8 +38,7 @@ func (d Driver) CheckCgroups() (host cgroup.Host, noSwap bool, err error) {
 	}{{cgroup.Memory, host.Memory}, {cgroup.Pids, host.Pids}, {cgroup.CPU, host.CPU}} {
 		if !c.have {
 			return host, false, d.Unfit(fmt.Sprintf("the %s controller of cgroup %s is missing or not writable", c.name,
-				host.Mode),
-				"boot without cgroup_disable="+c.name+", and mount /sys/fs/cgroup read-write")
+				host.Mode), host.Fix(c.name))
 		}
 	}
 	if host.Mode == cgroup.ModeV2 {

@@ -150,7 +150,7 @@ func checkCgroups() check {
 			"cgroup",
 			checkWarn,
 			fmt.Sprintf("%s, without %s", h.Mode, strings.Join(missing, ", ")),
-			"mount /sys/fs/cgroup read-write, with these controllers",
+			h.Fix(missing[0]),
 		}
 	}
 	return check{"cgroup", checkOK, fmt.Sprintf("%s with memory, pids, cpu", h.Mode), ""}
