@@ -6,6 +6,7 @@ package guestbin
 import (
 	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"embed"
 	"encoding/hex"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 
@@ -36,7 +38,25 @@ func binary(name string) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNone
 	}
-	return b, err
+	if err != nil {
+		return nil, err
+	}
+	return b, checkMachine(b, runtime.GOARCH)
+}
+
+// checkMachine returns an error unless b is a program for Linux on an architecture that this program
+// is built for.
+func checkMachine(b []byte, arch string) error {
+	machines := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+	f, err := elf.NewFile(bytes.NewReader(b))
+	if err != nil {
+		return fmt.Errorf("embedded guest: %w: build it with `make build`", err)
+	}
+	if want, ok := machines[arch]; ok && f.Machine != want {
+		return fmt.Errorf("embedded guest: built for %s, and this program for %s: build both with `make build GOARCH=%s`",
+			f.Machine, arch, arch)
+	}
+	return nil
 }
 
 // name is that of the guest's file; those of its programs are beside it.

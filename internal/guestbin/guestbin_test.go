@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 )
@@ -55,6 +57,23 @@ func TestBytesSaysWhenThereIsNoGuest(t *testing.T) {
 	}
 	if !errors.Is(err, ErrNone) {
 		t.Errorf("Bytes: %v, want %v", err, ErrNone)
+	}
+}
+
+func TestCheckMachineRefusesOtherArchitectures(t *testing.T) {
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkMachine(program, runtime.GOARCH); err != nil {
+		t.Errorf("checkMachine(this program, %q) = %v, want no error", runtime.GOARCH, err)
+	}
+	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH]
+	if err := checkMachine(program, other); err == nil || !strings.Contains(err.Error(), "GOARCH="+other) {
+		t.Errorf("checkMachine(this program, %q) = %v, want how to build it", other, err)
+	}
+	if err := checkMachine([]byte("text"), runtime.GOARCH); err == nil {
+		t.Error("checkMachine(text) succeeded, want an error")
 	}
 }
 
