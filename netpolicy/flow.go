@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // flow is one tunnel or one request, from the decision to the audit record.
@@ -120,9 +118,7 @@ func (f *flow) queuesMoved() bool {
 	f.queued = 0
 	for _, end := range ends {
 		_ = end.Control(func(fd uintptr) {
-			if n, err := unix.IoctlGetInt(int(fd), unix.TIOCOUTQ); err == nil {
-				f.queued += n
-			}
+			f.queued += sendQueue(fd)
 		})
 	}
 	return was != 0 && f.queued != was

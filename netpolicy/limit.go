@@ -1,10 +1,6 @@
 package netpolicy
 
-import (
-	"math"
-	"syscall"
-	"time"
-)
+import "time"
 
 // Defaults of Limits.
 const (
@@ -74,13 +70,4 @@ func (l Limits) withDefaults() Limits {
 	}
 	l.Bytes = max(l.Bytes, 0)
 	return l
-}
-
-// maxOpen returns how many connections the process's descriptor limit allows.
-func maxOpen() int {
-	var files syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
-		return math.MaxInt
-	}
-	return int(min(files.Cur/filesPerConnection, math.MaxInt))
 }

@@ -13,8 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // newSuffix ends the name of a file that replaces another one. The next call overwrites what a
@@ -40,7 +38,7 @@ func ReplaceSynced(path string, content []byte, mode fs.FileMode, written func()
 
 func replace(path string, content []byte, mode fs.FileMode, sync func(*os.File) error,
 	rename func(from, to string) error) error {
-	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|noFollow, 0o600)
 	if err != nil {
 		return err
 	}
@@ -63,35 +61,10 @@ func RenameSynced(from, to string) error {
 	return SyncDir(filepath.Dir(to))
 }
 
-// SyncDir makes the names in a directory survive a power loss.
-func SyncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-// TryLock locks an open file or directory. how is unix.LOCK_EX or unix.LOCK_SH. It reports false if
-// another open file has a lock that excludes it. The lock is released when every copy of the
-// descriptor is closed, also by the end of the process.
-func TryLock(f *os.File, how int) (bool, error) {
-	for {
-		switch err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); {
-		case err == nil:
-			return true, nil
-		case errors.Is(err, unix.EWOULDBLOCK):
-			return false, nil
-		case !errors.Is(err, unix.EINTR):
-			return false, fmt.Errorf("lock %s: %w", f.Name(), err)
-		}
-	}
-}
-
 // Lock is TryLock for an exclusive lock that waits until ctx ends.
 func Lock(ctx context.Context, f *os.File) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		if locked, err := TryLock(f, unix.LOCK_EX); locked || err != nil {
+		if locked, err := TryLock(f, Exclusive); locked || err != nil {
 			return err
 		}
 		select {

@@ -140,15 +140,6 @@ func NewConnLimiter(b ConnBounds, log *slog.Logger) *ConnLimiter {
 		callers: map[string]*connHolder{}}
 }
 
-// openFiles returns how many files this process may open.
-func openFiles() int {
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return 0
-	}
-	return int(min(limit.Cur, 1<<20))
-}
-
 // Limit makes h report the state of its connections to l. It returns the listener that h must
 // serve in place of inner.
 func (l *ConnLimiter) Limit(h *http.Server, inner net.Listener) net.Listener {

@@ -14,8 +14,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 )
 
@@ -90,14 +88,14 @@ func sweep(path string, undo func(dir string) error) error {
 // take locks the directory at path. It returns nil if another process has locked it, or if it is
 // gone.
 func take(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|hostfile.Directory, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if locked, err := hostfile.TryLock(f, unix.LOCK_EX); !locked {
+	if locked, err := hostfile.TryLock(f, hostfile.Exclusive); !locked {
 		return nil, errors.Join(err, f.Close())
 	}
 	had, err := f.Stat()

@@ -16,9 +16,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	_ "modernc.org/sqlite" // the driver "sqlite"
 )
@@ -160,7 +160,7 @@ func classify(err error) error {
 		return err
 	case errors.Is(err, sql.ErrNoRows):
 		return fmt.Errorf("no such row: %w", errdefs.ErrNotFound)
-	case strings.Contains(err.Error(), "database or disk is full"), errors.Is(err, unix.ENOSPC):
+	case strings.Contains(err.Error(), "database or disk is full"), errors.Is(err, syscall.ENOSPC):
 		return fmt.Errorf("%w: free some space under the state directory: %w", err, errdefs.ErrResourceExhausted)
 	default:
 		return err

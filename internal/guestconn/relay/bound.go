@@ -1,10 +1,6 @@
 package relay
 
-import (
-	"net"
-
-	"golang.org/x/sys/unix"
-)
+import "net"
 
 // While a receiver does not read, the kernel charges the bytes in transit to the sender. So only
 // the first connections get the kernel's default buffers. On unix sockets, whose two ends wake each
@@ -37,18 +33,4 @@ func Bound(conn net.Conn, beside int) {
 	if b, ok := conn.(*net.TCPConn); ok { // the receive buffer of a unix socket is its peer's send buffer
 		_ = b.SetReadBuffer(size)
 	}
-}
-
-// widen sets a large send buffer. The host may exceed the system's limit; a guest gets what the
-// limit permits.
-func widen(u *net.UnixConn) {
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Control(func(fd uintptr) {
-		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, linkBuffer) != nil {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, linkBuffer)
-		}
-	})
 }

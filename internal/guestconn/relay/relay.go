@@ -8,12 +8,11 @@
 package relay
 
 import (
+	"errors"
 	"io"
 	"net"
 	"sync"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -24,6 +23,17 @@ const (
 	manyLarge = 32
 	small     = 4 << 10
 )
+
+// A piece of at least bulk bytes switches to splicing, until patience smaller pieces have followed.
+// Copying is cheaper for small pieces, and most connections have no others.
+const (
+	bulk     = 16 << 10
+	patience = 8
+)
+
+// errCopy means that the bytes must be copied: no pipe is available, or the kernel does not support
+// the splice.
+var errCopy = errors.New("no pipe available")
 
 // Pool has the buffers of many relays. The zero value is ready to use. Its methods are safe for
 // concurrent use.
@@ -142,13 +152,9 @@ type source struct {
 
 func newSource(p *Pool, from io.Reader) *source {
 	s := &source{pool: p, from: from}
-	if sc, ok := from.(syscall.Conn); ok {
-		if raw, err := sc.SyscallConn(); err == nil {
-			s.raw, s.try = raw, s.read
-			return s
-		}
+	if !s.readRaw() {
+		s.one = new([small]byte)
 	}
-	s.one = new([small]byte)
 	return s
 }
 
@@ -166,22 +172,6 @@ func (s *source) next() ([]byte, error) {
 		s.err = io.EOF
 	}
 	return s.buf[:max(s.n, 0)], s.err
-}
-
-// read is one attempt without waiting. It returns false if no data is available yet.
-func (s *source) read(fd uintptr) bool {
-	s.buf = s.pool.get()
-	for {
-		s.n, s.err = unix.Read(int(fd), s.buf)
-		if s.err != unix.EINTR {
-			break
-		}
-	}
-	if s.err == unix.EAGAIN {
-		s.release()
-		return false
-	}
-	return true
 }
 
 // blocking uses a buffer of the pool only if the last piece filled its buffer, so that more data is

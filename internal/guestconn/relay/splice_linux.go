@@ -2,7 +2,6 @@ package relay
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"net"
 	"sync"
@@ -10,17 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// A piece of at least bulk bytes switches to splicing, until patience smaller pieces have followed.
-// Copying is cheaper for small pieces, and most connections have no others.
-const (
-	bulk     = 16 << 10
-	patience = 8
-)
-
-// errCopy means that the bytes must be copied: no pipe is available, or the kernel does not support
-// the splice.
-var errCopy = errors.New("no pipe available")
 
 // splice moves bytes from one socket to another without copying them to user space. It holds a pipe
 // only while the pipe contains bytes.
