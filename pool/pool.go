@@ -103,6 +103,9 @@ func (e *EmptyError) Error() string {
 		e.RetryAfter.Round(time.Millisecond))
 }
 
+// RetryIn returns when to try again.
+func (e *EmptyError) RetryIn() time.Duration { return e.RetryAfter }
+
 // Unwrap returns the errdefs class.
 func (e *EmptyError) Unwrap() error { return errdefs.ErrResourceExhausted }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
 )
@@ -17,7 +18,7 @@ import (
 func TestRefusedMCPCallIsRecorded(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	talk := mcp.New(mcp.Options{Engine: e.Governed})
+	talk := mcp.New(mcp.Options{Engine: e.Governed, ForCallers: core.ForCallers})
 	s := New(Options{Engine: e, MCP: talk})
 	srv := httptest.NewServer(s.mux)
 	t.Cleanup(func() {

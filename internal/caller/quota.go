@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Quotas are a caller's limits; zero means no limit. Waiting bounds the calls that wait for a
@@ -22,20 +22,27 @@ type Quotas struct {
 }
 
 // QuotaError reports which quota of a caller is used up. Its class is ResourceExhausted.
-type QuotaError = scheduler.QuotaError
+type QuotaError = usererror.QuotaError
+
+// SandboxQuotas are the limits of a caller's sandboxes; zero means no limit. Memory is in bytes.
+type SandboxQuotas struct {
+	Sandboxes int
+	Memory    int64
+	Waiting   int
+}
 
 // SandboxQuotas returns the quotas of a caller's sandboxes: the token's, and the service's defaults
 // where the token sets none. The local operator has no quotas, and operators' tokens have no
 // defaults.
-func (s *Service) SandboxQuotas(p Principal) scheduler.Quotas {
+func (s *Service) SandboxQuotas(p Principal) SandboxQuotas {
 	if p.Caller == LocalCaller {
-		return scheduler.Quotas{}
+		return SandboxQuotas{}
 	}
 	d := s.Defaults
 	if p.Operator {
 		d = Quotas{}
 	}
-	q := scheduler.Quotas{Sandboxes: d.Sandboxes, Memory: d.MemoryBytes, Waiting: d.Waiting}
+	q := SandboxQuotas{Sandboxes: d.Sandboxes, Memory: d.MemoryBytes, Waiting: d.Waiting}
 	if n := p.Quotas.Sandboxes; n > 0 {
 		q.Sandboxes = n
 	}

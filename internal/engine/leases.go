@@ -100,7 +100,7 @@ func (e *Engine) acquire(
 			e.limits.TTL,
 		), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.limits.Idle),
 		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.limits.Wait),
-		Quotas: e.Callers.SandboxQuotas(p),
+		Quotas: scheduler.Quotas(e.Callers.SandboxQuotas(p)),
 	}
 	if err := e.checkKnown(p, r); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed/present"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
@@ -61,7 +62,7 @@ func (t *transaction) answer(ctx context.Context, out any, o tool.Outcome, err e
 		res.ExitCode = &o.ExitCode
 	}
 	if t.verdict != nil && t.verdict.Action != policy.Allow {
-		v := PresentVerdict(*t.verdict)
+		v := present.Verdict(*t.verdict)
 		res.Verdict = &v
 	}
 	if c, ok := out.(tool.CommandOutput); ok {

@@ -11,6 +11,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed/present"
 )
 
 // hostError is the prefix of recorded errors that only operators may read.
@@ -94,30 +95,7 @@ func (s *Service) VerifyAudit(ctx context.Context, p caller.Principal, head stri
 	if err != nil {
 		return v1.AuditReport{}, err
 	}
-	return PresentAudit(r), nil
-}
-
-// PresentAudit converts a verification report to its API form.
-func PresentAudit(r audit.Report) v1.AuditReport {
-	out := v1.AuditReport{
-		OK:       r.OK,
-		Records:  r.Records,
-		Head:     r.Head,
-		Problems: []v1.AuditProblem{},
-		More:     r.More,
-		Parts:    []v1.AuditPart{},
-	}
-	for _, p := range r.Problems {
-		out.Problems = append(out.Problems, v1.AuditProblem{Seq: p.Seq, Kind: string(p.Kind), Message: p.Message})
-	}
-	for _, p := range r.Parts {
-		part := v1.AuditPart{Part: p.Number, State: string(p.State), First: p.First, Last: p.Last}
-		if p.State == audit.PartRemoved {
-			part.RemovedAt = &p.Removed
-		}
-		out.Parts = append(out.Parts, part)
-	}
-	return out
+	return present.Audit(r), nil
 }
 
 func presentRecord(r audit.Stored) v1.AuditRecord {

@@ -8,7 +8,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
-	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed/present"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -166,22 +166,5 @@ func (s *Service) CheckPolicy(_ context.Context, principal caller.Principal, r v
 	if err != nil {
 		return v1.Verdict{}, err
 	}
-	return PresentVerdict(v), nil
-}
-
-// PresentVerdict converts a verdict to its API form.
-func PresentVerdict(v policy.Verdict) v1.Verdict {
-	out := v1.Verdict{
-		Verdict:  string(v.Action),
-		Rule:     v.Rule,
-		Class:    v.Class,
-		HardDeny: v.HardDeny,
-		Message:  v.Message,
-		Program:  v.Program,
-	}
-	if v.At != nil {
-		at := v1.Position(*v.At)
-		out.At = &at
-	}
-	return out
+	return present.Verdict(v), nil
 }

@@ -199,13 +199,5 @@ func (t *transaction) executeRecorded(ctx context.Context) (any, tool.Outcome, e
 	return t.runTool(ctx)
 }
 
-// Watch observes a tool call in progress. Each function may be nil. They are called by one
-// goroutine at a time and must not block.
-type Watch struct {
-	// Asked is called when the call waits for this approval request.
-	Asked func(v1.Approval)
-	// Started is called with the sandbox in which the call runs.
-	Started func(sandbox string)
-	// Output is called with output as the command writes it. p is valid only during the call.
-	Output func(stream string, p []byte)
-}
+// Watch observes a tool call in progress.
+type Watch = tool.Watch

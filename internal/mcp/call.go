@@ -11,7 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // runningCall is a running call.
@@ -119,8 +119,8 @@ func idempotencyKey(m mcp.Meta) (string, error) {
 	return "", &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "_meta " + metaKey + " must be a string"}
 }
 
-func (c *runningCall) watch() governed.Watch {
-	w := governed.Watch{
+func (c *runningCall) watch() tool.Watch {
+	w := tool.Watch{
 		Asked: c.ask,
 		Started: func(string) {
 			c.cancelAsking()

@@ -1,17 +1,22 @@
 package mcp
 
 import (
-	"cmp"
 	"errors"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
+
+// retryable is an error that says when to try again, such as that no sandbox is free.
+type retryable interface {
+	error
+	RetryIn() time.Duration
+}
 
 // failedResult returns the result of a call that could not be carried out. Models see the reason
 // and can react. Errors of the connection are protocol errors.
@@ -21,8 +26,8 @@ func (s *Server) failedResult(a Access, err error) (*mcp.CallToolResult, error) 
 	}
 	text := s.userMessage(a, err, "tool call failed")
 	meta := mcp.Meta{}
-	if e, ok := errors.AsType[*core.EmptyError](err); ok && e.RetryAfter > 0 {
-		meta[metaError] = v1.ToolError{Type: "unavailable", Message: text, RetryAfterMS: e.RetryAfter.Milliseconds()}
+	if e, ok := errors.AsType[retryable](err); ok && e.RetryIn() > 0 {
+		meta[metaError] = v1.ToolError{Type: "unavailable", Message: text, RetryAfterMS: e.RetryIn().Milliseconds()}
 	}
 	return &mcp.CallToolResult{Meta: meta, Content: []mcp.Content{&mcp.TextContent{Text: text}}, IsError: true}, nil
 }
@@ -40,7 +45,10 @@ func (s *Server) protocolError(a Access, err error, what string) error {
 func (s *Server) userMessage(a Access, err error, what string) string {
 	said := err
 	if !a.Principal.Operator {
-		said = cmp.Or(core.As[*v1.Problem](err), core.ForCallers(err))
+		said = s.opts.ForCallers(err)
+		if problem, ok := errors.AsType[*v1.Problem](err); ok {
+			said = problem
+		}
 	}
 	if said == nil || !isExpected(err) {
 		s.log.Error(what, "caller", a.Principal.Caller, "error", err)

@@ -17,8 +17,8 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -84,7 +84,7 @@ func (f *fake) hasRefused() []string {
 }
 
 func (f *fake) CallTool(
-	ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w governed.Watch,
+	ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w tool.Watch,
 ) (v1.ToolResult, error) {
 	f.mu.Lock()
 	f.calls, f.by = append(f.calls, r), append(f.by, p)
@@ -142,7 +142,7 @@ func (f *fake) CallTool(
 
 // ask creates an approval request and waits for its answer.
 func (f *fake) ask(
-	ctx context.Context, id string, p caller.Principal, r v1.ToolCall, w governed.Watch,
+	ctx context.Context, id string, p caller.Principal, r v1.ToolCall, w tool.Watch,
 ) (denied bool, err error) {
 	answer := make(chan v1.ApprovalAnswer, 1)
 	a := v1.Approval{ID: "apr-" + id, Kind: "call", State: "pending", Caller: p.Caller, Tool: "system.bash",
@@ -179,7 +179,7 @@ func (f *fake) AnswerApproval(
 	}
 }
 
-func (f *fake) CallOutput(_ context.Context, _ caller.Principal, id string, r core.OutputRequest) (v1.Output, error) {
+func (f *fake) CallOutput(_ context.Context, _ caller.Principal, id string, r tool.OutputRequest) (v1.Output, error) {
 	if !strings.HasPrefix(id, "call-") {
 		return v1.Output{}, fmt.Errorf("call %q is not known: %w", id, errdefs.ErrNotFound)
 	}
@@ -232,6 +232,7 @@ var operator = Access{Principal: caller.Principal{Caller: "anna", Operator: true
 // connect returns a client's session with a server over memory.
 func connect(t *testing.T, o Options, co *mcp.ClientOptions) (*mcp.ClientSession, *Server) {
 	t.Helper()
+	o.ForCallers = core.ForCallers
 	s := New(o)
 	near, far := mcp.NewInMemoryTransports()
 	if _, err := s.sdk.Connect(t.Context(), near, nil); err != nil {

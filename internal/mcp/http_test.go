@@ -16,12 +16,14 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 // serve returns a server's URL. The bearer token is the caller, "root" is an operator, and the text
 // after a slash is the profile.
 func serve(t *testing.T, o Options) (string, *Server) {
 	t.Helper()
+	o.ForCallers = core.ForCallers
 	s := New(o)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, profile, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), "/")

@@ -12,6 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 // A batch counts as many requests as it has messages.
@@ -122,7 +123,7 @@ func TestSessionsAreSharedFairly(t *testing.T) {
 
 // Subscriptions to many URIs use no memory.
 func TestSubscriptionsUseOneURI(t *testing.T) {
-	s := New(Options{Engine: newFake()})
+	s := New(Options{Engine: newFake(), ForCallers: core.ForCallers})
 	var got []string
 	h := s.receive(func(_ context.Context, _ string, req mcp.Request) (mcp.Result, error) {
 		switch p := req.GetParams().(type) {

@@ -7,13 +7,13 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // panicking is an engine whose outputs cannot be read.
 type panicking struct{ *fake }
 
-func (panicking) CallOutput(context.Context, caller.Principal, string, core.OutputRequest) (v1.Output, error) {
+func (panicking) CallOutput(context.Context, caller.Principal, string, tool.OutputRequest) (v1.Output, error) {
 	panic("broken")
 }
 

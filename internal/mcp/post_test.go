@@ -16,12 +16,13 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 )
 
 // The body of a client that left is held until its calls have ended.
 func TestBodyIsHeldUntilLostCallsEnd(t *testing.T) {
 	f := newFake()
-	s := New(Options{Engine: f, Resume: time.Hour})
+	s := New(Options{Engine: f, ForCallers: core.ForCallers, Resume: time.Hour})
 	var held atomic.Int32
 	served := make(chan struct{}, 8)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -11,7 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // The output of earlier calls as resources.
@@ -53,7 +53,7 @@ func (s *Server) readOutput(ctx context.Context, req *mcp.ReadResourceRequest) (
 	meta := mcp.Meta{}
 	for offset := int64(0); ; {
 		o, err := s.engine.CallOutput(ctx, a.Principal, id,
-			core.OutputRequest{Stream: stream, Offset: offset, Limit: maxResource - int64(len(b))})
+			tool.OutputRequest{Stream: stream, Offset: offset, Limit: maxResource - int64(len(b))})
 		if err != nil {
 			return nil, s.protocolError(a, err, "failed to read output")
 		}

@@ -9,7 +9,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // largeOutputs is an engine whose calls have as much output as is asked for. JSON escapes each byte
@@ -20,7 +20,7 @@ func (largeOutputs) CallOutput(
 	_ context.Context,
 	_ caller.Principal,
 	_ string,
-	r core.OutputRequest,
+	r tool.OutputRequest,
 ) (v1.Output, error) {
 	return v1.Output{Data: strings.Repeat("\x01", int(r.Limit)), NextOffset: r.Limit}, nil
 }

@@ -18,19 +18,18 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // Engine is the part of the service that a Server uses. *governed.Service implements it, and so
 // does a client of a running server.
 type Engine interface {
 	Tools(ctx context.Context, p caller.Principal, profile string) ([]v1.Tool, error)
-	CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w governed.Watch) (v1.ToolResult, error)
+	CallTool(ctx context.Context, p caller.Principal, name string, r v1.ToolCall, w tool.Watch) (v1.ToolResult, error)
 	// RefuseCall records a tool call that did not reach CallTool, and returns cause.
 	RefuseCall(ctx context.Context, p caller.Principal, name string, body []byte, cause error) error
-	CallOutput(ctx context.Context, p caller.Principal, id string, r core.OutputRequest) (v1.Output, error)
+	CallOutput(ctx context.Context, p caller.Principal, id string, r tool.OutputRequest) (v1.Output, error)
 	AnswerApproval(ctx context.Context, p caller.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error)
 	// EndSession removes the sandbox of a session, if it has one.
 	EndSession(ctx context.Context, p caller.Principal, session string) error
@@ -65,6 +64,9 @@ type Options struct {
 	Engine Engine
 	// Refused is called before the answer that refuses n tool calls, and may delay it. It may be nil.
 	Refused func(p caller.Principal, n int)
+	// ForCallers returns the error in err's tree whose text callers who are no operators may read, or
+	// nil. By default, they read none but those of a remote service.
+	ForCallers func(err error) error
 	// Version is sent to clients.
 	Version string
 	// Access applies to calls on stdio. HTTP requests have their own.
@@ -146,6 +148,9 @@ func New(o Options) *Server {
 	}
 	if o.Refused == nil {
 		o.Refused = func(caller.Principal, int) {}
+	}
+	if o.ForCallers == nil {
+		o.ForCallers = func(error) error { return nil }
 	}
 	s := &Server{opts: o, log: o.Log, engine: o.Engine, results: newResultBudget(),
 		sessions: map[*mcp.ServerSession]*session{}}

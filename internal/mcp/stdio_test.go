@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"io"
 	"os"
 	"testing"
@@ -17,7 +18,9 @@ func TestRunServesOneSessionUntilInputEnds(t *testing.T) {
 	}
 	outR, outW := io.Pipe()
 	done := make(chan error, 1)
-	go func() { done <- New(Options{Engine: f, Access: operator}).Run(context.Background(), inR, outW) }()
+	go func() {
+		done <- New(Options{Engine: f, ForCallers: core.ForCallers, Access: operator}).Run(context.Background(), inR, outW)
+	}()
 	lines := bufio.NewReader(outR)
 	write := func(s string) {
 		t.Helper()
@@ -54,7 +57,9 @@ func TestRunEndsWithContext(t *testing.T) {
 	defer inW.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- New(Options{Engine: f, Access: operator}).Run(ctx, inR, os.Stderr) }()
+	go func() {
+		done <- New(Options{Engine: f, ForCallers: core.ForCallers, Access: operator}).Run(ctx, inR, os.Stderr)
+	}()
 	cancel()
 	within(t, done, "the end of the server")
 }

@@ -3,9 +3,8 @@ package scheduler
 import (
 	"context"
 	"fmt"
-	"time"
 
-	"github.com/containerd/errdefs"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Quotas limits one caller. Zero means no limit.
@@ -18,26 +17,8 @@ type Quotas struct {
 	Waiting int
 }
 
-// QuotaError reports which quota of a caller is used up. Its class is ResourceExhausted.
-type QuotaError struct {
-	Quota       string // the name, such as "sandboxes"
-	Limit, Used int64
-	Unit        string // unit of Limit and Used
-	// RetryAfter is the time until the quota is reset, or 0 if the caller has to free something.
-	RetryAfter time.Duration
-}
-
-// Error implements error. The text is safe for callers.
-func (e *QuotaError) Error() string {
-	text := fmt.Sprintf("the quota %s is used up: %d of %d %s", e.Quota, e.Used, e.Limit, e.Unit)
-	if e.RetryAfter > 0 {
-		return text + ": try again in " + e.RetryAfter.Round(time.Second).String()
-	}
-	return text
-}
-
-// Unwrap returns the errdefs class.
-func (e *QuotaError) Unwrap() error { return errdefs.ErrResourceExhausted }
+// QuotaError reports which quota of a caller is used up.
+type QuotaError = usererror.QuotaError
 
 // usage is what one caller uses of its quotas.
 type usage struct {

@@ -15,7 +15,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed/present"
 )
 
 // NewAuditCommand returns "orchestrator audit" with its commands.
@@ -246,7 +246,7 @@ func verifyAuditFiles(ctx context.Context, a *cli.App, dir, key, head string) er
 	if err != nil {
 		return err
 	}
-	return printAuditReport(a, governed.PresentAudit(r))
+	return printAuditReport(a, present.Audit(r))
 }
 
 // auditPart describes a part of the log.

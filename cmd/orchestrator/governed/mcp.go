@@ -14,9 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 type mcpOptions struct {
@@ -143,31 +142,6 @@ func mcpOnServer(ctx context.Context, a *cli.App, c config.Config, o mcpOptions,
 	return serveStdio(ctx, a, c, o, remote{cl}, p)
 }
 
-// mcpLocally serves MCP with the tools of an engine in this process.
-func mcpLocally(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) (err error) {
-	if o.template == "" {
-		o.template = config.DefaultTemplate
-	}
-	if c, err = standalone.SelectTemplate(a, c, o.template); err != nil {
-		return err
-	}
-	if err := standalone.MakeStateDir(c.StateDir); err != nil {
-		return err
-	}
-	h := &standalone.LocalRun{
-		App:      a,
-		Config:   c,
-		Log:      standalone.Logger(a.Stderr, c.Log),
-		Template: o.template,
-		Governed: true,
-	}
-	defer func() { err = errors.Join(err, h.Close(ctx)) }()
-	if err := h.Open(ctx, o.workspace); err != nil {
-		return err
-	}
-	return h.Serve(ctx, func() error { return serveStdio(ctx, a, c, o, h.Engine.Governed, caller.Local("")) })
-}
-
 // remote is a server as the engine of an MCP session. The server knows its caller by the token,
 // whatever the call says.
 type remote struct{ cl *client.Client }
@@ -183,7 +157,7 @@ func (r remote) CallTool(
 	principal caller.Principal,
 	name string,
 	req v1.ToolCall,
-	w governed.Watch,
+	w tool.Watch,
 ) (v1.ToolResult, error) {
 	o := client.CallOptions{IdempotencyKey: principal.Key, Persist: true, Asked: w.Asked, Started: w.Started}
 	if w.Output != nil {
@@ -203,7 +177,7 @@ func (r remote) CallOutput(
 	ctx context.Context,
 	_ caller.Principal,
 	id string,
-	o core.OutputRequest,
+	o tool.OutputRequest,
 ) (v1.Output, error) {
 	return r.cl.Tools.Output(
 		ctx,

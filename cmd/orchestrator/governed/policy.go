@@ -10,7 +10,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed/present"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 )
@@ -124,7 +124,7 @@ func checkPolicy(set *profile.Set, r v1.PolicyCheck) (v1.Verdict, error) {
 	if err != nil {
 		return v1.Verdict{}, err
 	}
-	return governed.PresentVerdict(v), nil
+	return present.Verdict(v), nil
 }
 
 func printVerdict(a *cli.App, v v1.Verdict) error {

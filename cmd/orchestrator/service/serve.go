@@ -24,6 +24,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
@@ -418,6 +419,7 @@ func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 	refusals, callers, requests := httpguard.NewRefusalPacer(), s.config.Callers, s.config.Requests
 	talk := mcp.New(mcp.Options{
 		Engine: s.engine.Governed, Refused: refusals.Wait, Version: s.app.Version, Requests: callers.MaxRequests, Log: s.log,
+		ForCallers: core.ForCallers,
 	})
 	return talk, api.New(api.Options{
 		Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
