@@ -11,8 +11,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/image"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/job"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/sandbox"
-	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/service"
-	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/template"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/workspace"
 )
@@ -56,15 +54,15 @@ command was ended, for example by a limit.`,
 		return nil
 	}
 	root.AddCommand(
-		service.NewServeCommand(a), service.NewDownCommand(a), service.NewDoctorCommand(a), service.NewKubernetesCommand(a),
 		sandbox.NewRunCommand(a), sandbox.NewSandboxCommand(a), sandbox.NewExecCommand(a), sandbox.NewShellCommand(a),
 		sandbox.NewSessionCommand(a), sandbox.NewLogsCommand(a), sandbox.NewCopyCommand(a), sandbox.NewForwardCommand(a),
 		sandbox.NewPSCommand(a), sandbox.NewTopCommand(a), sandbox.NewEventsCommand(a),
 		job.NewCommand(a), image.NewCommand(a), workspace.NewCommand(a), template.NewTemplateCommand(a), template.NewPoolCommand(a),
 		governed.NewToolCommand(a), governed.NewMCPCommand(a), governed.NewApprovalsCommand(a), governed.NewTokenCommand(a),
 		governed.NewAuditCommand(a), governed.NewPolicyCommand(a), governed.NewProfileCommand(a),
-		newConfigCommand(a), newVersionCommand(a), standalone.NewJanitorCommand(a),
+		newConfigCommand(a), newVersionCommand(a),
 	)
+	root.AddCommand(hostCommands(a)...)
 	completeArguments(a, root)
 	return root
 }

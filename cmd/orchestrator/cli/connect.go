@@ -12,7 +12,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
@@ -185,7 +184,7 @@ func ServerPID(dir string) string {
 		return ""
 	}
 	defer f.Close()
-	if free, _ := hostfile.TryLock(f, unix.LOCK_SH); free {
+	if free, _ := hostfile.TryLock(f, hostfile.Shared); free {
 		return ""
 	}
 	text := make([]byte, 32)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -38,7 +37,7 @@ func ReadToken(path string) (string, error) {
 		return "", fmt.Errorf("token file: %w", err)
 	case !info.Mode().IsRegular() || info.Size() > maxToken:
 		return "", bad("is not a regular file of at most 4096 bytes")
-	case info.Mode().Perm()&0o077 != 0 && !sharedByRoot(info):
+	case readableByOthers(info):
 		return "", bad(fmt.Sprintf("has mode %04o: others can read it; chmod 600 it", info.Mode().Perm()))
 	}
 	text, err := os.ReadFile(path)
@@ -57,15 +56,4 @@ func ReadToken(path string) (string, error) {
 		}
 	}
 	return token, nil
-}
-
-// sharedByRoot reports whether root has given the file to a group of this process, for reading
-// only. The files of a secret that Kubernetes mounts are like that.
-func sharedByRoot(info os.FileInfo) bool {
-	owner, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || owner.Uid != 0 || owner.Gid == 0 || info.Mode().Perm()&0o037 != 0 {
-		return false
-	}
-	groups, err := os.Getgroups()
-	return err == nil && (int(owner.Gid) == os.Getegid() || slices.Contains(groups, int(owner.Gid)))
 }

@@ -15,15 +15,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/images/build"
-	"github.com/sandbox-orchestrator/orchestrator/images/debian"
 )
 
 type buildOptions struct {
 	v1.BuildRequest
-	args  []string
-	quiet bool
-	list  debian.List
-	from  string
+	args     []string
+	quiet    bool
+	packages []string
+	from     string
 }
 
 func newImageBuild(a *cli.App) *cobra.Command {
@@ -48,7 +47,7 @@ filesystem with these packages on this host, as root.`,
 			if o.Ref == "" {
 				return cli.Usage(cmd, "-t NAME is missing")
 			}
-			packages := o.from != "" || len(o.list.Packages) > 0
+			packages := o.from != "" || len(o.packages) > 0
 			switch {
 			case packages && len(args) > 0:
 				return cli.Usage(cmd, "--packages and --list take no CONTEXT")
@@ -68,7 +67,7 @@ filesystem with these packages on this host, as root.`,
 	f.StringVar(&o.Network, "network", "", "`NETWORK` of RUN commands, such as none or host (default: the engine's)")
 	f.BoolVar(&o.Keep, "pin", false, "pin the image, so that it is never collected")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print only the image's id")
-	f.StringSliceVar(&o.list.Packages, "packages", nil, "`NAMES` of Debian packages, for a build without an engine")
+	f.StringSliceVar(&o.packages, "packages", nil, "`NAMES` of Debian packages, for a build without an engine")
 	f.StringVar(&o.from, "list", "", "`FILE` that lists packages, for a build without an engine")
 	return c
 }

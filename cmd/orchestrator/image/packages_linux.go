@@ -21,7 +21,7 @@ import (
 
 // runPackages builds a root filesystem from a list of packages on this host, and imports it.
 func runPackages(ctx context.Context, a *cli.App, o buildOptions) error {
-	list, base := o.list, "."
+	list, base := debian.List{Packages: o.packages}, "."
 	if o.from != "" {
 		raw, err := os.ReadFile(o.from)
 		if err != nil {

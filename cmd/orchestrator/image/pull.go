@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
@@ -162,9 +162,9 @@ func terminalSize(w io.Writer) (width, height int) {
 	if !ok {
 		return 0, 0
 	}
-	at, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ) // a descriptor fits
+	width, height, err := term.GetSize(int(f.Fd())) // a descriptor fits
 	if err != nil {
 		return 0, 0
 	}
-	return int(at.Col), int(at.Row)
+	return width, height
 }

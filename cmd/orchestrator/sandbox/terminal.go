@@ -180,7 +180,7 @@ func (s *terminalSession) restoreAtQuit() (stop func()) {
 			s.screen.restore()
 			s.resetScreen()
 			signal.Reset(syscall.SIGQUIT)
-			_ = syscall.Kill(os.Getpid(), syscall.SIGQUIT) // this ends the process
+			quit()
 		case <-done:
 		}
 	})
@@ -265,7 +265,7 @@ func (s *terminalSession) copyKeys(t io.Writer, detached chan<- struct{}) {
 // followSize gives the remote terminal the size of the local one, now and at each change.
 func (s *terminalSession) followSize(t *client.Terminal) (stop func()) {
 	changed := make(chan os.Signal, 1)
-	signal.Notify(changed, syscall.SIGWINCH)
+	notifySize(changed)
 	quit := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package standalone
 
 import (
@@ -187,12 +189,4 @@ func Quotas(c config.Callers) caller.Quotas {
 		Calls:       c.Calls,
 		Waiting:     c.MaxWaiting,
 	}
-}
-
-// LoadProfiles reads the profiles in dir beside the built-in ones, or only those if dir is "".
-func LoadProfiles(dir string) (*profile.Set, error) {
-	if dir == "" {
-		return profile.Builtin()
-	}
-	return profile.Load(dir)
 }

@@ -1,9 +1,5 @@
-// Package standalone opens the parts of the service in this process: drivers, images, workspaces,
-// governance and the engine, as the configuration says. The server uses them for its life; commands
-// without a server use them for one command.
-//
-// It also keeps several processes apart in one state directory. Locks say who uses which part, and
-// a janitor process cleans up after a local run, even if the run was killed.
+//go:build linux
+
 package standalone
 
 import (

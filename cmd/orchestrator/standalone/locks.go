@@ -1,3 +1,5 @@
+//go:build linux
+
 package standalone
 
 import (
@@ -82,12 +84,6 @@ func waitForLock(ctx context.Context, dir, name string, how int) (*os.File, erro
 		}
 	}
 }
-
-// HeldByServerError says that a server holds what a command without a server needs.
-type HeldByServerError struct{ error }
-
-// Unwrap returns the error with its class.
-func (e *HeldByServerError) Unwrap() error { return e.error }
 
 // MakeStateDir creates a state directory that only its owner can access.
 func MakeStateDir(dir string) error {

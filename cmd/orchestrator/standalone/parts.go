@@ -1,3 +1,5 @@
+//go:build linux
+
 package standalone
 
 import (
@@ -23,13 +25,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
-
-// ImageNeeds says what a command about images needs besides the image store.
-type ImageNeeds struct {
-	Registry  bool // for pulls
-	Removal   bool // for removals: refuse while sandboxes use images
-	Templates bool // for collections: keep the images of templates
-}
 
 // WithImages calls do with a client of an engine in this process that has the images of the state
 // directory. It waits for other commands that use them. If a server holds them, it returns a

@@ -1,9 +1,10 @@
+//go:build linux
+
 package standalone
 
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -160,19 +161,6 @@ func totalMemory() (int64, error) {
 		}
 	}
 	return 0, fmt.Errorf("memory of this host: no MemTotal in /proc/meminfo")
-}
-
-// Logger returns a logger with the configured format and level.
-func Logger(w io.Writer, c config.Log) *slog.Logger {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
-		level = slog.LevelInfo // Validate refused it before
-	}
-	options := &slog.HandlerOptions{Level: level}
-	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(w, options))
-	}
-	return slog.New(slog.NewTextHandler(w, options))
 }
 
 // teardownTime bounds the work after the context of a command has ended.

@@ -1,0 +1,13 @@
+//go:build !linux
+
+package image
+
+import (
+	"context"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+func runPackages(context.Context, *cli.App, buildOptions) error {
+	return cli.NeedsLinux("a build from packages")
+}
