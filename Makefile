@@ -20,8 +20,18 @@ demo: ## Run tool calls in warm containers on the embedded runtime; needs root a
 	@$(SCRIPTS)/demo.sh
 
 .PHONY: build
-build: guest ## Build bin/orchestrator, one static binary with the guest embedded
+build: guest ## Build bin/orchestrator, one static binary with the guest embedded (GOARCH=arm64 for another machine)
+	@test "$$($(GO) version -m internal/guestbin/bin/guest | grep -o 'GOARCH=.*')" = "GOARCH=$$($(GO) env GOARCH)" || \
+		{ echo "the guest is not built for GOARCH=$$($(GO) env GOARCH): run make guest" >&2; exit 1; }
 	$(GOBUILD) -ldflags '$(STRIP) $(STAMP)' -o bin/orchestrator ./cmd/orchestrator
+
+.PHONY: client
+client: ## Build bin/clients: the client for macOS and Windows, which uses a server on Linux
+	for target in darwin/amd64 darwin/arm64 windows/amd64; do \
+		suffix=; [ $${target%/*} != windows ] || suffix=.exe; \
+		GOOS=$${target%/*} GOARCH=$${target#*/} $(GOBUILD) -ldflags '$(STRIP) $(STAMP)' \
+			-o bin/clients/orchestrator-$${target%/*}-$${target#*/}$$suffix ./cmd/orchestrator; \
+	done
 
 .PHONY: image
 image: ## Make the sandbox image once, in the cache; prints the path of its archive
@@ -75,8 +85,8 @@ fmt: ## Format all Go files
 ##@ Other
 .PHONY: guest
 guest: ## Build bin/guest, its programs, and their embedded copies
-	$(GOBUILD) -ldflags '$(STRIP)' -o internal/guestbin/bin/guest ./cmd/guest
-	$(GOBUILD) -ldflags '$(STRIP)' -o internal/guestbin/bin/guest-web ./cmd/web
+	GOOS=linux $(GOBUILD) -ldflags '$(STRIP)' -o internal/guestbin/bin/guest ./cmd/guest
+	GOOS=linux $(GOBUILD) -ldflags '$(STRIP)' -o internal/guestbin/bin/guest-web ./cmd/web
 	@mkdir -p bin && cp -f internal/guestbin/bin/guest internal/guestbin/bin/guest-web bin/
 
 .PHONY: build-faults
