@@ -1,14 +1,17 @@
 #!/bin/bash
-# Runs in the virtual machine of host.sh as /job/run: /job has what host-test.sh put there.
+# Runs in the virtual machine of host.sh as /job/run: /job has what host-test.sh put there. The file "parts" names the
+# parts to run.
 set -u
 cd /job || exit 1
-read -r scope <scope
+read -r -a parts <parts
 export TMPDIR=/tmp
 export ORCHESTRATOR_TEST_BIN=/job/orchestrator ORCHESTRATOR_TEST_BIN_FAULTS=/job/orchestrator-faults
 export ORCHESTRATOR_TEST_GUEST=/job/guest ORCHESTRATOR_TEST_ROOTFS=/job/rootfs
 export ORCHESTRATOR_TEST_IMAGE_ARCHIVE=/job/sandbox.tar
 export ORCHESTRATOR_TEST_DOCKER=unix:///var/run/docker.sock
 export ORCHESTRATOR_TEST_CONTAINERD=/run/containerd/containerd.sock
+# The processor is emulated.
+export ORCHESTRATOR_TEST_TIME_FACTOR=5
 failed=0
 
 # phase NAME COMMAND... runs one part of the job.
@@ -25,7 +28,10 @@ phase() {
 }
 
 # checks PACKAGE PATTERN runs tests of a package.
-checks() { (cd "/job/src/$1" && "/job/${1//\//-}.test" -test.v -test.timeout 40m -test.parallel 2 -test.run "$2"); }
+checks() { (cd "/job/src/$1" && "/job/${1//\//-}.test" -test.v -test.timeout 60m -test.parallel 2 -test.run "$2"); }
+
+# suite COLUMN [PATTERN] runs the checks of a driver that match.
+suite() { checks integration/conformance "^TestDrivers\$/^$1\$${2:+/$2}"; }
 
 # passes NAME COMMAND... makes a test of a command.
 passes() {
@@ -37,6 +43,7 @@ passes() {
 versions() {
     uname -r
     stat --file-system --format 'cgroup file system %T' /sys/fs/cgroup
+    grep ' - cgroup2 ' /proc/self/mountinfo
     systemctl --version | head -n 1
     docker version --format 'docker {{.Server.Version}}'
     docker info --format 'docker cgroup driver {{.CgroupDriver}}, version {{.CgroupVersion}}'
@@ -58,24 +65,32 @@ left() {
     [[ -z $found ]] || { printf 'left on the machine:\n%s\n' "$found"; return 1; }
 }
 
+# part NAME runs one part of the tests.
+part() {
+    local some='^(table|network-none|ending-oom|ending-pids|adopt|nothing-left)$'
+    case $1 in
+    demo) passes demo/runc ./demo -bin /job/orchestrator -image /job/sandbox.tar ;;
+    some-oci-runc) suite oci "$some" ;;
+    some-oci-crun) ORCHESTRATOR_TEST_RUNTIME=crun suite oci "$some" ;;
+    some-docker) suite docker-local "$some" ;;
+    some-containerd) suite containerd "^suite\$/$some" ;;
+    kills) suite oci '^kill$' ;;
+    oci-runc) suite oci ;;
+    oci-crun) ORCHESTRATOR_TEST_RUNTIME=crun suite oci ;;
+    docker-local | docker-stdio | containerd) suite "$1" ;;
+    oci-faults) checks runtime/oci . ;;
+    scenarios)
+        checks integration/scenarios '^Test(Endings|ShellsSurviveRestart|OutputSurvivesFiveKills|SandboxLost|LostState|KilledStart)'
+        ;;
+    systemd) passes systemd ./service.sh ;;
+    refusals) passes refusals ./refusals.sh ;;
+    *) printf 'unknown part %s\n' "$1"; return 1 ;;
+    esac
+}
+
 systemctl start containerd docker
 phase versions versions
 docker load --quiet --input sandbox.tar
-phase demo passes demo/runc ./demo -bin /job/orchestrator -image /job/sandbox.tar
-if [[ $scope == smoke ]]; then
-    some='^(table|network-none|ending-oom|ending-pids|adopt|nothing-left)$'
-    phase 'oci, runc' checks integration/conformance "^TestDrivers$/^oci$/$some"
-    ORCHESTRATOR_TEST_RUNTIME=crun phase 'oci, crun' checks integration/conformance "^TestDrivers$/^oci$/$some"
-    phase docker checks integration/conformance "^TestDrivers$/^docker-local$/$some"
-    phase containerd checks integration/conformance "^TestDrivers$/^containerd$/^suite$/$some"
-    phase kills checks integration/conformance '^TestDrivers$/^oci$/^kill$'
-else
-    phase 'oci, runc' checks integration/conformance '^TestDrivers$/^oci$'
-    ORCHESTRATOR_TEST_RUNTIME=crun phase 'oci, crun' checks integration/conformance '^TestDrivers$/^oci$'
-    phase docker checks integration/conformance '^TestDrivers$/^docker-(local|stdio)$'
-    phase containerd checks integration/conformance '^TestDrivers$/^containerd$'
-    phase 'oci faults' checks runtime/oci .
-    phase scenarios checks integration/scenarios '^Test(Endings|ShellsSurviveRestart|OutputSurvivesFiveKills|SandboxLost|LostState|KilledStart)'
-fi
+for name in "${parts[@]}"; do phase "$name" part "$name"; done
 phase left passes nothing-left left
 exit "$failed"

@@ -2,16 +2,20 @@
 # Runs the product and its tests in the virtual machine of host.sh:
 #
 #     host-test.sh smoke    the demo, and on each driver kills, caps, adoption and leftovers (default)
-#     host-test.sh full     the whole driver suite, the fault points of the embedded driver and scenarios
+#     host-test.sh full     the whole driver suite, the fault points of the embedded driver, scenarios, systemd, refusals
+#     host-test.sh PART...  these parts of host-job.sh
 #
-# The last line is "N passed, N failed". Complete output is in build/logs/host.log. It needs root.
+# The last line is "N passed, N failed". Complete output is in build/logs/host.full.log. It needs root.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-scope=${1:-smoke}
-[[ $scope == smoke || $scope == full ]] || die "invalid argument \"$scope\": use smoke or full"
+case ${1:-smoke} in
+smoke) parts=(demo some-oci-runc some-oci-crun some-docker some-containerd kills) ;;
+full) parts=(demo oci-runc oci-crun docker-local docker-stdio containerd oci-faults scenarios systemd refusals) ;;
+*) parts=("$@") ;;
+esac
 ((EUID == 0)) || die "must be root: the disk of the machine is made with chroot (sudo make test-host)"
-LOG=$ROOT/build/logs/host.log
+LOG=$ROOT/build/logs/host.full.log
 
 export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath -buildvcs=false"
 cd "$ROOT"
@@ -31,7 +35,10 @@ for package in integration/conformance runtime/oci integration/scenarios; do
     [[ ! -d $package/testdata ]] || cp -a "$package/testdata" "$job/src/$package/"
 done
 install -m 0755 integration/scripts/host-job.sh "$job/run"
-printf '%s\n' "$scope" >"$job/scope"
+install -m 0755 integration/scripts/host-service.sh "$job/service.sh"
+install -m 0755 integration/scripts/host-refusals.sh "$job/refusals.sh"
+cp deploy/systemd/orchestrator.service "$job"
+printf '%s\n' "${parts[*]}" >"$job/parts"
 
 status=0
 integration/scripts/host.sh run "$job" 2>&1 | tee "$LOG" | awk '

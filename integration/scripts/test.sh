@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests: without arguments all steps, otherwise the named steps and the steps they need.
 #
-#     test.sh [check | deps | lint | build | image | engine | containerd | unit | fuzz | conformance | integration | kubernetes | left | bench | soak]...
+#     test.sh [check | deps | lint | build | image | engine | containerd | unit | fuzz | conformance | integration | kubernetes | host | left | bench | soak]...
 #     test.sh env      starts the engine, makes the image, prints the tests' variables for "eval", and keeps the engine running
 #
 # Complete logs are in build/logs/. The script repeats failures at the end, and the last line is
@@ -86,6 +86,8 @@ step_lint() {
         say "go vet -tags '$tags'"
         go vet -tags "$tags" ./...
     done
+    say "other systems"
+    other_systems
     while read -r script; do
         bash -n "$script"
     done < <(find . -path ./.git -prune -o -path ./build -prune -o \( -name '*.sh' -o -path './.ci/*' \) -type f -print)
@@ -108,6 +110,20 @@ golangci() {
         return
     fi
     GOLANGCI_LINT_CACHE=$ROOT/build/lint-cache "${command[@]}"
+}
+
+# other_systems compiles the client for macOS and Windows, and everything for Linux on arm64. It links nothing. Go caches
+# the results: this takes seconds if little has changed, and minutes the first time.
+other_systems() {
+    local target list
+    for target in darwin/arm64 windows/amd64 linux/arm64; do
+        export GOOS=${target%/*} GOARCH=${target#*/}
+        list=$(go list -deps ./cmd/orchestrator ./cmd/guest | grep "^$(go list -m)/")
+        [[ $GOOS == linux ]] || list=$(go list -deps ./cmd/orchestrator | grep "^$(go list -m)/")
+        # shellcheck disable=SC2086 # a list
+        go build $list
+    done
+    unset GOOS GOARCH
 }
 
 # linter prints the path of golangci-lint. If the cache has none, it builds one from the module proxy.
@@ -264,6 +280,15 @@ step_bench() {
         eval "$variables"
     fi
     go run -tags integration ./integration/bench
+}
+
+# step_host runs the smoke test of a virtual machine with Debian 13. It is no part of a run of all steps, which it would
+# make longer than intended.
+step_host() {
+    local status=0
+    "$SCRIPTS/host-test.sh" smoke | tee "$LOGS/host-counts.log" || status=1
+    sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2 0/p' "$LOGS/host-counts.log" | tail -n 1 >"$LOGS/host.counts"
+    return "$status"
 }
 
 step_soak() {
@@ -481,7 +506,7 @@ fi
 steps=("$@")
 ((${#steps[@]} > 0)) || steps=("${ALL[@]}")
 for step in "${steps[@]}"; do
-    declare -F "step_$step" >/dev/null || die "unknown step $step: use ${ALL[*]} check bench soak env"
+    declare -F "step_$step" >/dev/null || die "unknown step $step: use ${ALL[*]} check host bench soak env"
     case $step in
     deps | lint | build | check) ;;
     *) ((EUID == 0)) || die "must be root: the tests create containers, mounts and cgroups (sudo make test)" ;;
