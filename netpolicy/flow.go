@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy/descriptors"
 )
 
 // flow is one tunnel or one request, from the decision to the audit record.
@@ -118,7 +120,7 @@ func (f *flow) queuesMoved() bool {
 	f.queued = 0
 	for _, end := range ends {
 		_ = end.Control(func(fd uintptr) {
-			f.queued += sendQueue(fd)
+			f.queued += descriptors.SendQueue(fd)
 		})
 	}
 	return was != 0 && f.queued != was

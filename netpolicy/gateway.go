@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy/descriptors"
 )
 
 // Options configures a Gateway. The zero value uses the host's name servers and roots, no
@@ -69,7 +71,7 @@ func New(o Options) (*Gateway, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Limits = o.Limits.withDefaults()
-	g := &Gateway{o: o, log: o.Log, guard: guard, listener: newConnListener(), maxOpen: maxOpen()}
+	g := &Gateway{o: o, log: o.Log, guard: guard, listener: newConnListener(), maxOpen: descriptors.Limit() / filesPerConnection}
 	g.ctx, g.stop = context.WithCancelCause(context.Background())
 	g.server = newServer(g)
 	g.works.Go(func() {
