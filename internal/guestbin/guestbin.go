@@ -44,8 +44,7 @@ func binary(name string) ([]byte, error) {
 	return b, checkMachine(b, runtime.GOARCH)
 }
 
-// checkMachine returns an error unless b is a program for Linux on an architecture that this program
-// is built for.
+// checkMachine returns an error unless b is a program for the architecture arch.
 func checkMachine(b []byte, arch string) error {
 	machines := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 	f, err := elf.NewFile(bytes.NewReader(b))
