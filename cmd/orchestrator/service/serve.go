@@ -20,14 +20,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/images"
-	"github.com/sandbox-orchestrator/orchestrator/internal/api"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
-	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
-	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
 	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -411,21 +407,6 @@ func ignoreClosed(err error) error {
 		return nil
 	}
 	return err
-}
-
-// interfaces returns the servers of MCP and HTTP. down is called when a request takes the service
-// down.
-func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
-	refusals, callers, requests := httpguard.NewRefusalPacer(), s.config.Callers, s.config.Requests
-	talk := mcp.New(mcp.Options{
-		Engine: s.engine.Governed, Refused: refusals.Wait, Version: s.app.Version, Requests: callers.MaxRequests, Log: s.log,
-		ForCallers: core.ForCallers,
-	})
-	return talk, api.New(api.Options{
-		Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
-		Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
-		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
-	})
 }
 
 // sweepLeftovers removes what commands without a server, doctors and workspaces of killed processes

@@ -1,0 +1,23 @@
+package service
+
+import (
+	"github.com/sandbox-orchestrator/orchestrator/internal/api"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
+	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
+)
+
+// interfaces returns the servers of MCP and HTTP. down is called when a request takes the service
+// down.
+func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
+	refusals, callers, requests := httpguard.NewRefusalPacer(), s.config.Callers, s.config.Requests
+	talk := mcp.New(mcp.Options{
+		Engine: s.engine.Governed, Refused: refusals.Wait, Version: s.app.Version, Requests: callers.MaxRequests, Log: s.log,
+		ForCallers: core.ForCallers,
+	})
+	return talk, api.New(api.Options{
+		Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
+		Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
+		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
+	})
+}
