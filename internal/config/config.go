@@ -11,7 +11,6 @@ import (
 	_ "embed"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -308,17 +307,17 @@ func (c Config) validateServer() error {
 		return err
 	}
 	switch {
-	case !filepath.IsAbs(c.StateDir):
+	case !isAbsolute(c.StateDir):
 		return bad("state_dir", c.StateDir, "must be an absolute path")
 	case !slices.Contains([]string{"auto", "docker", "containerd", "oci", "kubernetes"}, c.Runtime):
 		return bad("runtime", c.Runtime, "must be auto, docker, containerd, oci or kubernetes")
-	case !filepath.IsAbs(c.Containerd.Address):
+	case !isAbsolute(c.Containerd.Address):
 		return bad("containerd.address", c.Containerd.Address, "must be an absolute path")
 	case !names.MatchString(c.Containerd.Namespace):
 		return bad("containerd.namespace", c.Containerd.Namespace, namesText)
 	case !slices.Contains([]string{"runc", "crun"}, c.Containerd.Runtime):
 		return bad("containerd.runtime", c.Containerd.Runtime, "must be runc or crun")
-	case c.TemplatesDir != "" && !filepath.IsAbs(c.TemplatesDir):
+	case c.TemplatesDir != "" && !isAbsolute(c.TemplatesDir):
 		return bad("templates_dir", c.TemplatesDir, "must be an absolute path")
 	case !slices.Contains([]string{"auto", "local", "stdio"}, c.Docker.Mode):
 		return bad("docker.mode", c.Docker.Mode, "must be auto, local or stdio")

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -148,7 +147,7 @@ func (e Egress) validate() error {
 			return err
 		}
 	}
-	if e.CAFile != "" && !filepath.IsAbs(e.CAFile) {
+	if e.CAFile != "" && !isAbsolute(e.CAFile) {
 		return bad("egress.ca_file", e.CAFile, "must be an absolute path")
 	}
 	var secrets []netpolicy.Secret
@@ -177,7 +176,7 @@ func rephrased(err error) error {
 // validate checks the fields that the gateway does not know.
 func (s EgressSecret) validate(at string) error {
 	switch {
-	case !filepath.IsAbs(s.ValueFile):
+	case !isAbsolute(s.ValueFile):
 		return bad(at+".value_file", quoted(s.ValueFile), "must be an absolute path")
 	case strings.ContainsAny(s.Prefix, "\r\n\x00"):
 		return bad(at+".prefix", quoted(s.Prefix), "must not contain line breaks or NUL bytes")

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"net"
 	"net/url"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"time"
@@ -133,7 +132,7 @@ func (c Callers) validate() error {
 
 func (p Profiles) validate() error {
 	switch {
-	case p.Dir != "" && !filepath.IsAbs(p.Dir):
+	case p.Dir != "" && !isAbsolute(p.Dir):
 		return bad("profiles.dir", p.Dir, "must be an absolute path")
 	case !names.MatchString(p.Default):
 		return bad("profiles.default", quoted(p.Default), namesText)
@@ -149,7 +148,7 @@ func (a Approvals) validate() error {
 		}
 	}
 	switch {
-	case a.SecretFile != "" && !filepath.IsAbs(a.SecretFile):
+	case a.SecretFile != "" && !isAbsolute(a.SecretFile):
 		return bad("approvals.secret_file", a.SecretFile, "must be an absolute path")
 	case a.SecretFile != "" && a.Webhook == "":
 		return bad("approvals.secret_file", a.SecretFile, "needs approvals.webhook, which is empty")
@@ -188,7 +187,7 @@ func (a Audit) validate() error {
 		return bad("audit.keep_size", a.KeepSize, "must not be negative; 0 keeps all")
 	}
 	for _, f := range a.Redact.Files {
-		if !filepath.IsAbs(f) {
+		if !isAbsolute(f) {
 			return bad("audit.redact.files", quoted(f), "must be absolute paths")
 		}
 	}
@@ -210,7 +209,7 @@ func (r ReadonlyShell) validate(listen string) error {
 	}
 	for _, path := range slices.Sorted(maps.Keys(r.Workspaces)) {
 		switch {
-		case !filepath.IsAbs(path) || filepath.Clean(path) != path:
+		case !isAbsolute(path) || !isClean(path):
 			return bad("readonly_shell.workspaces", quoted(path), "must have clean absolute paths as keys")
 		case !names.MatchString(r.Workspaces[path]):
 			return bad("readonly_shell.workspaces."+path, quoted(r.Workspaces[path]), namesText)

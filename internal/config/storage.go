@@ -1,7 +1,6 @@
 package config
 
 import (
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -95,7 +94,7 @@ func (w Workspaces) validate() error {
 
 func (i Images) validate() error {
 	for _, file := range i.Signatures.Keys {
-		if !filepath.IsAbs(file) {
+		if !isAbsolute(file) {
 			return bad("images.signatures.keys", quoted(file), "must be an absolute path")
 		}
 	}

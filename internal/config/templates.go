@@ -179,7 +179,7 @@ func (t Template) validate(key string) error {
 		return bad(at("image"), `""`, "must name an image")
 	case !knownClass(t.Class):
 		return bad(at("class"), quoted(t.Class), "must be container, gvisor or vm")
-	case len(t.Entrypoint) > 0 && !filepath.IsAbs(t.Entrypoint[0]):
+	case len(t.Entrypoint) > 0 && !isAbsolute(t.Entrypoint[0]):
 		return bad(at("entrypoint"), t.Entrypoint[0], "must be an absolute path inside the image")
 	case t.Pool.Min < 0:
 		return bad(at("pool.min"), t.Pool.Min, "must not be negative")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -65,6 +66,13 @@ func (s *Size) UnmarshalJSON(b []byte) error {
 
 // MarshalJSON writes the written form.
 func (s Size) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
+
+// isAbsolute reports whether a path of the server's host is absolute. That host runs Linux; a client
+// that reads the configuration may not.
+func isAbsolute(name string) bool { return path.IsAbs(name) }
+
+// isClean reports whether path.Clean leaves a path of the server's host unchanged.
+func isClean(name string) bool { return path.Clean(name) == name }
 
 // SplitListen splits a listen address ("unix:/path" or "host:port") into a network and an address
 // for net.Listen.

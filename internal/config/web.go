@@ -3,7 +3,6 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -104,7 +103,7 @@ func (w Web) validate(c Config) error {
 	}
 	for key, path := range map[string]string{"ca_file": w.CAFile, "search.key_file": w.Search.KeyFile,
 		"extract.key_file": w.Extract.KeyFile} {
-		if path != "" && !filepath.IsAbs(path) {
+		if path != "" && !isAbsolute(path) {
 			return bad("web."+key, quoted(path), "must be an absolute path")
 		}
 	}
