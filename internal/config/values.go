@@ -67,8 +67,8 @@ func (s *Size) UnmarshalJSON(b []byte) error {
 // MarshalJSON writes the written form.
 func (s Size) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
 
-// isAbsolute reports whether a path of the server's host is absolute. That host runs Linux; a client
-// that reads the configuration may not.
+// isAbsolute reports whether a path of the server's host is absolute. That host runs Linux; a
+// client that reads the configuration may not.
 func isAbsolute(name string) bool { return path.IsAbs(name) }
 
 // isClean reports whether path.Clean leaves a path of the server's host unchanged.
