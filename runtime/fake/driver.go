@@ -26,6 +26,8 @@ type Options struct {
 	Classes []runtime.Class
 	// NeedsUnpackedRoot is what the driver's method of this name returns.
 	NeedsUnpackedRoot bool
+	// Queue has the driver hold sandboxes in the host's queue; see Host.Resume.
+	Queue bool
 	// Serve is the guest's side of one stream; nil serves with Guest. It must return once ctx ends
 	// or conn is closed. The driver closes conn afterwards.
 	Serve func(ctx context.Context, id string, conn net.Conn)
@@ -133,8 +135,13 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	}
 	d.host.mu.Lock()
 	machines := slices.Collect(maps.Values(d.host.containers))
-	d.host.mu.Unlock()
 	var found []runtime.Found
+	for _, q := range d.host.queue {
+		if q.spec.Owner == owner {
+			found = append(found, runtime.Found{ID: q.spec.ID, Template: q.spec.Template, Build: q.spec.Build})
+		}
+	}
+	d.host.mu.Unlock()
 	for _, m := range machines {
 		if m.spec.Owner == owner {
 			found = append(found, runtime.Found{ID: m.spec.ID, Template: m.spec.Template, Build: m.spec.Build,

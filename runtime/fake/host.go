@@ -86,6 +86,7 @@ type Host struct {
 	mu         sync.Mutex
 	hook       Hook
 	containers map[string]*container
+	queue      map[string]*queued
 	created    []string
 	images     []string
 }
@@ -232,6 +233,7 @@ func (h *Host) remove(ctx context.Context, id string) error {
 	if err := h.runHook(ctx, OpDestroy, id); err != nil {
 		return err
 	}
+	h.Withdraw(id)
 	m := h.container(id)
 	if m == nil {
 		return nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,11 +30,11 @@ import (
 // api is a typed client for the few resources that the driver uses. The library's own clients
 // contain all groups of Kubernetes, which is more than half of this program's size.
 type api struct {
-	core, auth *rest.RESTClient
-	leases     *rest.RESTClient
-	params     k8sruntime.ParameterCodec
-	host       string
-	namespace  string
+	core, auth    *rest.RESTClient
+	leases, batch *rest.RESTClient
+	params        k8sruntime.ParameterCodec
+	host          string
+	namespace     string
 }
 
 // loadConfig reads a kubeconfig as kubectl does. Without one it uses the pod's service account.
@@ -81,7 +82,8 @@ func (f tokenFile) WrappedRoundTripper() http.RoundTripper { return f.next }
 
 func newAPI(config *rest.Config, namespace string) (*api, error) {
 	known := k8sruntime.NewScheme()
-	err := errors.Join(corev1.AddToScheme(known), authorizationv1.AddToScheme(known), coordinationv1.AddToScheme(known))
+	err := errors.Join(corev1.AddToScheme(known), authorizationv1.AddToScheme(known), coordinationv1.AddToScheme(known),
+		batchv1.AddToScheme(known))
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
@@ -108,10 +110,15 @@ func newAPI(config *rest.Config, namespace string) (*api, error) {
 	if err != nil {
 		return nil, err
 	}
+	batch, err := open("/apis", batchv1.SchemeGroupVersion)
+	if err != nil {
+		return nil, err
+	}
 	return &api{
 		core:      core,
 		auth:      auth,
 		leases:    leases,
+		batch:     batch,
 		params:    k8sruntime.NewParameterCodec(known),
 		host:      config.Host,
 		namespace: namespace,

@@ -190,7 +190,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 func (s *Sandbox) adopt(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
-	p, err := s.d.api.get(ctx, s.name)
+	p, err := s.d.findPod(ctx, s.id)
 	if err != nil {
 		return s.d.api.failed(ctx, "look for sandbox "+s.id, err)
 	}
@@ -203,7 +203,12 @@ func (s *Sandbox) adopt(ctx context.Context) error {
 	if p, err = s.d.takeOver(ctx, p); err != nil {
 		return err
 	}
-	s.uid, s.epoch = p.UID, epochOf(p)
+	if s.ofJob = ownedByJob(p); s.ofJob {
+		if err := s.d.takeOverJob(ctx, s.name, s.id); err != nil {
+			return err
+		}
+	}
+	s.pod, s.uid, s.epoch = p.Name, p.UID, epochOf(p)
 	s.d.pods.add(p)
 	s.attach()
 	return nil
@@ -219,6 +224,9 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
 	defer cancel()
+	if err := d.removeJob(ctx, id); err != nil {
+		return err
+	}
 	p, err := d.api.get(ctx, podName(id))
 	switch {
 	case apierrors.IsNotFound(err):

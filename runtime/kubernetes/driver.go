@@ -17,7 +17,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -132,6 +134,7 @@ type Driver struct {
 	config  *rest.Config
 	api     *api
 	pods    *podCache
+	jobs    jobList
 	version string
 	log     *slog.Logger
 
@@ -271,7 +274,7 @@ func (d *Driver) ResolveImage(_ context.Context, ref string) (runtime.Image, err
 	return runtime.Image{Ref: ref, ID: "reference:" + ref}, nil
 }
 
-// List returns the pods of owner in any state.
+// List returns the pods of owner in any state, and its Jobs without a pod.
 func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
 	if !runtime.ValidID(owner) {
 		return nil, nil // no label has this value
@@ -282,16 +285,28 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	if err != nil {
 		return nil, d.api.failed(ctx, "list pods", err)
 	}
-	var found []runtime.Found
-	for i := range list.Items {
-		p := &list.Items[i]
-		if id := p.Labels[labelID]; p.Name == podName(id) {
-			found = append(found, runtime.Found{
-				ID: id, Template: p.Annotations[annotationTemplate], Build: p.Annotations[annotationBuild], Running: running(p),
-			})
+	jobs, err := d.api.listJobs(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	byID := map[string]runtime.Found{}
+	add := func(object metav1.Object, running bool) {
+		id, notes := object.GetLabels()[labelID], object.GetAnnotations()
+		byID[id] = runtime.Found{
+			ID: id, Template: notes[annotationTemplate], Build: notes[annotationBuild], Running: running || byID[id].Running,
 		}
 	}
-	return found, nil
+	for i := range list.Items {
+		if p := &list.Items[i]; entryName(p) == podName(p.Labels[labelID]) {
+			add(p, running(p))
+		}
+	}
+	for i := range jobs {
+		if j := &jobs[i]; j.Name == podName(j.Labels[labelID]) {
+			add(j, false)
+		}
+	}
+	return slices.Collect(maps.Values(byID)), nil
 }
 
 // Close ends the watch. Pods keep running.

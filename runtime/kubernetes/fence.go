@@ -25,13 +25,13 @@ func (d *Driver) epochs() map[string]string {
 	return map[string]string{annotationEpoch: strconv.FormatInt(d.opts.Epoch, 10)}
 }
 
-// checkEpoch returns an error if a newer process manages the pod.
-func (d *Driver) checkEpoch(p *corev1.Pod) error {
-	if d.opts.Epoch == 0 || epochOf(p) <= d.opts.Epoch {
+// checkEpoch returns an error if a newer process manages the object.
+func (d *Driver) checkEpoch(kind string, object metav1.Object) error {
+	if d.opts.Epoch == 0 || epochOf(object) <= d.opts.Epoch {
 		return nil
 	}
-	return d.superseded(fmt.Errorf("pod %s belongs to a newer process with epoch %d; this one has epoch %d",
-		p.Name, epochOf(p), d.opts.Epoch))
+	return d.superseded(fmt.Errorf("%s %s belongs to a newer process with epoch %d; this one has epoch %d",
+		kind, object.GetName(), epochOf(object), d.opts.Epoch))
 }
 
 // superseded reports that a pod or a guest has refused this process for a newer one. It returns an
@@ -54,7 +54,7 @@ func (d *Driver) checkGuest(err error) {
 // returns the pod. Without an epoch it changes nothing.
 func (d *Driver) takeOver(ctx context.Context, p *corev1.Pod) (*corev1.Pod, error) {
 	for name := p.Name; ; {
-		if err := d.checkEpoch(p); err != nil {
+		if err := d.checkEpoch("pod", p); err != nil {
 			return nil, err
 		}
 		if d.opts.Epoch == 0 || epochOf(p) == d.opts.Epoch {
@@ -78,7 +78,7 @@ func (d *Driver) delete(ctx context.Context, name string, uid types.UID) error {
 	p := d.pods.get(name)
 	for {
 		if d.opts.Epoch != 0 && p != nil && p.UID == uid {
-			if err := d.checkEpoch(p); err != nil {
+			if err := d.checkEpoch("pod", p); err != nil {
 				return err
 			}
 			o.Preconditions.ResourceVersion = &p.ResourceVersion

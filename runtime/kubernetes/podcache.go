@@ -65,6 +65,17 @@ func (c *podCache) close() {
 
 func ours() metav1.ListOptions { return metav1.ListOptions{LabelSelector: labelID} }
 
+func ofID(id string) metav1.ListOptions { return metav1.ListOptions{LabelSelector: labelID + "=" + id} }
+
+// entryName returns the name under which a pod is cached: that of the Job that has created it, or
+// its own.
+func entryName(p *corev1.Pod) string {
+	if ownedByJob(p) {
+		return podName(p.Labels[labelID])
+	}
+	return p.Name
+}
+
 // list replaces the content and returns the version to watch from.
 func (c *podCache) list(ctx context.Context) (string, error) {
 	c.mu.Lock()
@@ -79,8 +90,8 @@ func (c *podCache) list(ctx context.Context) (string, error) {
 	defer c.mu.Unlock()
 	seen := map[string]bool{}
 	for i := range got.Items {
-		seen[got.Items[i].Name] = true
-		c.set(got.Items[i].Name, &got.Items[i])
+		seen[entryName(&got.Items[i])] = true
+		c.update(&got.Items[i], false)
 	}
 	for name, e := range c.entries {
 		// A pod that was created while the list was made may be missing from it.
@@ -110,6 +121,20 @@ func (c *podCache) set(name string, pod *corev1.Pod) {
 	c.drop(name, e)
 }
 
+// update records a state that the server has sent. Of several pods of a Job, the newest counts. The
+// caller holds mu.
+func (c *podCache) update(pod *corev1.Pod, deleted bool) {
+	name := entryName(pod)
+	if e := c.entries[name]; e != nil && e.pod != nil && e.pod.UID != pod.UID &&
+		(deleted || pod.CreationTimestamp.Before(&e.pod.CreationTimestamp)) {
+		return
+	}
+	if deleted {
+		pod = nil
+	}
+	c.set(name, pod)
+}
+
 // drop removes an entry that nobody needs. The caller holds mu.
 func (c *podCache) drop(name string, e *podEntry) {
 	if e.pod == nil && e.waiters == 0 {
@@ -121,8 +146,8 @@ func (c *podCache) drop(name string, e *podEntry) {
 func (c *podCache) add(pod *corev1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e := c.entries[pod.Name]; e == nil || e.pod == nil {
-		c.set(pod.Name, pod)
+	if e := c.entries[entryName(pod)]; e == nil || e.pod == nil {
+		c.set(entryName(pod), pod)
 	}
 }
 
@@ -178,18 +203,14 @@ func (c *podCache) follow(ctx context.Context, version string) error {
 				return fmt.Errorf("the server sent %s: %v", event.Type, event.Object)
 			}
 			c.mu.Lock()
-			if event.Type == watch.Deleted {
-				c.set(pod.Name, nil)
-			} else {
-				c.set(pod.Name, pod)
-			}
+			c.update(pod, event.Type == watch.Deleted)
 			c.mu.Unlock()
 		}
 	}
 }
 
-// wait calls done with each state of the pod that has this UID, from the present one, until done
-// returns true. The state is nil when there is no such pod any more. It returns an error only when
+// wait calls done with each state of the pod that has this UID, or any if it is "", from the present
+// one, until done returns true. The state is nil when there is no such pod any more. It returns an error only when
 // ctx ends.
 func (c *podCache) wait(ctx context.Context, name string, uid types.UID, done func(*corev1.Pod) bool) error {
 	c.mu.Lock()
@@ -208,7 +229,7 @@ func (c *podCache) wait(ctx context.Context, name string, uid types.UID, done fu
 	for {
 		pod, changed := e.pod, e.changed
 		c.mu.Unlock()
-		if pod != nil && pod.UID != uid {
+		if pod != nil && uid != "" && pod.UID != uid {
 			pod = nil
 		}
 		if done(pod) {

@@ -27,7 +27,9 @@ const (
 type Sandbox struct {
 	d      *Driver
 	id     string
-	name   string
+	name   string              // of its entry in the podCache
+	pod    string              // the pod's name, which differs if a Job has created it
+	ofJob  bool                // a Job has created it
 	uid    types.UID           // of the pod; empty until there is one
 	epoch  int64               // in all requests; of the pod if this process has none
 	stream *guestconn.Redialer // nil until the pod runs
@@ -47,7 +49,9 @@ type Sandbox struct {
 
 // newSandbox returns a sandbox whose lock the caller holds.
 func newSandbox(d *Driver, id string) *Sandbox {
-	s := &Sandbox{d: d, id: id, name: podName(id), done: make(chan struct{}), turn: make(chan struct{}, 1)}
+	s := &Sandbox{
+		d: d, id: id, name: podName(id), pod: podName(id), done: make(chan struct{}), turn: make(chan struct{}, 1),
+	}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	s.turn <- struct{}{}
 	return s
@@ -80,7 +84,7 @@ func (d *Driver) holder(id string) *Sandbox {
 
 // attach starts to follow a running pod and to keep its stream open.
 func (s *Sandbox) attach() {
-	s.stream = newStream(s.ctx, s.d, s.name, s.epoch)
+	s.stream = newStream(s.ctx, s.d, s.pod, s.epoch)
 	s.wg.Go(func() {
 		var w endWatch
 		if err := s.d.pods.wait(s.ctx, s.name, s.uid, w.seen); err == nil {
@@ -154,7 +158,11 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 		return nil
 	}
 	s.end(ctx)
-	if err := s.d.remove(ctx, s.name, s.uid); err != nil {
+	remove := func() error { return s.d.remove(ctx, s.name, s.uid) }
+	if s.ofJob {
+		remove = func() error { return s.d.removeJob(ctx, s.id) }
+	}
+	if err := remove(); err != nil {
 		return err
 	}
 	s.gone = true
