@@ -115,7 +115,12 @@ func (e *Engine) acquire(
 	if err != nil {
 		return nil, err
 	}
-	l, err := e.sched.Acquire(ctx, req)
+	var l *scheduler.Lease
+	if a.Queued == nil {
+		l, err = e.sched.Acquire(ctx, req)
+	} else {
+		l, err = e.sched.AcquireQueued(ctx, req, *a.Queued)
+	}
 	hidden(l)
 	if err != nil {
 		return nil, workspaces.Error(err, req.Lease.Workspace, r.Workspace)

@@ -227,6 +227,9 @@ func (s *Scheduler) destroyUnleased(ctx context.Context, m *instance, why error)
 // pool's count.
 func (s *Scheduler) releaseReservation(l *Lease) {
 	s.releaseQuota(l.Caller, l.memory)
+	if l.native {
+		return
+	}
 	if l.instance == nil {
 		s.capacity.release(l.memory)
 		return

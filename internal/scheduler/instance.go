@@ -193,7 +193,7 @@ func (s *Scheduler) discard(
 		return fmt.Errorf("remove sandbox %s: %w", row.ID, err)
 	}
 	failpoint.Hit("scheduler.destroy.removed")
-	s.capacity.release(row.Memory)
+	s.releaseCapacity(row)
 	return s.setState(ctx, row.ID, to, reason)
 }
 

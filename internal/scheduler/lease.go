@@ -73,6 +73,7 @@ type Lease struct {
 	Network  string // the profile's network, or ""
 
 	private bool // used by a tool only; callers cannot use it by id
+	native  bool // started by the engine's queue, outside of the pools and of admission
 
 	hold   *volumes.Hold    // nil without a workspace
 	copied *copiedWorkspace // nil if the workspace is mounted or there is none
@@ -97,7 +98,7 @@ type Lease struct {
 func newLease(row store.Sandbox, m *instance, hold *volumes.Hold) *Lease {
 	l := &Lease{
 		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
-		Network: row.Lease.Network, private: row.Lease.Private, hold: hold, memory: row.Memory,
+		Network: row.Lease.Network, private: row.Lease.Private, native: row.Lease.Native, hold: hold, memory: row.Memory,
 		bound: make(chan struct{}), instance: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())

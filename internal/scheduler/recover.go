@@ -17,7 +17,7 @@ import (
 
 // Recovered counts what Recover found.
 type Recovered struct {
-	Warm, Leased, Lost, Removed, Unknown int
+	Warm, Leased, Lost, Removed, Unknown, Queued int
 }
 
 // reasonProcessEnded is the reason for sandboxes that the earlier process no longer needs.
@@ -48,7 +48,9 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 			)
 		}
 		known[row.ID] = true
-		s.capacity.forceReserve(row.Memory)
+		if !row.Lease.Native {
+			s.capacity.forceReserve(row.Memory)
+		}
 	}
 	// Hold all workspaces before slower work, those of live leases first.
 	for _, state := range []store.State{store.Leased, store.Stopping} {
@@ -98,6 +100,9 @@ func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *recove
 	remove := s.removeByID(row.ID)
 	l := s.Live(row.ID)
 	switch {
+	case row.Waits(): // AcquireQueued continues, or WithdrawQueued removes it
+		c.add(func(r *Recovered) { r.Queued++ })
+		return
 	case l != nil && row.State == store.Leased && !row.Lease.OneShot:
 		s.recoverLease(ctx, l, row, c)
 		return
@@ -196,6 +201,9 @@ func (s *Scheduler) resolveLease(ctx context.Context, l *Lease, row store.Sandbo
 	}
 	s.endUnstartedShells(ctx, m)
 	p := s.pool(row.Template)
+	if row.Lease.Native {
+		p = nil
+	}
 	if p != nil {
 		p.AdoptTaken(m) // before the lease can end and report it gone
 	}

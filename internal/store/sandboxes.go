@@ -62,6 +62,10 @@ type Lease struct {
 	Session string `json:"session,omitempty"`
 	// Attempt is the attempt of a job's command that it is for, or "".
 	Attempt string `json:"attempt,omitempty"`
+	// Native means that the engine's own queue starts its sandbox, outside of the pools and of
+	// admission. Queued is set until that has happened.
+	Native bool `json:"native,omitempty"`
+	Queued bool `json:"queued,omitempty"`
 	// Key is the idempotency key of its request.
 	Key string `json:"key,omitempty"`
 	// Egress is what it may reach; nil: nothing. Unbound means that its caller has no egress limit;
@@ -93,6 +97,9 @@ type Sandbox struct {
 	Ended    time.Time
 	Reason   string
 }
+
+// Waits reports whether the sandbox waits in the engine's own queue.
+func (b Sandbox) Waits() bool { return b.State == Creating && b.Lease.Queued }
 
 const columns = "id, state, template, runtime, image, build, memory, caller, lease, warm, created, expires, idle, " +
 	"used, ended, reason"

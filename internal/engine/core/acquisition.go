@@ -1,6 +1,9 @@
 package core
 
-import "github.com/sandbox-orchestrator/orchestrator/netpolicy"
+import (
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
+)
 
 // Egress is the egress that the engine requests for a tool. The caller's ceiling does not
 // apply.
@@ -26,6 +29,8 @@ type Acquisition struct {
 	Private bool
 	// Attempt is the attempt of a job's command that the sandbox is for, or "".
 	Attempt string
+	// Queued, if set, has the engine's own queue start the sandbox.
+	Queued *scheduler.Queued
 	// Network is the profile's network, or "".
 	Network string
 }
