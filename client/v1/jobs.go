@@ -22,6 +22,13 @@ type JobRequest struct {
 	Class     string            `json:"class,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	Egress    *Egress           `json:"egress,omitempty"`
+	// Native has each attempt run as a Job of the cluster (batch/v1) instead of in a warm sandbox, so
+	// that the cluster's own queueing can hold it. It needs runtime kubernetes. Queue is the name of a
+	// queue of Kueue. With Queue or Suspend the Job is created suspended, and its command starts when
+	// the cluster resumes it.
+	Native  bool   `json:"native,omitempty"`
+	Queue   string `json:"queue,omitempty"`
+	Suspend bool   `json:"suspend,omitempty"`
 	// Files are written to every sandbox before its command starts.
 	Files []JobFile `json:"files,omitempty"`
 	// Parallelism is how many commands run at once (0: 1). With 1 they run in order.
@@ -62,6 +69,8 @@ type Job struct {
 	Caller string `json:"caller,omitempty"`
 	// State is "queued", "running", "stopping" or "ended".
 	State string `json:"state"`
+	// QueuedBy is "cluster" while the cluster's own queue holds commands of a native job.
+	QueuedBy string `json:"queued_by,omitempty"`
 	// Ending is set at the end: "succeeded" if every command exited with 0, "cancelled" or "deadline"
 	// if the job was stopped, "unknown" if the outcome of a command is not known and no other failed,
 	// else "failed".
@@ -99,6 +108,8 @@ type JobResult struct {
 	// "unknown" once it has ended.
 	State   string `json:"state"`
 	Outcome string `json:"outcome,omitempty"`
+	// QueuedBy is "cluster" while the cluster's own queue holds the command.
+	QueuedBy string `json:"queued_by,omitempty"`
 	// Attempt is the number of the current or last attempt, from 1. SandboxID is its sandbox while
 	// it runs.
 	Attempt   int    `json:"attempt"`

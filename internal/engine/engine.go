@@ -81,6 +81,8 @@ type Options struct {
 	Browser *sandboxed.BrowserOptions
 	// JobsDir is the directory of jobs' outputs and files. If it is "", jobs are refused.
 	JobsDir string
+	// Jobs bounds jobs. Zero fields take the defaults.
+	Jobs jobs.Limits
 	Program
 	Log *slog.Logger
 }
@@ -161,7 +163,8 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e.log.Info("recovered",
-		"warm", got.Warm, "leased", got.Leased, "lost", got.Lost, "removed", got.Removed, "unknown", got.Unknown)
+		"warm", got.Warm, "leased", got.Leased, "lost", got.Lost, "removed", got.Removed, "unknown", got.Unknown,
+		"queued", got.Queued)
 	if err := errors.Join(e.recoverKeys(ctx), e.Jobs.Recover(ctx)); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -28,7 +29,7 @@ func (e *Engine) jobOptions(opts Options) jobs.Options {
 	return jobs.Options{
 		Dir: opts.JobsDir, Store: e.store, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem,
 		Sandboxes: jobSandboxes{e}, MaxRunning: e.limits.MaxSandboxes, MaxTTL: e.limits.MaxTTL, MaxOutput: e.limits.MaxOutput,
-		Log: e.log,
+		Limits: opts.Jobs, Log: e.log,
 	}
 }
 
@@ -54,6 +55,24 @@ func (s jobSandboxes) CheckLease(p caller.Principal, r v1.SandboxRequest) error 
 		return err
 	}
 	_, err := s.requestedGrant(p, r, core.Acquisition{})
+	return err
+}
+
+// CheckNative returns an *InvalidError of field native if the runtime has no queue of its own.
+func (s jobSandboxes) CheckNative(ctx context.Context) error {
+	err := s.sched.CheckQueue(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case errdefs.IsFailedPrecondition(err): // its text names the missing permissions
+		return &usererror.InvalidError{
+			Field: "native", Class: errdefs.ErrFailedPrecondition,
+			Message: "cannot be used: " + strings.TrimSuffix(err.Error(), ": "+errdefs.ErrFailedPrecondition.Error()),
+		}
+	case errdefs.IsNotImplemented(err):
+		return usererror.Invalid("native", "needs runtime kubernetes, and this service has %s: leave it out to use a warm sandbox",
+			s.driver.Name())
+	}
 	return err
 }
 

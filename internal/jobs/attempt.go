@@ -96,8 +96,7 @@ func (s *Service) resume(j *job, c store.JobCommand) {
 func (s *Service) leave(j *job, index int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	j.running--
-	s.running--
+	s.count(j, -1)
 	j.notify(index)
 	s.signal()
 }
@@ -128,8 +127,9 @@ func (s *Service) prepare(a *attempt) error {
 	defer cancel()
 	r := leaseRequest(&a.request)
 	r.TTLMS = min(c.Timeout+leaseExtra, s.opts.MaxTTL).Milliseconds()
-	if a.lease, err = s.opts.Sandboxes.Acquire(ctx, a.principal, r,
-		core.Acquisition{Attempt: a.name()}); err != nil {
+	a.lease, err = s.opts.Sandboxes.Acquire(ctx, a.principal, r, core.Acquisition{Attempt: a.name(), Queued: s.queued(a)})
+	s.release(a)
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("jobs.attempt.leased")

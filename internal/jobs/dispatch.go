@@ -33,6 +33,8 @@ type job struct {
 	stopped   string    // why no further command starts, or ""
 	notBefore time.Time // no command starts before
 	waiting   string    // why commands wait, or ""
+	// held has the commands that wait in the cluster's queue, with the reason.
+	held map[int]string
 	// changed has a channel for each command that requests wait for. It is closed when the command
 	// starts or ends.
 	changed   map[int]chan struct{}
@@ -75,7 +77,7 @@ const (
 func (s *Service) newJob(row store.Job) (*job, error) {
 	j := &job{
 		id: row.ID, caller: row.Caller, space: s.callerSpace(row.Caller), deadline: row.Deadline, stopped: row.Stopped,
-		done: make(chan struct{}), changed: map[int]chan struct{}{},
+		done: make(chan struct{}), changed: map[int]chan struct{}{}, held: map[int]string{},
 	}
 	err := json.Unmarshal(row.Principal, &j.principal) //nolint:musttag // only this package reads it
 	if err := errors.Join(err, json.Unmarshal(row.Request, &j.request)); err != nil {
@@ -94,7 +96,7 @@ func (s *Service) load(ctx context.Context, row store.Job) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.rows.JobCommands(ctx, j.id, 0, s.opts.Limits.Commands)
+	rows, err := s.rows.JobCommands(ctx, j.id, 0, -1) // all: the limit may be lower now
 	if err != nil {
 		return nil, err
 	}
@@ -152,6 +154,7 @@ func (s *Service) Recover(ctx context.Context) error {
 		return err
 	}
 	started := map[string]string{} // sandboxes by attempt
+	queued := map[string]bool{}    // attempts of native commands that have not started
 	for _, row := range rows {
 		j, err := s.load(ctx, row)
 		if err != nil {
@@ -160,7 +163,13 @@ func (s *Service) Recover(ctx context.Context) error {
 		for _, c := range j.resumed {
 			started[attemptID(j.id, c.Index, c.Attempt)] = c.Sandbox
 		}
+		for _, c := range j.queued {
+			queued[attemptID(j.id, c.index, c.number)] = j.request.Native
+		}
 		s.add(j)
+	}
+	if err := s.opts.Scheduler.WithdrawQueued(ctx, func(attempt string) bool { return queued[attempt] }); err != nil {
+		return err
 	}
 	live, err := s.opts.Store.Live(ctx)
 	if err != nil {
@@ -188,8 +197,7 @@ func (s *Service) Run(ctx context.Context) error {
 	s.ctx = ctx
 	for _, j := range s.order {
 		for _, c := range j.resumed {
-			j.running++
-			s.running++
+			s.count(j, 1)
 			s.work.Go(func() { s.resume(j, c) })
 		}
 		j.resumed = nil
@@ -261,8 +269,7 @@ func (s *Service) dispatch(ctx context.Context) (again time.Time) {
 		}
 		c := j.queued[0]
 		j.queued = j.queued[1:]
-		j.running++
-		s.running++
+		s.count(j, 1)
 		s.turn++
 		s.turns[j.caller] = s.turn
 		s.work.Go(func() { s.run(j, c) })
@@ -273,9 +280,6 @@ func (s *Service) dispatch(ctx context.Context) (again time.Time) {
 // of the caller with the fewest running commands, or of several, the one who was served least
 // recently. The caller holds mu.
 func (s *Service) next(now time.Time) *job {
-	if s.running >= s.opts.MaxRunning {
-		return nil
-	}
 	running := map[string]int{}
 	for _, j := range s.order {
 		running[j.caller] += j.running
@@ -283,6 +287,9 @@ func (s *Service) next(now time.Time) *job {
 	var best *job
 	for _, j := range s.order {
 		if len(j.queued) == 0 || j.stopped != "" || j.running >= j.request.Parallelism || j.notBefore.After(now) {
+			continue
+		}
+		if s.full(j) {
 			continue
 		}
 		n := running[j.caller]

@@ -46,6 +46,8 @@ type Sandboxes interface {
 	Acquire(context.Context, caller.Principal, v1.SandboxRequest, core.Acquisition) (*scheduler.Lease, error)
 	// CheckLease returns an error about a request that Acquire would refuse whenever it is made.
 	CheckLease(caller.Principal, v1.SandboxRequest) error
+	// CheckNative returns an *InvalidError of field native if the runtime has no queue of its own.
+	CheckNative(context.Context) error
 	// TemplateOfImage returns the template that has the image, or an *InvalidError of field image.
 	TemplateOfImage(p caller.Principal, image string) (string, error)
 	// Command validates a command and converts it to the guest's form. Its timeout is never zero.
@@ -81,8 +83,11 @@ type Limits struct {
 	Commands int // of one job, after the matrix
 	Active   int // jobs of one caller that have not ended
 	Kept     int // jobs of one caller in total
+	Native   int // native commands of all callers that wait in the cluster's queue or run
 	// Bytes bounds the commands, inputs, output and artifacts of one caller's jobs on disk.
 	Bytes int64
+	// Deadline and TTL bound what a request may ask for.
+	Deadline, TTL time.Duration
 }
 
 // Service runs jobs. Use New.
@@ -95,8 +100,9 @@ type Service struct {
 	active  map[string]*job // by id
 	order   []*job          // active jobs, oldest first
 	turn    uint64
-	turns   map[string]uint64 // the last turn of each caller with active jobs
-	running int
+	turns   map[string]uint64  // the last turn of each caller with active jobs
+	running int                // commands that are not native
+	native  int                // native ones
 	space   map[string]*space  // by caller
 	outputs map[string]*output // open output files, by path
 	// ctx is the context of Run, or nil before Run. work counts the goroutines that it waits for.
@@ -111,7 +117,8 @@ func New(opts Options) *Service {
 	opts.MaxRunning = cmp.Or(opts.MaxRunning, 64)
 	l := &opts.Limits
 	l.Commands, l.Active, l.Kept = cmp.Or(l.Commands, 10_000), cmp.Or(l.Active, 100), cmp.Or(l.Kept, 1000)
-	l.Bytes = cmp.Or(l.Bytes, 4<<30)
+	l.Deadline, l.TTL = cmp.Or(l.Deadline, 7*24*time.Hour), cmp.Or(l.TTL, 30*24*time.Hour)
+	l.Native, l.Bytes = cmp.Or(l.Native, 100), cmp.Or(l.Bytes, 4<<30)
 	return &Service{
 		opts: opts, log: opts.Log, rows: opts.Store.Jobs(), active: map[string]*job{}, turns: map[string]uint64{}, space: map[string]*space{},
 		outputs: map[string]*output{}, wake: make(chan struct{}, 1),
@@ -152,7 +159,7 @@ func (s *Service) create(ctx context.Context, p caller.Principal, id string, r v
 		return v1.Job{}, err
 	}
 	defer sp.leave()
-	commands, err := s.expand(p, &r)
+	commands, err := s.expand(ctx, p, &r)
 	if err != nil {
 		return v1.Job{}, err
 	}
@@ -307,10 +314,14 @@ func (s *Service) Results(ctx context.Context, p caller.Principal, id string, fr
 		return nil, err
 	}
 	out := make([]v1.JobResult, 0, len(rows))
+	held := s.held(id)
 	for _, row := range rows {
 		r, err := presentCommand(row)
 		if err != nil {
 			return nil, err
+		}
+		if held[row.Index] && row.State == store.JobQueued {
+			r.QueuedBy = queuedByCluster
 		}
 		out = append(out, r)
 	}

@@ -2,11 +2,13 @@ package jobs
 
 import (
 	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,9 +36,7 @@ const (
 	maxExecBytes   = 16 << 20 // all commands after the matrix, as JSON
 
 	defaultDeadline = 24 * time.Hour
-	maxDeadline     = 7 * 24 * time.Hour
 	defaultTTL      = 24 * time.Hour
-	maxTTL          = 30 * 24 * time.Hour
 )
 
 // Endings of attempts besides those of package runtime.
@@ -54,11 +54,16 @@ func retryable() []runtime.Ending {
 }
 
 // expand validates a request, fills in its defaults and returns its commands.
-func (s *Service) expand(p caller.Principal, r *v1.JobRequest) ([]store.JobCommand, error) {
+func (s *Service) expand(ctx context.Context, p caller.Principal, r *v1.JobRequest) ([]store.JobCommand, error) {
 	for _, check := range []func(*v1.JobRequest) error{
-		checkNumbers, checkRetries, checkPatterns, checkFiles, checkMatrix, checkWorkspace,
+		s.checkNumbers, checkRetries, checkPatterns, checkFiles, checkMatrix, checkWorkspace, checkQueue,
 	} {
 		if err := check(r); err != nil {
+			return nil, err
+		}
+	}
+	if r.Native {
+		if err := s.opts.Sandboxes.CheckNative(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -90,10 +95,11 @@ func leaseRequest(r *v1.JobRequest) v1.SandboxRequest {
 	}
 }
 
-func checkNumbers(r *v1.JobRequest) error {
+func (s *Service) checkNumbers(r *v1.JobRequest) error {
+	maxDeadline, maxTTL := s.opts.Limits.Deadline, s.opts.Limits.TTL
 	r.Parallelism = cmp.Or(r.Parallelism, 1)
-	r.DeadlineMS = cmp.Or(r.DeadlineMS, defaultDeadline.Milliseconds())
-	r.TTLMS = cmp.Or(r.TTLMS, defaultTTL.Milliseconds())
+	r.DeadlineMS = cmp.Or(r.DeadlineMS, min(defaultDeadline, maxDeadline).Milliseconds())
+	r.TTLMS = cmp.Or(r.TTLMS, min(defaultTTL, maxTTL).Milliseconds())
 	switch {
 	case len(r.Name) > maxName || !utf8.ValidString(r.Name):
 		return usererror.Invalid("name", "is not UTF-8 of at most %d bytes", maxName)
@@ -228,6 +234,21 @@ func checkWorkspace(r *v1.JobRequest) error {
 	return usererror.Invalid("parallelism",
 		"is %d, and one sandbox at a time can write to a workspace: set read_only, mode overlay, or parallelism 1",
 		r.Parallelism)
+}
+
+// queueName matches names of objects in a cluster that are also values of labels.
+var queueName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+func checkQueue(r *v1.JobRequest) error {
+	switch {
+	case r.Queue != "" && !r.Native:
+		return usererror.Invalid("queue", "needs native: set native, or leave queue out")
+	case r.Suspend && !r.Native:
+		return usererror.Invalid("suspend", "needs native: set native, or leave suspend out")
+	case r.Queue != "" && !queueName.MatchString(r.Queue):
+		return usererror.Invalid("queue", "is %.100q: use the name of a queue, of up to 63 of a-z, 0-9 and -", r.Queue)
+	}
+	return nil
 }
 
 // baseCommands returns the commands before the matrix, with the job's defaults.

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 
@@ -116,8 +117,9 @@ func (s *Service) presentActive(row store.Job, counts store.JobCounts) (v1.Job, 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if j := s.active[row.ID]; j != nil && out.Detail == "" {
-		out.Detail = j.waiting
+	if j := s.active[row.ID]; j != nil {
+		out.Detail = cmp.Or(out.Detail, j.waiting)
+		j.describeHeld(&out)
 	}
 	return out, nil
 }

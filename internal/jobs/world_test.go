@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/jobs"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
@@ -49,6 +50,9 @@ type world struct {
 	files []string
 	// lose, if set, ends the stream of an operation without an answer.
 	lose func(wire.Op) bool
+	// queue has the host hold native sandboxes. limits are those of the service of jobs.
+	queue  bool
+	limits jobs.Limits
 }
 
 func newWorld(t *testing.T) *world {
@@ -75,8 +79,8 @@ func (w *world) start(t *testing.T, most int) *service {
 		t.Fatal(err)
 	}
 	e, err := engine.Open(t.Context(), engine.Options{
-		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve}), Store: st, Images: testenv.Images(t, t.TempDir()), Volumes: v,
-		JobsDir: filepath.Join(w.dir, "jobs"), DefaultTemplate: "default",
+		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve, Queue: w.queue}), Store: st, Images: testenv.Images(t, filepath.Join(w.dir, "images")), Volumes: v,
+		JobsDir: filepath.Join(w.dir, "jobs"), Jobs: w.limits, DefaultTemplate: "default",
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},

@@ -291,7 +291,8 @@ func (s *JobStore) JobCommandExec(ctx context.Context, job string, index int) (b
 	return body, wrap("read a job's command", err)
 }
 
-// JobCommands returns at most limit commands of a job from the index on, in order.
+// JobCommands returns at most limit commands of a job from the index on, in order. A negative limit
+// is none.
 func (s *JobStore) JobCommands(ctx context.Context, job string, from, limit int) ([]JobCommand, error) {
 	scan := func(row scanner) (c JobCommand, err error) {
 		var started int64

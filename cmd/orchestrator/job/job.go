@@ -37,6 +37,9 @@ func row(j v1.Job) []string {
 	if j.Ending != "" {
 		state = j.Ending
 	}
+	if j.QueuedBy != "" && j.Commands.Running == 0 {
+		state += " by " + j.QueuedBy
+	}
 	return []string{j.ID, state, counts(j.Commands), cli.Age(j.CreatedAt), cli.Truncate(j.Name, 40), cli.OneLine(j.Detail)}
 }
 
@@ -114,6 +117,9 @@ func resultRow(r v1.JobResult) []string {
 	state, ending, detail := r.State, "", ""
 	if r.Outcome != "" {
 		state = r.Outcome
+	}
+	if r.QueuedBy != "" {
+		state += " by " + r.QueuedBy
 	}
 	if n := len(r.Attempts); n > 0 {
 		last := r.Attempts[n-1].Result

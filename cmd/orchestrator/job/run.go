@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
@@ -28,6 +29,8 @@ type runOptions struct {
 	template, image          string
 	workspace, mode, class   string
 	readOnly, wait           bool
+	native, suspend          bool
+	queue                    string
 	parallel, retries        int
 	retryOn                  []string
 	junit, key               string
@@ -73,10 +76,18 @@ command waits for the job's end, and its exit code says how the job ended.`,
 	f.BoolVar(&o.readOnly, "read-only", false, "make the workspace read-only")
 	f.StringVar(&o.mode, "mode", "", cli.ModeHelp)
 	f.StringVar(&o.class, "class", "", "minimum isolation `CLASS`: container, gvisor or vm")
+	nativeFlags(f, &o)
 	f.BoolVar(&o.wait, "wait", false, "wait for the job's end")
 	f.StringVar(&o.junit, "junit", "", "with --wait, write the results as JUnit XML to `FILE`")
 	f.StringVar(&o.key, "idempotency-key", "", "create the job at most once for this `KEY`")
 	return c
+}
+
+// nativeFlags adds the flags of jobs that the cluster's own queueing can hold.
+func nativeFlags(f *pflag.FlagSet, o *runOptions) {
+	f.BoolVar(&o.native, "native", false, "run each attempt as a Job of the cluster (runtime kubernetes only)")
+	f.StringVar(&o.queue, "queue", "", "`NAME` of the queue of Kueue that starts the commands; implies --native")
+	f.BoolVar(&o.suspend, "suspend", false, "create the Jobs suspended, until the cluster resumes them; implies --native")
 }
 
 func run(ctx context.Context, a *cli.App, cmd *cobra.Command, o runOptions, args []string) error {
@@ -127,7 +138,8 @@ func request(ctx context.Context, a *cli.App, cmd *cobra.Command, o runOptions, 
 		},
 		Template: o.template, Image: o.image, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class,
 		Parallelism: o.parallel, DeadlineMS: cli.Millis(o.deadline), TTLMS: cli.Millis(o.ttl), Retries: o.retries,
-		RetryOn: o.retryOn, Artifacts: o.artifacts,
+		RetryOn: o.retryOn, Artifacts: o.artifacts, Queue: o.queue, Suspend: o.suspend,
+		Native: o.native || o.suspend || o.queue != "",
 	}
 	if r.Commands, err = commands(ctx, a, o.list); err != nil {
 		return v1.JobRequest{}, err

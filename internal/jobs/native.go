@@ -1,0 +1,81 @@
+package jobs
+
+import (
+	"maps"
+	"slices"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+)
+
+// queuedByCluster is the value of queued_by for commands that the cluster's queue holds.
+const queuedByCluster = "cluster"
+
+// queued returns how the cluster's queue starts the sandbox of a native attempt, or nil for others.
+func (s *Service) queued(a *attempt) *scheduler.Queued {
+	if !a.request.Native {
+		return nil
+	}
+	return &scheduler.Queued{
+		Queue:   runtime.Queue{Name: a.request.Queue, Suspended: a.request.Suspend},
+		Waiting: func(reason string) { s.hold(a, reason) },
+		Keep:    func() bool { return s.ctx.Err() != nil }, // the next process waits for it
+	}
+}
+
+// hold records that the cluster's queue holds an attempt.
+func (s *Service) hold(a *attempt, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a.job.held[a.index], a.waiting = reason, ""
+}
+
+// release records that the cluster's queue holds an attempt no longer.
+func (s *Service) release(a *attempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(a.job.held, a.index)
+}
+
+// held returns the commands of a job that the cluster's queue holds.
+func (s *Service) held(id string) map[int]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[int]bool{}
+	if j := s.active[id]; j != nil {
+		for index := range j.held {
+			out[index] = true
+		}
+	}
+	return out
+}
+
+// count counts commands that run or wait for a sandbox. The caller holds mu.
+func (s *Service) count(j *job, n int) {
+	j.running += n
+	if j.request.Native {
+		s.native += n
+	} else {
+		s.running += n
+	}
+}
+
+// full reports whether no further command of the job's kind may start. The caller holds mu.
+func (s *Service) full(j *job) bool {
+	if j.request.Native {
+		return s.native >= s.opts.Limits.Native
+	}
+	return s.running >= s.opts.MaxRunning
+}
+
+// describeHeld adds to an active job what the cluster's queue holds. The caller holds mu.
+func (j *job) describeHeld(out *v1.Job) {
+	if len(j.held) == 0 {
+		return
+	}
+	out.QueuedBy = queuedByCluster
+	if out.Detail == "" {
+		out.Detail = j.held[slices.Min(slices.Collect(maps.Keys(j.held)))]
+	}
+}
