@@ -60,6 +60,7 @@ type Config struct {
 	Approvals     Approvals     `json:"approvals"`
 	Audit         Audit         `json:"audit"`
 	Idempotency   Idempotency   `json:"idempotency"`
+	Jobs          Jobs          `json:"jobs"`
 	ReadonlyShell ReadonlyShell `json:"readonly_shell"`
 	// Network access of sandboxes: see egress.go.
 	Egress Egress `json:"egress"`
@@ -224,7 +225,7 @@ func Default() Config {
 		Requests:  defaultRequests(),
 		Guest:     Guest{OrphanTimeout: Duration(runtime.DefaultOrphanTimeout)},
 		Callers:   defaultCallers(), Profiles: Profiles{Default: "default"}, Approvals: defaultApprovals(),
-		Audit: defaultAudit(), Idempotency: Idempotency{Answers: 10_000, Bytes: 64 << 20},
+		Audit: defaultAudit(), Idempotency: Idempotency{Answers: 10_000, Bytes: 64 << 20}, Jobs: defaultJobs(),
 		ReadonlyShell: ReadonlyShell{Caller: "local", Workspaces: map[string]string{}},
 		Egress:        defaultEgress(), Web: defaultWeb(), Browser: defaultBrowser(),
 		Workspaces: defaultWorkspaces(), Images: defaultImages(),
@@ -284,7 +285,7 @@ func (c Config) Validate() error {
 	}
 	for _, err := range []error{
 		c.validateKubernetes(), c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
-		c.Idempotency.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c),
+		c.Idempotency.validate(), c.Jobs.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c),
 		c.Browser.validate(), c.Workspaces.validate(), c.Images.validate(),
 	} {
 		if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
+	"github.com/sandbox-orchestrator/orchestrator/internal/jobs"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
@@ -140,6 +141,10 @@ func EngineOptions(a *cli.App, c config.Config, guestHash string) (engine.Option
 			MaxMemory: memory,
 		},
 		Keys: store.KeyBounds{Answers: c.Idempotency.Answers, Bytes: int64(c.Idempotency.Bytes)},
+		Jobs: jobs.Limits{
+			Commands: c.Jobs.MaxCommands, Active: c.Jobs.MaxActive, Kept: c.Jobs.MaxKept, Native: c.Jobs.MaxNative,
+			Bytes: int64(c.Jobs.CallerBytes), Deadline: c.Jobs.MaxDeadline.Std(), TTL: c.Jobs.MaxTTL.Std(),
+		},
 		// A warm sandbox survives a restart only if its guest is the same.
 		Program: engine.Program{Version: a.Version, Build: a.Version + "+" + guestHash[:12], Cgroup: mode},
 	}, nil
