@@ -17,6 +17,8 @@ type EventQuery struct {
 	After int64
 	// Since skips older events. It is an age such as "10m" or an RFC 3339 time.
 	Since string
+	// Job selects the events of one job.
+	Job string
 	// Follow keeps reporting new events until ctx ends.
 	Follow bool
 }
@@ -43,7 +45,7 @@ type eventWatch struct {
 // listen reads events from one connection.
 func (w *eventWatch) listen(ctx context.Context) error {
 	w.ended = !w.q.Follow // without Follow there is only one connection
-	k := newCall(http.MethodGet, "events").set("since", w.q.Since).flag("follow", w.q.Follow)
+	k := newCall(http.MethodGet, "events").set("since", w.q.Since).set("job", w.q.Job).flag("follow", w.q.Follow)
 	if w.q.After != 0 {
 		k.set("after", strconv.FormatInt(w.q.After, 10))
 	}

@@ -15,6 +15,7 @@ type ServiceEvent struct {
 	//	workspace.created workspace.removed
 	//	template.ready template.changed template.resized template.removed template.not_ready
 	//	image.imported image.pulled image.removed
+	//	job.created job.held job.running job.stopping job.ended
 	//
 	// or "gap": earlier events were dropped and not sent.
 	Type      string `json:"type"`
@@ -24,6 +25,7 @@ type ServiceEvent struct {
 	Template  string `json:"template,omitempty"`
 	Workspace string `json:"workspace,omitempty"`
 	Image     string `json:"image,omitempty"`
-	// Reason says why it happened, if known.
+	Job       string `json:"job,omitempty"`
+	// Reason says why it happened, if known. Of job.ended it is the job's ending.
 	Reason string `json:"reason,omitempty"`
 }

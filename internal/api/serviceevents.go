@@ -16,15 +16,15 @@ import (
 func (s *Server) eventRoutes() []route {
 	return []route{{
 		method: "GET", path: "/v1/events", handle: s.serviceEvents, stream: true,
-		summary: "Stream events, with follow also new ones; Last-Event-ID continues a stream",
-		query:   []string{"after", "since", "follow"}, answer: v1.ServiceEvent{},
+		summary: "Stream events, with follow also new ones, with job those of a job; Last-Event-ID continues a stream",
+		query:   []string{"after", "since", "job", "follow"}, answer: v1.ServiceEvent{},
 	}}
 }
 
 // serviceEvents sends the kept events, or those after Last-Event-ID. With follow it also sends new
 // events, until the client leaves or a hand-over begins.
 func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	q := queryOf(r, "after", "since", "follow")
+	q := queryOf(r, "after", "since", "job", "follow")
 	if q.err != nil {
 		return q.err
 	}
@@ -35,6 +35,7 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p caller.
 	if err != nil {
 		return err
 	}
+	query.Job = q.text("job")
 	if query.Follow = q.boolean("follow"); q.err != nil {
 		return q.err
 	}

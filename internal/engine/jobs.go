@@ -28,7 +28,7 @@ var _ jobs.Sandboxes = jobSandboxes{}
 func (e *Engine) jobOptions(opts Options) jobs.Options {
 	return jobs.Options{
 		Dir: opts.JobsDir, Store: e.store, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem,
-		Sandboxes: jobSandboxes{e}, MaxRunning: e.limits.MaxSandboxes, MaxTTL: e.limits.MaxTTL, MaxOutput: e.limits.MaxOutput,
+		Sandboxes: jobSandboxes{e}, Events: e.Events, MaxRunning: e.limits.MaxSandboxes, MaxTTL: e.limits.MaxTTL, MaxOutput: e.limits.MaxOutput,
 		Limits: opts.Jobs, Log: e.log,
 	}
 }

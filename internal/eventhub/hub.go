@@ -195,10 +195,12 @@ func (h *Hub) last() int64 {
 }
 
 // Query selects events. After is the id to start after: a negative value means from now on, 0
-// all stored events. Since excludes older events. Follow continues with new events.
+// all stored events. Since excludes older events, and Job those that are not about this job. Follow
+// continues with new events.
 type Query struct {
 	After  int64
 	Since  time.Time
+	Job    string
 	Follow bool
 }
 
@@ -220,7 +222,7 @@ func (h *Hub) Watch(ctx context.Context, p caller.Principal, q Query, send func(
 		}
 		reportGap = true
 		for _, ev := range news.list {
-			if ev.At.Before(q.Since) {
+			if ev.At.Before(q.Since) || q.Job != "" && ev.Job != q.Job {
 				continue
 			}
 			if err := send(ev); err != nil {

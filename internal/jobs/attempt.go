@@ -210,6 +210,10 @@ func (s *Service) start(a *attempt) error {
 	failpoint.Hit("jobs.attempt.started")
 	s.mu.Lock()
 	a.waiting = ""
+	if !a.begun {
+		a.begun = true
+		s.publish(a.job, "running", "")
+	}
 	a.notify(a.index)
 	s.mu.Unlock()
 	ctx, cancel := s.both(context.Background())

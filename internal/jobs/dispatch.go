@@ -34,7 +34,8 @@ type job struct {
 	notBefore time.Time // no command starts before
 	waiting   string    // why commands wait, or ""
 	// held has the commands that wait in the cluster's queue, with the reason.
-	held map[int]string
+	held  map[int]string
+	begun bool // a command has started
 	// changed has a channel for each command that requests wait for. It is closed when the command
 	// starts or ends.
 	changed   map[int]chan struct{}
@@ -101,6 +102,7 @@ func (s *Service) load(ctx context.Context, row store.Job) (*job, error) {
 		return nil, err
 	}
 	for _, c := range rows {
+		j.begun = j.begun || c.State != store.JobQueued || c.Attempt > 1
 		switch c.State {
 		case store.JobQueued:
 			j.queued = append(j.queued, command{index: c.Index, number: c.Attempt})
@@ -316,6 +318,7 @@ func (s *Service) stopJob(ctx context.Context, j *job, why string) error {
 		return nil
 	}
 	j.stopped = why
+	s.publish(j, "stopping", stopDetail(why))
 	j.cancel()
 	j.left -= len(j.queued)
 	j.queued = nil // finish ends their rows
@@ -335,8 +338,9 @@ func (s *Service) checkDone(j *job) {
 // finish records the end of a job. It tries again until it succeeds or the service stops.
 func (s *Service) finish(j *job) {
 	for {
-		err := s.recordEnd(j)
+		ending, err := s.recordEnd(j)
 		if err == nil {
+			s.publish(j, "ended", ending)
 			break
 		}
 		s.log.Error("failed to record the end of a job; will retry", "job", j.id, "error", err)
@@ -359,32 +363,32 @@ func (s *Service) finish(j *job) {
 	s.signal()
 }
 
-// recordEnd records the end of a job. A stop that comes later does not change the recorded reason.
-func (s *Service) recordEnd(j *job) error {
+// recordEnd records the end of a job and returns its ending. A stop that comes later does not change the recorded reason.
+func (s *Service) recordEnd(j *job) (ending string, err error) {
 	stopped := s.stoppedBy(j)
 	if stopped != "" {
 		if err := s.rows.EndQueuedJobCommands(s.ctx, j.id, outcomeCancelled); err != nil {
-			return err
+			return "", err
 		}
 		failpoint.Hit("jobs.stop.ended")
 	}
 	counts, err := s.rows.CountJobCommands(s.ctx, j.id)
 	if err != nil {
-		return err
+		return "", err
 	}
 	summary, err := json.Marshal(presentCounts(counts))
 	if err != nil {
-		return err
+		return "", err
 	}
-	now := time.Now()
+	now, ending := time.Now(), endingOf(stopped, counts)
 	if err := s.rows.EndJob(s.ctx, store.Job{
-		ID: j.id, Stopped: stopped, Ending: endingOf(stopped, counts), Counts: summary, Ended: now,
+		ID: j.id, Stopped: stopped, Ending: ending, Counts: summary, Ended: now,
 		Expires: now.Add(milliseconds(j.request.TTLMS)),
 	}); err != nil {
-		return err
+		return "", err
 	}
 	failpoint.Hit("jobs.end.recorded")
-	return nil
+	return ending, nil
 }
 
 // pause waits, and reports false if the service stops.

@@ -31,6 +31,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
@@ -68,6 +69,8 @@ type Options struct {
 	Callers   *caller.Service
 	Keys      *idempotency.Keys
 	Sandboxes Sandboxes
+	// Events receives the state changes of jobs.
+	Events *eventhub.Hub
 	// MaxRunning bounds the commands that run or wait for a sandbox at once (0: 64).
 	MaxRunning int
 	// MaxTTL bounds the leases of sandboxes. MaxOutput is the default of bytes kept per stream.
@@ -212,6 +215,7 @@ func (s *Service) insert(
 	err = s.rows.InsertJob(ctx, *row, commands, s.admit)
 	if err == nil {
 		failpoint.Hit("jobs.create.recorded")
+		s.publish(j, "created", "")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,6 +28,9 @@ func (s *Service) queued(a *attempt) *scheduler.Queued {
 func (s *Service) hold(a *attempt, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(a.job.held) == 0 {
+		s.publish(a.job, "held", reason)
+	}
 	a.job.held[a.index], a.waiting = reason, ""
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/eventhub"
 	"github.com/sandbox-orchestrator/orchestrator/internal/jobs"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -135,6 +137,37 @@ func TestHeldCommandTakesNoPlaceOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.await(t, bob, second.ID)
+}
+
+// TestEventsFollowTheJob reads the events of two jobs as their callers.
+func TestEventsFollowTheJob(t *testing.T) {
+	w := newQueue(t)
+	s := w.start(t, 20)
+	other := s.create(t, eve, v1.JobRequest{Commands: texts("other")})
+	s.await(t, eve, other.ID)
+	j := s.suspended(t, w, v1.JobRequest{Commands: texts("one")})
+	for id := range w.host.Queued() {
+		w.host.Resume(id)
+	}
+	s.await(t, bob, j.ID)
+	events := func(p caller.Principal, job string) (list []string) {
+		t.Helper()
+		err := s.Events.Watch(t.Context(), p, eventhub.Query{Job: job}, func(e v1.ServiceEvent) error {
+			list = append(list, e.Type+" "+e.Reason)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	want := []string{"job.created ", "job.held queued by the fake host", "job.running ", "job.ended succeeded"}
+	if got := events(bob, j.ID); !slices.Equal(got, want) {
+		t.Errorf("events of the job = %q, want %q", got, want)
+	}
+	if got := events(bob, other.ID); len(got) > 0 {
+		t.Errorf("events of another caller's job = %q, want none", got)
+	}
 }
 
 func TestNativeRequestIsChecked(t *testing.T) {

@@ -124,6 +124,14 @@ func (s *Service) presentActive(row store.Job, counts store.JobCounts) (v1.Job, 
 	return out, nil
 }
 
+// publish publishes a change of a job's state to those who may see the job.
+func (s *Service) publish(j *job, state, reason string) {
+	s.opts.Events.Publish(v1.ServiceEvent{
+		Type: "job." + state, Job: j.id, Caller: j.caller, Template: j.request.Template, Workspace: j.request.Workspace,
+		Reason: reason,
+	})
+}
+
 // presentCommand converts a command to its API form.
 func presentCommand(c store.JobCommand) (v1.JobResult, error) {
 	out := v1.JobResult{

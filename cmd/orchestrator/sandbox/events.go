@@ -17,12 +17,13 @@ func NewEventsCommand(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "events",
 		Short: "Show events",
-		Long: `Show events of sandboxes, shells, workspaces, templates and images: your own, or
-those of all callers for operators. The server keeps the latest 4096 events. With -f
+		Long: `Show events of sandboxes, shells, workspaces, templates, images and jobs: your own,
+or those of all callers for operators. The server keeps the latest 4096 events. With -f
 it waits for more, also over restarts of the server; a line "gap" means that some
 were missed. With -o json, it prints one object on each line.`,
 		Example: `  orchestrator events --since 10m
   orchestrator events -f
+  orchestrator events -f --job JOB
   orchestrator events -f -o json | jq 'select(.type == "sandbox.gone")'`,
 		Args: cli.ExactArgs(),
 		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
@@ -38,6 +39,7 @@ were missed. With -o json, it prints one object on each line.`,
 	}
 	f := c.Flags()
 	f.BoolVarP(&q.Follow, "follow", "f", false, "wait for new events")
+	f.StringVar(&q.Job, "job", "", "only events of `JOB`")
 	f.StringVar(&q.Since, "since", "", "omit events before `TIME`, such as 10m (ago) or 2026-01-02T15:04:05Z")
 	return c
 }
@@ -47,7 +49,7 @@ func eventLine(e v1.ServiceEvent, p cli.Palette) string {
 	line := []string{e.At.Local().Format("2006-01-02T15:04:05.000"), p.Event(e.Type)}
 	for _, part := range []struct{ name, value string }{
 		{"sandbox", e.Sandbox}, {"shell", e.Shell}, {"template", e.Template}, {"workspace", e.Workspace},
-		{"image", e.Image}, {"caller", e.Caller}, {"reason", e.Reason},
+		{"image", e.Image}, {"job", e.Job}, {"caller", e.Caller}, {"reason", e.Reason},
 	} {
 		if part.value != "" {
 			line = append(line, part.name+"="+quoteIfNeeded(cli.OneLine(part.value)))
