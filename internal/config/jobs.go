@@ -9,7 +9,7 @@ type Jobs struct {
 	// MaxActive bounds the jobs of a caller that have not ended, and MaxKept all of them.
 	MaxActive int `json:"max_active"`
 	MaxKept   int `json:"max_kept"`
-	// MaxNative bounds the native commands of all callers that the cluster holds or runs.
+	// MaxNative bounds the native commands of a caller that the cluster holds or runs.
 	MaxNative int `json:"max_native"`
 	// CallerBytes bounds what the jobs of one caller keep on disk.
 	CallerBytes Size `json:"caller_bytes"`

@@ -279,28 +279,32 @@ func (s *Service) dispatch(ctx context.Context) (again time.Time) {
 }
 
 // next returns the job whose command starts next, or nil: the oldest one that may start a command,
-// of the caller with the fewest running commands, or of several, the one who was served least
-// recently. The caller holds mu.
+// of the caller with the fewest running commands of its kind, or of several, the one who was served
+// least recently. The caller holds mu.
 func (s *Service) next(now time.Time) *job {
-	running := map[string]int{}
+	ordinary, native := map[string]int{}, map[string]int{}
+	ofKind := func(j *job) map[string]int {
+		if j.request.Native {
+			return native
+		}
+		return ordinary
+	}
 	for _, j := range s.order {
-		running[j.caller] += j.running
+		ofKind(j)[j.caller] += j.running
 	}
 	var best *job
+	least := 0
 	for _, j := range s.order {
-		if len(j.queued) == 0 || j.stopped != "" || j.running >= j.request.Parallelism || j.notBefore.After(now) {
+		if len(j.queued) == 0 || j.stopped != "" || j.running >= j.request.Parallelism || j.notBefore.After(now) ||
+			s.full(j, native[j.caller]) {
 			continue
 		}
-		if s.full(j) {
-			continue
-		}
-		n := running[j.caller]
-		if most := s.opts.Callers.SandboxQuotas(j.principal).Sandboxes; most > 0 && n >= most {
+		if most := s.opts.Callers.SandboxQuotas(j.principal).Sandboxes; most > 0 && ordinary[j.caller]+native[j.caller] >= most {
 			continue // more would only wait, and hold the places of others
 		}
-		if best == nil || n < running[best.caller] ||
-			n == running[best.caller] && s.turns[j.caller] < s.turns[best.caller] {
-			best = j
+		n := ofKind(j)[j.caller]
+		if best == nil || n < least || n == least && s.turns[j.caller] < s.turns[best.caller] {
+			best, least = j, n
 		}
 	}
 	return best

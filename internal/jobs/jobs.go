@@ -86,7 +86,7 @@ type Limits struct {
 	Commands int // of one job, after the matrix
 	Active   int // jobs of one caller that have not ended
 	Kept     int // jobs of one caller in total
-	Native   int // native commands of all callers that wait in the cluster's queue or run
+	Native   int // native commands of one caller that wait in the cluster's queue or run
 	// Bytes bounds the commands, inputs, output and artifacts of one caller's jobs on disk.
 	Bytes int64
 	// Deadline and TTL bound what a request may ask for.
@@ -104,8 +104,7 @@ type Service struct {
 	order   []*job          // active jobs, oldest first
 	turn    uint64
 	turns   map[string]uint64  // the last turn of each caller with active jobs
-	running int                // commands that are not native
-	native  int                // native ones
+	running int                // commands that run or wait for a sandbox, without native ones
 	space   map[string]*space  // by caller
 	outputs map[string]*output // open output files, by path
 	// ctx is the context of Run, or nil before Run. work counts the goroutines that it waits for.

@@ -57,17 +57,16 @@ func (s *Service) held(id string) map[int]bool {
 // count counts commands that run or wait for a sandbox. The caller holds mu.
 func (s *Service) count(j *job, n int) {
 	j.running += n
-	if j.request.Native {
-		s.native += n
-	} else {
+	if !j.request.Native {
 		s.running += n
 	}
 }
 
-// full reports whether no further command of the job's kind may start. The caller holds mu.
-func (s *Service) full(j *job) bool {
+// full reports whether no further command of the job's kind may start, when so many native commands
+// of its caller wait or run. The caller holds mu.
+func (s *Service) full(j *job, native int) bool {
 	if j.request.Native {
-		return s.native >= s.opts.Limits.Native
+		return native >= s.opts.Limits.Native
 	}
 	return s.running >= s.opts.MaxRunning
 }

@@ -127,6 +127,12 @@ func TestHeldCommandTakesNoPlaceOfOthers(t *testing.T) {
 	if n := len(w.host.Queued()); n != 1 {
 		t.Errorf("the cluster holds %d commands, want the limit of 1", n)
 	}
+	third := s.create(t, eve, v1.JobRequest{Commands: texts("third"), Native: true, Suspend: true})
+	eventually(t, "the cluster holds a command of another caller", func() bool { return len(w.host.Queued()) == 2 })
+	if _, err := s.Jobs.Cancel(t.Context(), eve, third.ID); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, eve, third.ID)
 	if _, err := s.Jobs.Cancel(t.Context(), bob, held.ID); err != nil {
 		t.Fatal(err)
 	}
