@@ -84,8 +84,9 @@ func (c cluster) awaitNoJobs(t *testing.T) {
 	}
 }
 
-// TestNativeJob runs one service through the ways of a native job.
-func TestNativeJob(t *testing.T) {
+// nativeService returns a cluster with a service that has started.
+func nativeService(t *testing.T) (cluster, *service) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "k")
 	if err != nil {
 		t.Fatal(err)
@@ -100,6 +101,12 @@ func TestNativeJob(t *testing.T) {
 		s.do(t, "down")
 	})
 	s.awaitReady(t)
+	return c, s
+}
+
+// TestNativeJob runs one service through the ways of a native job.
+func TestNativeJob(t *testing.T) {
+	c, s := nativeService(t)
 	t.Run("SameRecordAsOrdinary", func(t *testing.T) { sameRecord(t, c, s) })
 	t.Run("HeldOverKill", func(t *testing.T) {
 		job := s.newJob(t, "--suspend", "--", "echo", "resumed")
@@ -177,4 +184,38 @@ func sameRecord(t *testing.T, c cluster, s *service) {
 		t.Errorf("output and artifacts = %q %q, want %q %q", logs, files, wantLogs, wantFiles)
 	}
 	c.awaitNoJobs(t)
+}
+
+// TestNativeJobSurvivesCrashes kills the service at each step of a native command. After the next
+// start the command has to run once, and nothing may be left.
+func TestNativeJobSurvivesCrashes(t *testing.T) {
+	faults := given(t, "BIN_FAULTS")
+	c, s := nativeService(t)
+	ordinary := s.bin
+	for _, point := range []string{
+		"scheduler.queue.intent", "kubernetes.submit.intent", "kubernetes.submit.created", "scheduler.queue.submitted",
+		"scheduler.queue.started", "jobs.attempt.leased", "jobs.attempt.sent",
+	} {
+		t.Run(point, func(t *testing.T) {
+			s.kill(t)
+			s.bin, s.env = faults, []string{"ORCHESTRATOR_FAULT=" + point}
+			s.start(t)
+			s.awaitReady(t)
+			job := s.newJob(t, "--native", "--idempotency-key", point, "--", "echo", "ran")
+			if err := s.cmd.Wait(); err == nil {
+				t.Error("the service ended without an error, want it killed")
+			}
+			s.bin, s.env = ordinary, nil
+			s.start(t)
+			s.awaitReady(t)
+			s.do(t, "job", "wait", job)
+			if r := s.show(t, job); r.Outcome != "succeeded" || len(r.Attempts) != 1 {
+				t.Errorf("command = %+v, want it succeeded with one attempt", r)
+			}
+			if got := s.do(t, "job", "logs", job, "0"); got != "ran" {
+				t.Errorf("job logs = %q, want ran", got)
+			}
+			c.awaitNoJobs(t)
+		})
+	}
 }

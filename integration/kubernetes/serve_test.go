@@ -90,6 +90,7 @@ func newCluster(t *testing.T, dir string) cluster {
 // service is the program with one configuration file.
 type service struct {
 	bin, config, socket string
+	env                 []string // besides that of the test
 	cmd                 *exec.Cmd
 	log                 *os.File
 }
@@ -143,7 +144,7 @@ templates:
 func (s *service) start(t *testing.T) {
 	t.Helper()
 	s.cmd = exec.Command(s.bin, "--config", s.config, "serve")
-	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+	s.cmd.Stdout, s.cmd.Stderr, s.cmd.Env = s.log, s.log, append(os.Environ(), s.env...)
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

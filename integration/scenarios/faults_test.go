@@ -56,6 +56,9 @@ func failpointsOf(t *testing.T, runtime string) []string {
 		if first == "kubernetes" {
 			continue // reached only on a cluster, which these scenarios do not have
 		}
+		if strings.HasPrefix(p, "scheduler.queue.") {
+			continue // reached only by native jobs: see TestNativeJobSurvivesCrashes
+		}
 		if strings.Contains(p, "carry.") {
 			continue // reached only when a workspace is copied: see TestCopiedWorkspaceSurvivesCrash
 		}

@@ -398,6 +398,7 @@ sandbox_environment() {
     export ORCHESTRATOR_TEST_ROOTFS=$dir/rootfs
     export ORCHESTRATOR_TEST_IMAGE_ARCHIVE=$dir/sandbox.tar
     export ORCHESTRATOR_TEST_BIN=$ROOT/bin/orchestrator
+    export ORCHESTRATOR_TEST_BIN_FAULTS=$ROOT/bin/orchestrator-faults
 }
 
 # environment exports the variables that the tests read. The images must exist.
@@ -408,7 +409,6 @@ environment() {
     export ORCHESTRATOR_TEST_BROWSER_ARCHIVE ORCHESTRATOR_TEST_CLIENTS_ARCHIVE
     export ORCHESTRATOR_TEST_DOCKER=$ENGINE_HOST
     export ORCHESTRATOR_TEST_CONTAINERD=$CONTAINERD_SOCKET
-    export ORCHESTRATOR_TEST_BIN_FAULTS=$ROOT/bin/orchestrator-faults
     export ORCHESTRATOR_TEST_GUEST=$ROOT/bin/guest
 }
 

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -166,5 +167,54 @@ func TestDeletedPodOfJobIsReported(t *testing.T) {
 	}
 	if why := sb.EndReason(); !strings.Contains(why, errDeleted.Error()) {
 		t.Errorf("EndReason = %q, want %q", why, errDeleted)
+	}
+}
+
+// TestUserWithoutJobsIsTold uses the permissions that are enough for pods.
+func TestUserWithoutJobsIsTold(t *testing.T) {
+	t.Parallel()
+	o := options(t, newNamespace(t, "baseline"))
+	grantPods(t, o.Namespace, "nojobs")
+	config, err := clientcmd.LoadFromFile(given(t, "KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.AuthInfos["admin"].Impersonate = "nojobs"
+	o.Kubeconfig = write(t, config)
+	d := opened(t, o)
+	if err := d.CheckQueue(bounded(t)); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "create jobs, get jobs, list jobs, delete jobs") {
+		t.Errorf("CheckQueue = %v, want FailedPrecondition with the missing verbs", err)
+	}
+	if found, err := d.List(bounded(t), "owner-of-faults"); err != nil || len(found) > 0 {
+		t.Errorf("List = %v, %v; want none", found, err)
+	}
+	if err := d.Remove(bounded(t), "nothing"); err != nil {
+		t.Errorf("Remove of nothing = %v, want nil", err)
+	}
+}
+
+// TestOlderDriverCannotRemoveJob has a newer driver wait for the Job of an older one.
+func TestOlderDriverCannotRemoveJob(t *testing.T) {
+	t.Parallel()
+	o := options(t, newNamespace(t, "baseline"))
+	older, reports := fenced(t, o, 1)
+	spec := specOf(t)
+	if err := older.Submit(bounded(t), spec, runtime.Queue{Suspended: true}); err != nil {
+		t.Fatal(err)
+	}
+	newer, _ := fenced(t, o, 2)
+	submit(t, newer, spec)
+	if err := older.Remove(bounded(t), spec.ID); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("Remove by the older driver = %v, want FailedPrecondition", err)
+	}
+	if err := older.Submit(bounded(t), spec, runtime.Queue{}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("Submit by the older driver = %v, want FailedPrecondition", err)
+	}
+	if len(reports) == 0 {
+		t.Error("the older driver did not report that it was superseded")
+	}
+	if j, err := newer.api.getJob(bounded(t), podName(spec.ID)); err != nil || epochOf(j) != 2 || j.DeletionTimestamp != nil {
+		t.Errorf("Job = %+v, %v; want it with epoch 2", j, err)
 	}
 }
