@@ -128,7 +128,7 @@ func (s *Service) prepare(a *attempt) error {
 	r := leaseRequest(&a.request)
 	r.TTLMS = min(c.Timeout+leaseExtra, s.opts.MaxTTL).Milliseconds()
 	a.lease, err = s.opts.Sandboxes.Acquire(ctx, a.principal, r, core.Acquisition{Attempt: a.name(), Queued: s.queued(a)})
-	s.release(a)
+	s.hold(a, "")
 	if err != nil {
 		return err
 	}

@@ -24,21 +24,19 @@ func (s *Service) queued(a *attempt) *scheduler.Queued {
 	}
 }
 
-// hold records that the cluster's queue holds an attempt.
+// hold records that the cluster's queue holds an attempt. Without a reason, the queue no longer does.
 func (s *Service) hold(a *attempt, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(a.job.held) == 0 {
+	held := a.job.held
+	if reason == "" {
+		delete(held, a.index)
+		return
+	}
+	if len(held) == 0 {
 		s.publish(a.job, "held", reason)
 	}
-	a.job.held[a.index], a.waiting = reason, ""
-}
-
-// release records that the cluster's queue holds an attempt no longer.
-func (s *Service) release(a *attempt) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(a.job.held, a.index)
+	held[a.index], a.waiting = reason, ""
 }
 
 // held returns the commands of a job that the cluster's queue holds.

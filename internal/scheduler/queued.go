@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -19,7 +20,7 @@ import (
 type Queued struct {
 	runtime.Queue
 	// Waiting is called with the reason why the engine has not started the sandbox, whenever that
-	// changes.
+	// changes, and with "" once the engine starts it.
 	Waiting func(reason string)
 	// Keep reports, after a wait that failed, whether the sandbox stays in the queue for the next
 	// process.
@@ -182,12 +183,14 @@ func (s *Scheduler) WithdrawQueued(ctx context.Context, keep func(attempt string
 	if err != nil {
 		return err
 	}
+	var g errgroup.Group // no context: a failure does not stop the others
+	g.SetLimit(recoverParallel)
 	for _, row := range rows {
 		if row.Waits() && !keep(row.Lease.Attempt) {
-			s.discardOrLog(ctx, row, store.Failed, s.removeByID(row.ID))
+			g.Go(func() error { s.discardOrLog(ctx, row, store.Failed, s.removeByID(row.ID)); return nil })
 		}
 	}
-	return nil
+	return g.Wait()
 }
 
 // releaseCapacity returns what a sandbox has reserved of the host. The engine's queue admits native

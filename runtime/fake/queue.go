@@ -106,6 +106,7 @@ func (d *Driver) AwaitStart(ctx context.Context, spec runtime.Spec, waiting func
 	waiting("queued by the fake host")
 	select {
 	case <-q.ready:
+		waiting("")
 		return d.Adopt(ctx, spec.ID)
 	case <-q.gone:
 		return nil, withdrawnError{}

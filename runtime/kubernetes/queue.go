@@ -99,6 +99,7 @@ func (s *Sandbox) awaitPod(ctx context.Context, owner string, waiting func(strin
 	for last := ""; ; {
 		p := s.d.pods.get(s.name)
 		if p != nil && taken(p) {
+			waiting("")
 			return p, nil
 		}
 		j, err := s.d.job(ctx, owner, s.name)
@@ -106,7 +107,7 @@ func (s *Sandbox) awaitPod(ctx context.Context, owner string, waiting func(strin
 		case errdefs.IsNotFound(err):
 			return nil, fmt.Errorf("kubernetes: sandbox %s: %w: %w", s.id, endedError{errJobDeleted}, errdefs.ErrNotFound)
 		case err != nil: // the cluster goes on without us
-			s.d.log.Warn("failed to read the state of a Job; will retry", "job", s.name, "error", err)
+			s.d.log.Debug("failed to read the state of a Job; will retry", "job", s.name, "error", err)
 		default:
 			if err := jobEnd(j); err != nil {
 				return nil, fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)

@@ -189,7 +189,7 @@ func TestUserWithoutJobsIsTold(t *testing.T) {
 	if found, err := d.List(bounded(t), "owner-of-faults"); err != nil || len(found) > 0 {
 		t.Errorf("List = %v, %v; want none", found, err)
 	}
-	if err := d.Remove(bounded(t), "nothing"); err != nil {
+	if err := d.Remove(bounded(t), "no-such-sandbox"); err != nil {
 		t.Errorf("Remove of nothing = %v, want nil", err)
 	}
 }
