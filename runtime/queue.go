@@ -21,8 +21,8 @@ type Queuer interface {
 	// already, Submit changes nothing.
 	Submit(ctx context.Context, spec Spec, q Queue) error
 	// AwaitStart waits until a submitted sandbox has started and its guest answers. It calls waiting
-	// with the reason whenever that changes, and with "" once the sandbox starts. The time in the queue is bounded by ctx only. If it
-	// fails, the engine keeps what it has: Remove withdraws the sandbox. NotFound: something else has
-	// withdrawn it. Other errors are those of Create.
+	// with the reason whenever that changes, and with "" once the sandbox starts. The time in the
+	// queue is bounded by ctx only. If it fails, the engine keeps what it has: Remove withdraws the
+	// sandbox. NotFound: something else has withdrawn it. Other errors are those of Create.
 	AwaitStart(ctx context.Context, spec Spec, waiting func(reason string)) (Sandbox, error)
 }

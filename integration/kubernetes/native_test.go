@@ -18,7 +18,8 @@ import (
 func (s *service) show(t *testing.T, job string) v1.JobResult {
 	t.Helper()
 	var list v1.List[v1.JobResult]
-	if err := json.Unmarshal([]byte(s.do(t, "job", "show", job, "--output", "json")), &list); err != nil || len(list.Items) != 1 {
+	text := s.do(t, "job", "show", job, "--output", "json")
+	if err := json.Unmarshal([]byte(text), &list); err != nil || len(list.Items) != 1 {
 		t.Fatalf("job show = %+v, %v; want one command", list, err)
 	}
 	return list.Items[0]

@@ -28,8 +28,9 @@ var _ jobs.Sandboxes = jobSandboxes{}
 func (e *Engine) jobOptions(opts Options) jobs.Options {
 	return jobs.Options{
 		Dir: opts.JobsDir, Store: e.store, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem,
-		Sandboxes: jobSandboxes{e}, Events: e.Events, MaxRunning: e.limits.MaxSandboxes, MaxTTL: e.limits.MaxTTL, MaxOutput: e.limits.MaxOutput,
-		Limits: opts.Jobs, Log: e.log,
+		Sandboxes: jobSandboxes{e}, Events: e.Events, MaxRunning: e.limits.MaxSandboxes, MaxTTL: e.limits.MaxTTL,
+		MaxOutput: e.limits.MaxOutput,
+		Limits:    opts.Jobs, Log: e.log,
 	}
 }
 
@@ -70,8 +71,8 @@ func (s jobSandboxes) CheckNative(ctx context.Context) error {
 			Message: "cannot be used: " + strings.TrimSuffix(err.Error(), ": "+errdefs.ErrFailedPrecondition.Error()),
 		}
 	case errdefs.IsNotImplemented(err):
-		return usererror.Invalid("native", "needs runtime kubernetes, and this service has %s: leave it out to use a warm sandbox",
-			s.driver.Name())
+		return usererror.Invalid("native",
+			"needs runtime kubernetes, and this service has %s: leave it out to use a warm sandbox", s.driver.Name())
 	}
 	return err
 }

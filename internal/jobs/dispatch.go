@@ -299,7 +299,8 @@ func (s *Service) next(now time.Time) *job {
 			s.full(j, native[j.caller]) {
 			continue
 		}
-		if most := s.opts.Callers.SandboxQuotas(j.principal).Sandboxes; most > 0 && ordinary[j.caller]+native[j.caller] >= most {
+		most := s.opts.Callers.SandboxQuotas(j.principal).Sandboxes
+		if most > 0 && ordinary[j.caller]+native[j.caller] >= most {
 			continue // more would only wait, and hold the places of others
 		}
 		n := ofKind(j)[j.caller]
@@ -367,7 +368,8 @@ func (s *Service) finish(j *job) {
 	s.signal()
 }
 
-// recordEnd records the end of a job and returns its ending. A stop that comes later does not change the recorded reason.
+// recordEnd records the end of a job and returns its ending. A stop that comes later does not
+// change the recorded reason.
 func (s *Service) recordEnd(j *job) (ending string, err error) {
 	stopped := s.stoppedBy(j)
 	if stopped != "" {

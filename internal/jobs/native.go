@@ -24,7 +24,8 @@ func (s *Service) queued(a *attempt) *scheduler.Queued {
 	}
 }
 
-// hold records that the cluster's queue holds an attempt. Without a reason, the queue no longer does.
+// hold records that the cluster's queue holds an attempt, or without a reason, that it no longer
+// does.
 func (s *Service) hold(a *attempt, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

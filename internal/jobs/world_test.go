@@ -79,7 +79,8 @@ func (w *world) start(t *testing.T, most int) *service {
 		t.Fatal(err)
 	}
 	e, err := engine.Open(t.Context(), engine.Options{
-		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve, Queue: w.queue}), Store: st, Images: testenv.Images(t, filepath.Join(w.dir, "images")), Volumes: v,
+		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve, Queue: w.queue}), Store: st, Volumes: v,
+		Images:  testenv.Images(t, filepath.Join(w.dir, "images")),
 		JobsDir: filepath.Join(w.dir, "jobs"), Jobs: w.limits, DefaultTemplate: "default",
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},

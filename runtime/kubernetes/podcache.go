@@ -121,8 +121,8 @@ func (c *podCache) set(name string, pod *corev1.Pod) {
 	c.drop(name, e)
 }
 
-// update records a state that the server has sent. Of several pods of a Job, the newest counts. The
-// caller holds mu.
+// update records a state that the server has sent. Of several pods of a Job, the newest counts.
+// The caller holds mu.
 func (c *podCache) update(pod *corev1.Pod, deleted bool) {
 	name := entryName(pod)
 	if e := c.entries[name]; e != nil && e.pod != nil && e.pod.UID != pod.UID &&
@@ -209,9 +209,9 @@ func (c *podCache) follow(ctx context.Context, version string) error {
 	}
 }
 
-// wait calls done with each state of the pod that has this UID, or any if it is "", from the present
-// one, until done returns true. The state is nil when there is no such pod any more. It returns an error only when
-// ctx ends.
+// wait calls done with each state of the pod that has this UID, or of any pod if it is "", from the
+// present one, until done returns true. The state is nil when there is no such pod any more. It
+// returns an error only when ctx ends.
 func (c *podCache) wait(ctx context.Context, name string, uid types.UID, done func(*corev1.Pod) bool) error {
 	c.mu.Lock()
 	e := c.entries[name]

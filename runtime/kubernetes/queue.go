@@ -14,8 +14,8 @@ import (
 
 var _ runtime.Queuer = (*Driver)(nil)
 
-// CheckQueue returns an error that names the missing permissions for Jobs. It asks the cluster until
-// they are there.
+// CheckQueue returns an error that names the missing permissions for Jobs. Once it has found them,
+// it does not ask again.
 func (d *Driver) CheckQueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
