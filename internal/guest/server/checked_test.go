@@ -30,7 +30,7 @@ func TestRulesDecideOnArguments(t *testing.T) {
 		a, r := run1(t, s, checked(only("echo"), "echo", "a;b"))
 		wantEnding(t, r, runtime.Exited, 0)
 		if a.stdout.String() != "a;b\n" {
-			t.Errorf("it wrote %q", a.stdout.String())
+			t.Errorf(`echo "a;b" wrote %q, want "a;b\n"`, a.stdout.String())
 		}
 		for _, op := range []wire.Op{wire.OpExec, wire.OpStart} {
 			for name, cmd := range map[string]wire.Command{
@@ -40,7 +40,8 @@ func TestRulesDecideOnArguments(t *testing.T) {
 				cmd.ID = "checked"
 				f := dial(t, s, op, cmd).all().failure
 				if f == nil || f.Code != wire.PermissionDenied || f.Field != "argv" || f.Message == "" {
-					t.Errorf("%s, %s: %v; want PermissionDenied of field argv with a message", op, name, f)
+					t.Errorf("%s, %s: %s, want permission_denied of field argv and a message", op, name,
+						describe(f))
 				}
 			}
 		}
@@ -48,10 +49,10 @@ func TestRulesDecideOnArguments(t *testing.T) {
 		rules.Root = workspace
 		f := dial(t, s, wire.OpExec, checked(rules, "ls", "../../etc")).all().failure
 		if f == nil || f.Code != wire.PermissionDenied || f.Field != "argv" {
-			t.Errorf("a path outside: %v", f)
+			t.Errorf("ls of a path outside the root: %s, want permission_denied of field argv", describe(f))
 		}
 		if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Commands != 0 || p.Shells != 0 {
-			t.Errorf("what was refused is counted: %+v", p)
+			t.Errorf("after refused commands, ping = %+v, want no commands and no shells", p)
 		}
 	})
 }
@@ -73,15 +74,16 @@ func TestCheckedProgramMustBeInImage(t *testing.T) {
 		a, r := run1(t, s, cmd)
 		wantEnding(t, r, runtime.Exited, 0)
 		if a.stdout.String() != "real\n" {
-			t.Errorf("it wrote %q", a.stdout.String())
+			t.Errorf(`echo wrote %q, want "real\n"`, a.stdout.String())
 		}
 		cmd.Env["PATH"] = dir
 		if f := dial(t, s, wire.OpExec, cmd).all().failure; f == nil || f.Code != wire.PermissionDenied || f.Field != "argv" {
-			t.Errorf("only a planted one: %v", f)
+			t.Errorf("echo that is only in a planted directory: %s, want permission_denied of field argv",
+				describe(f))
 		}
 		cmd.Check = nil
 		if a, _ := run1(t, s, cmd); a.stdout.String() != "planted\n" {
-			t.Errorf("without rules: %q", a.stdout.String())
+			t.Errorf(`echo without rules wrote %q, want "planted\n"`, a.stdout.String())
 		}
 	})
 }
@@ -98,12 +100,12 @@ func TestCheckedCommandEnvironmentIsFiltered(t *testing.T) {
 		wantEnding(t, r, runtime.Exited, 0)
 		for _, want := range []string{"LC_ALL=C\n", "TZ=Europe/Paris\n", "LANG=C.UTF-8\n", "HOME=/home/user\n"} {
 			if !strings.Contains(a.stdout.String(), want) {
-				t.Errorf("%q is missing in %q", want, a.stdout.String())
+				t.Errorf("the environment is %q, want %q in it", a.stdout.String(), want)
 			}
 		}
 		for _, bad := range []string{"LD_PRELOAD", "RIPGREP", "MINE", "/workspace"} {
 			if strings.Contains(a.stdout.String(), bad) {
-				t.Errorf("%q is in %q", bad, a.stdout.String())
+				t.Errorf("the environment is %q, want no %q in it", a.stdout.String(), bad)
 			}
 		}
 	})
@@ -118,13 +120,15 @@ func TestCommandLimits(t *testing.T) {
 			for field, cmd := range map[string]wire.Command{"memory_bytes": memory, "cpus": cpu} {
 				if f := dial(t, s, wire.OpExec, cmd).all().failure; f == nil || f.Code != wire.FailedPrecondition ||
 					f.Field != field {
-					t.Errorf("command with %s: %v; want FailedPrecondition of that field", field, f)
+					t.Errorf("command with %s, without cgroups: %s, want failed_precondition of field %[1]s",
+						field, describe(f))
 				}
 			}
 			return
 		}
 		if _, r := run1(t, s, memory); r.Ending != runtime.OOM || r.Unclean || r.Usage.MemoryBytes > memory.MemoryBytes {
-			t.Errorf("memory: %+v", r)
+			t.Errorf("command over its memory limit ended as %+v, want a clean %s with at most %d bytes", r,
+				runtime.OOM, memory.MemoryBytes)
 		}
 		_, r := run1(t, s, sh("head -c 60m /dev/zero | tail -c 60m >/dev/null"))
 		wantEnding(t, r, runtime.Exited, 0)

@@ -16,7 +16,8 @@ func TestPumpKeepsTheEnd(t *testing.T) {
 			p.keepTail(b)
 		}
 		if want := all[max(0, len(all)-tailBytes):]; !bytes.Equal(p.tail, want) {
-			t.Errorf("%v: %d octets are kept, want the last %d", pieces, len(p.tail), len(want))
+			t.Errorf("pieces of %v bytes: %q is kept, want the last %d bytes %q", pieces, p.tail, len(want),
+				want)
 		}
 	}
 }
@@ -35,7 +36,7 @@ func TestSaysDiskFull(t *testing.T) {
 func TestWritableMounts(t *testing.T) {
 	dir := t.TempDir()
 	if _, ok := writableMount("1 2 0:1 / " + dir + " rw,nosuid - tmpfs tmpfs rw,size=1k"); ok {
-		t.Error("a folder of root alone is a place for commands")
+		t.Error("writableMount of a directory that only root can write = true, want false")
 	}
 	for line, want := range map[string]bool{
 		"1 2 0:1 / /tmp rw,nosuid shared:1 - tmpfs tmpfs rw": true,

@@ -65,7 +65,8 @@ func same(t *testing.T, a, b interface {
 		}()
 		got, err := io.ReadAll(from.to)
 		if err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("%d bytes came, %v", len(got), err)
+			t.Fatalf("read %d bytes, %v; want the %d bytes that were sent and no error", len(got), err,
+				len(want))
 		}
 		if err := <-sent; err != nil {
 			t.Fatal(err)
@@ -92,7 +93,7 @@ func TestProxyOffersConnectionsToLiveStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a := early.all(); a.failure == nil || a.failure.Code != wire.InvalidArgument {
-		t.Errorf("bytes before their turn: %+v", a)
+		t.Errorf("accept with bytes before its turn: %s, want invalid_argument", describe(a.failure))
 	}
 	// one is held for the next connection
 	eventually(t, "all connections are forgotten", func() bool { return len(w.s.proxy.conns.slots) <= 1 })
@@ -118,18 +119,19 @@ func TestProxyOffClosesConnections(t *testing.T) {
 	w.turn(wire.Egress{})
 	for _, end := range []net.Conn{carried, queued, waits.nc} {
 		if n, err := end.Read(make([]byte, 1)); err == nil {
-			t.Errorf("%d bytes of a connection that is over", n)
+			t.Errorf("read %d bytes of a connection after the proxy was off, want an error", n)
 		}
 	}
 	if a := late.all(); a.failure == nil || a.failure.Code != wire.FailedPrecondition {
-		t.Errorf("a stream that waits: %+v", a)
+		t.Errorf("accept that waited when the proxy went off: %s, want failed_precondition",
+			describe(a.failure))
 	}
 	if nc, err := net.Dial("tcp", "127.0.0.1:"+proxyPort); err == nil {
 		nc.Close()
-		t.Error("something listens while the proxy is off")
+		t.Error("connect while the proxy is off succeeded, want an error")
 	}
 	if a := dial(t, w.s, wire.OpAccept, nil).all(); a.failure == nil || a.failure.Code != wire.FailedPrecondition {
-		t.Errorf("accept while it is off: %+v", a)
+		t.Errorf("accept while the proxy is off: %s, want failed_precondition", describe(a.failure))
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:"+proxyPort)
 	if err != nil {
@@ -138,7 +140,8 @@ func TestProxyOffClosesConnections(t *testing.T) {
 	defer ln.Close()
 	if a := dial(t, w.s, wire.OpEgress, wire.Egress{On: true}).all(); a.failure == nil ||
 		a.failure.Code != wire.FailedPrecondition || !strings.Contains(a.failure.Message, "3128") {
-		t.Errorf("with its port taken: %+v", a)
+		t.Errorf("egress while the port is taken: %s, want failed_precondition that names port 3128",
+			describe(a.failure))
 	}
 }
 
@@ -151,11 +154,11 @@ func TestCommandsGetProxyEnvironment(t *testing.T) {
 	const url = "http://127.0.0.1:3128"
 	if got, want := a.stdout.String(),
 		strings.Join([]string{url, url, url, "example.org", "placeholder", "mine\n"}, " "); got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("the proxy environment is %q, want %q", got, want)
 	}
 	w.turn(wire.Egress{})
 	if a, _ := run1(t, w.s, sh("env | grep -i -e proxy -e TOKEN; true")); a.stdout.Len() > 0 {
-		t.Errorf("while it is off: %q", a.stdout.String())
+		t.Errorf("the proxy environment while the proxy is off is %q, want none", a.stdout.String())
 	}
 }
 
@@ -180,7 +183,7 @@ func TestDialReachesLoopback(t *testing.T) {
 	for port, code := range map[int]wire.Code{0: wire.InvalidArgument, 65536: wire.InvalidArgument, 1: wire.NotFound} {
 		if a := dial(t, s, wire.OpDial, wire.Dial{Port: port}).all(); a.failure == nil || a.failure.Code != code ||
 			a.failure.Field != "port" {
-			t.Errorf("port %d: %+v", port, a.failure)
+			t.Errorf("dial of port %d: %s, want %s of field port", port, describe(a.failure), code)
 		}
 	}
 	eventually(t, "all connections are forgotten", func() bool { return len(s.dials.slots) == 0 })

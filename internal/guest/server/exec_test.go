@@ -33,7 +33,8 @@ func TestExecReportsEnding(t *testing.T) {
 			a, r := run1(t, s, c.cmd)
 			wantEnding(t, r, c.ending, c.code)
 			if r.Signal != c.signal || !a.started || r.Duration <= 0 {
-				t.Errorf("%v: started %v, %+v", c.cmd.Argv, a.started, r)
+				t.Errorf("%v: started %v, result %+v; want it started, signal %d and a duration", c.cmd.Argv,
+					a.started, r, c.signal)
 			}
 		}
 	})
@@ -45,12 +46,14 @@ func TestExecSeparatesOrMergesStreams(t *testing.T) {
 		cmd := sh("echo out; echo err >&2; printf '\\377\\000x'")
 		a, _ := run1(t, s, cmd)
 		if a.stdout.String() != "out\n\xff\x00x" || a.stderr.String() != "err\n" {
-			t.Errorf("got %q and %q", a.stdout.String(), a.stderr.String())
+			t.Errorf(`the outputs are %q and %q, want "out\n\xff\x00x" and "err\n"`, a.stdout.String(),
+				a.stderr.String())
 		}
 		cmd.MergeStderr = true
 		a, _ = run1(t, s, cmd)
 		if a.stdout.String() != "out\nerr\n\xff\x00x" || a.stderr.Len() > 0 {
-			t.Errorf("merged: got %q and %q", a.stdout.String(), a.stderr.String())
+			t.Errorf(`the merged outputs are %q and %q, want "out\nerr\n\xff\x00x" and none`, a.stdout.String(),
+				a.stderr.String())
 		}
 	})
 }
@@ -79,13 +82,13 @@ func TestExecPassesInput(t *testing.T) {
 		sent.Wait()
 		wantEnding(t, a.result(t), runtime.Exited, 0)
 		if !bytes.Equal(a.stdout.Bytes(), want) {
-			t.Errorf("got %d bytes, want %d the same", a.stdout.Len(), len(want))
+			t.Errorf("cat wrote %d bytes, want the %d bytes of its input", a.stdout.Len(), len(want))
 		}
 		// Without Stdin, the input is empty.
 		a, r := run1(t, s, wire.Command{Argv: []string{"cat"}})
 		wantEnding(t, r, runtime.Exited, 0)
 		if a.stdout.Len() != 0 {
-			t.Errorf("got %q", a.stdout.String())
+			t.Errorf("cat without an input wrote %q, want nothing", a.stdout.String())
 		}
 	})
 }
@@ -105,7 +108,8 @@ func TestStreamsCanBeReopened(t *testing.T) {
 		a := k.all()
 		wantEnding(t, a.result(t), runtime.Exited, 0)
 		if a.stdout.String() != "out\nin\nrefused\n" || !strings.HasPrefix(a.stderr.String(), "err\n") {
-			t.Errorf("got %q and %q", a.stdout.String(), a.stderr.String())
+			t.Errorf(`the outputs are %q and %q, want "out\nin\nrefused\n" and a beginning "err\n"`,
+				a.stdout.String(), a.stderr.String())
 		}
 	})
 }
@@ -117,7 +121,8 @@ func TestExecSendsAllOutput(t *testing.T) {
 		wantEnding(t, r, runtime.Exited, 0)
 		if a.stdout.Len() != 10<<20 || a.stderr.String() != "end\n" || bytes.Trim(a.stdout.Bytes(), "x") != nil &&
 			len(bytes.Trim(a.stdout.Bytes(), "x")) > 0 {
-			t.Errorf("got %d bytes and %q", a.stdout.Len(), a.stderr.String())
+			t.Errorf(`the outputs are %d bytes and %q, want %d times x and "end\n"`, a.stdout.Len(),
+				a.stderr.String(), 10<<20)
 		}
 	})
 }
@@ -139,7 +144,8 @@ func TestNoProcessOutlivesEnding(t *testing.T) {
 			a, r := run1(t, s, sh(fmt.Sprintf(script, n)))
 			wantEnding(t, r, runtime.Exited, 0)
 			if a.stdout.String() != "ok\n" {
-				t.Errorf("%s: got %q, %q", name, a.stdout.String(), a.stderr.String())
+				t.Errorf(`%s: stdout is %q and stderr %q, want stdout "ok\n"`, name, a.stdout.String(),
+					a.stderr.String())
 			}
 			nothingLeft(t, marker)
 		}
@@ -198,7 +204,7 @@ func TestSignalReachesFirstOrAllProcesses(t *testing.T) {
 		for number, want := range map[int]string{0: wire.NotFound, 65: wire.NotFound} {
 			f := dial(t, s, wire.OpSignal, wire.Signal{ID: "signalled", Number: number}).all().failure
 			if f == nil || f.Code != want {
-				t.Errorf("signal %d: %v", number, f)
+				t.Errorf("signal %d to an ended command: %s, want %s", number, describe(f), want)
 			}
 		}
 	})
@@ -246,11 +252,12 @@ func TestInvalidCommandNamesField(t *testing.T) {
 		for _, c := range cases {
 			f := dial(t, s, wire.OpExec, c.cmd).all().failure
 			if f == nil || f.Code != c.code || f.Field != c.field || f.Message == "" {
-				t.Errorf("%.80q cwd %q user %q: got %v, want %s of %s", c.cmd.Argv, c.cmd.Cwd, c.cmd.User, f, c.code, c.field)
+				t.Errorf("%.80q cwd %q user %q: %s, want %s of field %s", c.cmd.Argv, c.cmd.Cwd, c.cmd.User,
+					describe(f), c.code, c.field)
 			}
 		}
 		if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Commands != 0 {
-			t.Errorf("%d commands are counted", p.Commands)
+			t.Errorf("%d commands are counted after refused ones, want 0", p.Commands)
 		}
 	})
 }
@@ -263,16 +270,16 @@ func TestCommandsGetTheirEnvironment(t *testing.T) {
 		for _, want := range []string{"HOME=/home/user\n", "LANG=x\n", "MINE=a b\n", "PATH=" + defaultPath + "\n",
 			"\n1000\n/\n"} {
 			if !strings.Contains(a.stdout.String(), want) {
-				t.Errorf("%q is missing in %q", want, a.stdout.String())
+				t.Errorf("the command wrote %q, want %q in it", a.stdout.String(), want)
 			}
 		}
 		if strings.Contains(a.stdout.String(), inChild) {
-			t.Error("the guest's own environment came through")
+			t.Error("a command has the guest's own environment, want none of it")
 		}
 		a, r := run1(t, s, wire.Command{Argv: []string{"sh", "-c", `id -u; id -g; echo $HOME`}, User: "4242:4343"})
 		wantEnding(t, r, runtime.Exited, 0)
 		if a.stdout.String() != "4242\n4343\n/\n" {
-			t.Errorf("got %q", a.stdout.String())
+			t.Errorf(`the command wrote %q, want "4242\n4343\n/\n"`, a.stdout.String())
 		}
 	})
 }
@@ -287,7 +294,7 @@ func TestConcurrentCommands(t *testing.T) {
 					a, r := run1(t, s, sh("echo ok; sleep 0.01"))
 					wantEnding(t, r, runtime.Exited, 0)
 					if a.stdout.String() != "ok\n" {
-						t.Errorf("got %q", a.stdout.String())
+						t.Errorf(`echo wrote %q, want "ok\n"`, a.stdout.String())
 					}
 				}
 			})
@@ -307,7 +314,7 @@ func TestForkingProcessesAreKilled(t *testing.T) {
 	script := `r() { while :; do (sh -c "$0" 8444 & exit); done; }; r`
 	_, r := run1(t, s, wire.Command{Argv: []string{"sh", "-c", script, "sleep 0.001 # 8444"}, Timeout: time.Second})
 	if r.Ending != runtime.Timeout || r.Unclean {
-		t.Errorf("got %+v", r)
+		t.Errorf("the command ended as %+v, want a clean timeout", r)
 	}
 	nothingLeft(t, "8444")
 	_, r = run1(t, s, wire.Command{Argv: []string{"true"}})

@@ -48,7 +48,7 @@ func BenchmarkExecOutput(b *testing.B) {
 			}
 		}
 		if n != size {
-			b.Fatalf("got %d bytes", n)
+			b.Fatalf("read %d bytes of output, want %d", n, size)
 		}
 	}
 }

@@ -27,10 +27,11 @@ func TestTimeoutKillsEverything(t *testing.T) {
 			return a.stdout.Len() > 0
 		})
 		if r.Ending != runtime.Timeout || r.ExitCode != -1 || r.Unclean || r.Duration < cmd.Timeout {
-			t.Errorf("got %+v", r)
+			t.Errorf("the command ended as %+v, want a clean timeout with code -1 after %v or more", r,
+				cmd.Timeout)
 		}
 		if a.stdout.String() != "before\n" {
-			t.Errorf("got %q", a.stdout.String())
+			t.Errorf(`the command wrote %q, want "before\n"`, a.stdout.String())
 		}
 		nothingLeft(t, marker)
 		nothingLeft(t, "8111")
@@ -54,10 +55,10 @@ func TestTimeoutDuringOutputFlood(t *testing.T) {
 		})
 		r := a.result(t)
 		if r.Ending != runtime.Timeout {
-			t.Errorf("got %+v", r)
+			t.Errorf("the command ended as %+v, want a timeout", r)
 		}
 		if b := a.stdout.Bytes(); len(b) == 0 || len(bytes.Trim(b, "y\n")) > 0 {
-			t.Errorf("output of %d bytes is not what was written", len(b))
+			t.Errorf("stdout is %d bytes that end with %q, want some, and only lines of y", len(b), tail(b))
 		}
 	})
 }
@@ -106,10 +107,10 @@ func TestOutputLimitEndsCommand(t *testing.T) {
 		t.Helper()
 		a, r := run1(t, s, wire.Command{Argv: []string{"yes"}, OutputLimit: 100_001})
 		if r.Ending != runtime.OutputLimit || r.Unclean {
-			t.Errorf("got %+v", r)
+			t.Errorf("the command ended as %+v, want a clean %s", r, runtime.OutputLimit)
 		}
 		if a.stdout.Len() != 100_001 {
-			t.Errorf("got %d bytes", a.stdout.Len())
+			t.Errorf("the command wrote %d bytes, want 100001", a.stdout.Len())
 		}
 		_, r = run1(t, s, wire.Command{Argv: []string{"head", "-c", "5000", "/dev/zero"}, OutputLimit: 5000})
 		wantEnding(t, r, runtime.Exited, 0)
@@ -126,18 +127,18 @@ func TestLimitDeterminesEnding(t *testing.T) {
 	s := testServer(t, true)
 	_, r := run1(t, s, wire.Command{Argv: []string{"sh", "-c", "head -c 600m /dev/zero | tail"}, Timeout: bound})
 	if r.Ending != runtime.OOM || r.Unclean {
-		t.Errorf("memory: got %+v", r)
+		t.Errorf("the command over the memory limit ended as %+v, want a clean %s", r, runtime.OOM)
 	}
 	_, r = run1(t, s, wire.Command{Argv: []string{"sh", "-c",
 		"i=0; while [ $i -lt 500 ]; do sleep 8333 & i=$((i+1)); done; exit 0"}, Timeout: bound})
 	if r.Ending != runtime.Pids || r.Unclean {
-		t.Errorf("pids: got %+v", r)
+		t.Errorf("the command over the limit of processes ended as %+v, want a clean %s", r, runtime.Pids)
 	}
 	nothingLeft(t, "8333")
 	_, r = run1(t, s, sh("head -c 20m /dev/zero | tail -c 1 >/dev/null; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"))
 	wantEnding(t, r, runtime.Exited, 0)
 	if r.Usage.MemoryBytes == 0 || r.Usage.CPUUser+r.Usage.CPUSystem == 0 {
-		t.Errorf("usage is %+v", r.Usage)
+		t.Errorf("the usage is %+v, want some memory and CPU time", r.Usage)
 	}
 }
 
@@ -177,7 +178,7 @@ func TestCwdMustBeInAllowedDirectories(t *testing.T) {
 				case code == "":
 					wantEnding(t, a.result(t), runtime.Exited, 0)
 				case a.failure == nil || a.failure.Code != code || a.failure.Field != "cwd":
-					t.Errorf("%q: got %v, want %s", full, a.failure, code)
+					t.Errorf("cwd %q: %s, want %s of field cwd", full, describe(a.failure), code)
 				}
 			}
 		}

@@ -43,7 +43,7 @@ func TestFenceEndsRequestsOfOlderHostFirst(t *testing.T) {
 	select {
 	case <-left:
 	default:
-		t.Error("the newer host was admitted before the older request ended")
+		t.Error("the newer host was admitted before the older request ended, want it admitted after that")
 	}
 	if _, err := host.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("Read of the older host = %v, want EOF", err)
@@ -124,7 +124,7 @@ func TestFenceRefusesHostReplacedWhileItWaits(t *testing.T) {
 		go func() {
 			defer leave()
 			if err := <-second; err == nil {
-				t.Error("the second host was admitted after the third had replaced it")
+				t.Error("the second host was admitted after the third had replaced it, want an error")
 			}
 		}()
 		newest, err := enter(3)
@@ -166,7 +166,7 @@ func replaceHost(t *testing.T, s *Server) {
 		s.fence.epoch = 0
 	})
 	if a := dialAs(t, s, 1, wire.OpPing, nil).all(); a.failure != nil {
-		t.Errorf("ping of the newer host: %v", a.failure)
+		t.Errorf("ping of the newer host: %s, want no failure", describe(a.failure))
 	}
 	if n := s.fence.openOf(0); n != 0 {
 		t.Errorf("%d requests of the older host are served after the newer one was admitted, want 0", n)
@@ -239,7 +239,7 @@ func TestNewerHostEndsKillInGrace(t *testing.T) {
 		replaceHost(t, s)
 		a := dialAs(t, s, 1, wire.OpKill, wire.Kill{ID: sh.ID}).all()
 		if a.failure != nil {
-			t.Errorf("kill of the newer host: %v", a.failure)
+			t.Errorf("kill of the newer host: %s, want no failure", describe(a.failure))
 		}
 	})
 }

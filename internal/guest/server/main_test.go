@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -129,7 +130,7 @@ func dialAs(tb testing.TB, s *Server, epoch int64, op wire.Op, body any) *call {
 		select {
 		case <-served:
 		case <-time.After(bound):
-			tb.Errorf("the stream of %s is still served", op)
+			tb.Errorf("the stream of %s is served %s after the host closed it, want it ended", op, bound)
 		}
 	})
 	raw, err := json.Marshal(body)
@@ -185,12 +186,20 @@ func (k *call) read(a *answer) bool {
 		}
 		return true
 	default:
-		k.t.Fatalf("frame of kind %q", byte(kind))
+		k.t.Fatalf("read a frame of kind %q, want one of an answer", byte(kind))
 	}
 	return false
 }
 
 func tail(b []byte) []byte { return b[max(0, len(b)-200):] }
+
+// describe returns a failure with its code, for the message of a failed test.
+func describe(f *wire.Failure) string {
+	if f == nil {
+		return "no failure"
+	}
+	return fmt.Sprintf("%s of field %s (%s)", f.Code, f.Field, f.Message)
+}
 
 func (k *call) all() *answer {
 	k.t.Helper()
@@ -205,7 +214,8 @@ func (k *call) untilStarted() *answer {
 	a := &answer{}
 	for !a.started {
 		if k.read(a) {
-			k.t.Fatalf("ended before it started: %s %v", a.reply, a.failure)
+			k.t.Fatalf("the stream ended with %s, reply %s; want it started first", describe(a.failure),
+				a.reply)
 		}
 	}
 	return a
@@ -214,7 +224,7 @@ func (k *call) untilStarted() *answer {
 func (a *answer) result(tb testing.TB) runtime.Result {
 	tb.Helper()
 	if a.failure != nil {
-		tb.Fatalf("failed: %v", a.failure)
+		tb.Fatalf("the command failed: %s, want a result", describe(a.failure))
 	}
 	var r runtime.Result
 	if err := json.Unmarshal(a.reply, &r); err != nil {
@@ -227,7 +237,7 @@ func ask[Out any](tb testing.TB, s *Server, op wire.Op, body any) Out {
 	tb.Helper()
 	a := dial(tb, s, op, body).all()
 	if a.failure != nil {
-		tb.Fatalf("%s failed: %v", op, a.failure)
+		tb.Fatalf("%s: %s, want a reply", op, describe(a.failure))
 	}
 	var out Out
 	if err := json.Unmarshal(a.reply, &out); err != nil {
@@ -255,7 +265,7 @@ func wantEnding(tb testing.TB, r runtime.Result, ending runtime.Ending, code int
 func nothingLeft(tb testing.TB, marker string) {
 	tb.Helper()
 	if pids := withMarker(tb, marker); len(pids) > 0 {
-		tb.Errorf("processes %v of %s are alive", pids, marker)
+		tb.Errorf("processes %v of %s are alive, want none", pids, marker)
 	}
 }
 

@@ -13,7 +13,7 @@ func TestOwnPrograms(t *testing.T) {
 	a, r := run1(t, s, wire.Command{Program: "echo", Argv: []string{"a", "b"}})
 	wantEnding(t, r, runtime.Exited, 0)
 	if a.stdout.String() != "a b\n" {
-		t.Errorf("got %q", a.stdout.String())
+		t.Errorf(`echo wrote %q, want "a b\n"`, a.stdout.String())
 	}
 	for _, c := range []struct {
 		cmd   wire.Command
@@ -28,7 +28,7 @@ func TestOwnPrograms(t *testing.T) {
 	} {
 		if a := dial(t, s, wire.OpExec, c.cmd).all(); a.failure == nil || a.failure.Code != c.code ||
 			a.failure.Field != c.field {
-			t.Errorf("%+v: got %+v", c.cmd, a.failure)
+			t.Errorf("exec of %+v: %s, want %s of field %s", c.cmd, describe(a.failure), c.code, c.field)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func openSession(tb testing.TB, s *Server, st wire.SessionStart) *testSession {
 	st.ID = fmt.Sprintf("se-%d", sessionIDs.Add(1))
 	got := ask[wire.Session](tb, s, wire.OpSessionStart, st)
 	if got.ID != st.ID || got.Pid <= 1 || got.Busy {
-		tb.Fatalf("started as %+v", got)
+		tb.Fatalf("the session started as %+v, want id %s, a pid above 1, and not busy", got, st.ID)
 	}
 	tb.Cleanup(func() {
 		dial(tb, s, wire.OpSessionEnd, wire.ShellRef{ID: st.ID}).all() // it may not exist any more
@@ -67,7 +67,7 @@ func (se *testSession) exec(x wire.SessionExec) outcome {
 func outcomeOf(tb testing.TB, a *answer) outcome {
 	tb.Helper()
 	if a.failure != nil {
-		tb.Fatalf("failed: %+v", a.failure)
+		tb.Fatalf("the command failed: %s, want a result", describe(a.failure))
 	}
 	o := outcome{out: a.stdout.String(), err: a.stderr.String()}
 	if err := json.Unmarshal(a.reply, &o.SessionResult); err != nil {
@@ -97,7 +97,8 @@ func (se *testSession) isGone() {
 	se.t.Helper()
 	a := se.dial(wire.SessionExec{Text: "echo x"}).all()
 	if a.failure == nil || a.failure.Code != wire.FailedPrecondition || !strings.Contains(a.failure.Message, "has ended") {
-		se.t.Errorf("an ended session answers %+v %s", a.failure, a.reply)
+		se.t.Errorf("command in an ended session: %s, reply %s; want failed_precondition that says it has ended",
+			describe(a.failure), a.reply)
 	}
 }
 
@@ -120,11 +121,11 @@ func TestSessionSeparatesStreams(t *testing.T) {
 		se := openSession(t, s, wire.SessionStart{})
 		o := se.run(`printf 'a\0\377b'; printf 'e\0\376' >&2; false`)
 		if o.out != "a\x00\xffb" || o.err != "e\x00\xfe" || o.ExitCode != 1 {
-			t.Errorf("got %v", o)
+			t.Errorf(`the command gave %v, want exit 1, "a\x00\xffb" and "e\x00\xfe"`, o)
 		}
 		o = se.run(`head -c 3000000 /dev/zero; head -c 1000000 /dev/zero >&2`)
 		if len(o.out) != 3000000 || len(o.err) != 1000000 {
-			t.Errorf("got %d and %d bytes", len(o.out), len(o.err))
+			t.Errorf("the command wrote %d and %d bytes, want 3000000 and 1000000", len(o.out), len(o.err))
 		}
 	})
 }
@@ -187,7 +188,7 @@ func TestSessionEndsWithShell(t *testing.T) {
 			se := openSession(t, s, wire.SessionStart{})
 			o := se.run(text)
 			if !o.Ended || o.ExitCode != code || code < 0 && o.Ending != runtime.Signalled {
-				t.Errorf("%s: %v; want the session ended with %d", text, o, code)
+				t.Errorf("%s: %v, want the session ended with code %d (if negative, signalled)", text, o, code)
 			}
 			se.isGone()
 		}
@@ -210,21 +211,22 @@ func TestSessionTakesInput(t *testing.T) {
 			t.Fatal(err)
 		}
 		if o := outcomeOf(t, k.all()); o.out != "<one>\n"+string(want) {
-			t.Errorf("got %d bytes", len(o.out))
+			t.Errorf("the command wrote %d bytes, want <one> and the %d bytes of its input", len(o.out),
+				len(want))
 		}
 		k = se.dial(wire.SessionExec{Text: `cat`, Stdin: true, Timeout: bound}) // immediately after its end
 		if err := k.c.WriteFrame(wire.KindEOF, nil); err != nil {
 			t.Fatal(err)
 		}
 		if o := outcomeOf(t, k.all()); o.ExitCode != 0 || o.out != "" {
-			t.Errorf("got %v", o)
+			t.Errorf("cat of an empty input gave %v, want exit 0 without output", o)
 		}
 		k = se.dial(wire.SessionExec{Text: `echo nobody reads`, Stdin: true, Timeout: bound})
 		if err := k.c.WriteFrame(wire.KindStdin, want); err != nil {
 			t.Fatal(err)
 		}
 		if o := outcomeOf(t, k.all()); o.out != "nobody reads\n" {
-			t.Errorf("got %v", o)
+			t.Errorf(`the command gave %v, want output "nobody reads\n"`, o)
 		}
 		se.gives("echo next", 0, "next\n")
 	})
@@ -254,10 +256,10 @@ func TestSessionInterruptIsPrompt(t *testing.T) {
 				return o.out != "" || o.Ended
 			})
 			if o.Ending != runtime.Timeout || o.ExitCode != -1 || o.Ended || o.out != "begin\n" {
-				t.Errorf("%s: %v; want a timeout with the output begin, and the session alive", text, o)
+				t.Errorf(`%s: %v, want a timeout with code -1, output "begin\n" and a live session`, text, o)
 			}
 			if o.Duration > bound {
-				t.Errorf("%s took %v", text, o.Duration)
+				t.Errorf("%s took %v, want at most %v", text, o.Duration, bound)
 			}
 			se.gives("echo $kept", 0, marker+"\n")
 			if t.Failed() {
@@ -275,7 +277,7 @@ func TestUnresponsiveSessionIsKilled(t *testing.T) {
 		se.gives(`trap '' INT`, 0, "")
 		o := se.exec(wire.SessionExec{Text: `while :; do :; done`, Timeout: 100 * time.Millisecond})
 		if o.Ending != runtime.Timeout || !o.Ended || !strings.Contains(o.Detail, "killed") {
-			t.Errorf("got %v", o)
+			t.Errorf("the command gave %v, want a timeout, and an ended session that was killed", o)
 		}
 		se.isGone()
 	})
@@ -289,7 +291,7 @@ func TestSessionKeepsBackgroundProcesses(t *testing.T) {
 		began := time.Now()
 		se.gives(`sleep `+marker+` & echo started`, 0, "started\n")
 		if took := time.Since(began); took > bound {
-			t.Errorf("it took %v", took)
+			t.Errorf("the command took %v, want at most %v", took, bound)
 		}
 		se.gives(`(sleep 0.3; echo late; sleep `+marker+`) & while :; do echo loud; sleep 0.01; done & echo two`, 0, "*")
 		se.gives(`sleep 0.5; echo clean`, 0, "clean\n")
@@ -297,10 +299,10 @@ func TestSessionKeepsBackgroundProcesses(t *testing.T) {
 		// An interrupt kills only the processes of the command.
 		o := se.exec(wire.SessionExec{Text: `sleep 1` + marker, Timeout: 100 * time.Millisecond})
 		if o.Ending != runtime.Timeout || o.Ended {
-			t.Errorf("got %v", o)
+			t.Errorf("the command gave %v, want a timeout and a live session", o)
 		}
 		if n := len(withMarker(t, marker)); n < 2 {
-			t.Errorf("%d of what was in the background are alive", n)
+			t.Errorf("%d background processes are alive, want at least 2", n)
 		}
 		se.gives(`jobs -p | wc -l; kill %1; wait %1`, 143, "*")
 		ask[wire.Session](t, s, wire.OpSessionEnd, wire.ShellRef{ID: se.id})
@@ -317,10 +319,11 @@ func TestSessionSerializesCommands(t *testing.T) {
 		first.untilStarted()
 		if a := se.dial(wire.SessionExec{Text: `echo no`}).all(); a.failure == nil ||
 			a.failure.Code != wire.ResourceExhausted || !strings.Contains(a.failure.Message, "busy") {
-			t.Errorf("a busy session answers %+v %s", a.failure, a.reply)
+			t.Errorf("command in a busy session: %s, reply %s; want resource_exhausted that says busy",
+				describe(a.failure), a.reply)
 		}
 		if a := se.dial(wire.SessionExec{Text: `echo no`, Wait: 10 * time.Millisecond}).all(); a.failure == nil {
-			t.Errorf("a busy session answers %s", a.reply)
+			t.Errorf("command in a busy session: reply %s, want a failure", a.reply)
 		}
 		second := se.dial(wire.SessionExec{Text: `echo $x`, Wait: bound, Timeout: bound})
 		eventually(t, "the second waits", func() bool {
@@ -331,7 +334,7 @@ func TestSessionSerializesCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 		if o := outcomeOf(t, second.all()); o.out != "set\n" {
-			t.Errorf("got %v", o)
+			t.Errorf(`the second command gave %v, want output "set\n"`, o)
 		}
 		first.all()
 	})
@@ -345,7 +348,7 @@ func TestSessionCommandEndsWithStream(t *testing.T) {
 		k.untilStarted()
 		k.nc.Close()
 		if o := outcomeOf(t, se.dial(wire.SessionExec{Text: `echo alive`, Wait: bound}).all()); o.out != "alive\n" {
-			t.Errorf("got %v", o)
+			t.Errorf(`the next command gave %v, want output "alive\n"`, o)
 		}
 		nothingLeft(t, "27.18")
 	})
@@ -357,7 +360,7 @@ func TestSessionStopsAtOutputLimit(t *testing.T) {
 		se := openSession(t, s, wire.SessionStart{})
 		o := se.exec(wire.SessionExec{Text: `while :; do echo x; done`, OutputLimit: 100, Timeout: bound})
 		if o.Ending != runtime.OutputLimit || len(o.out) != 100 || o.Ended {
-			t.Errorf("got %v", o)
+			t.Errorf("the command gave %v, want %s after 100 bytes and a live session", o, runtime.OutputLimit)
 		}
 		se.gives("echo next", 0, "next\n")
 	})
@@ -372,16 +375,17 @@ func TestSessionCannotBeForged(t *testing.T) {
 		o := se.run(`for f in $(tr '\0' '\n' </proc/$$/cmdline) ${BASH_SOURCE%/*}/*; do ` +
 			`[ -w "$f" ] && echo garbage >"$f"; done; sleep 0.2; exit 9`)
 		if o.Ending == runtime.Exited && o.ExitCode == 0 {
-			t.Errorf("got %v", o)
+			t.Errorf("the command gave %v, want no exit with code 0", o)
 		}
 		if o := se.dial(wire.SessionExec{Text: "echo x", Timeout: bound}).all(); o.failure == nil &&
 			o.stdout.String() != "x\n" {
-			t.Errorf("the broken session answers %s", o.reply)
+			t.Errorf(`the broken session wrote %q and replied %s, want "x\n" or a failure`, o.stdout.String(),
+				o.reply)
 		}
 		other.gives("echo whole", 0, "whole\n")
 		a := se.dial(wire.SessionExec{Text: `ls ` + workspace + `/sh`, Timeout: bound}).all()
 		if a.stdout.Len() > 0 {
-			t.Errorf("the folder can be listed: %s", a.stdout.String())
+			t.Errorf("ls of the sessions' directory wrote %q, want nothing", a.stdout.String())
 		}
 	})
 }
@@ -399,12 +403,12 @@ func TestSessionInPlainSh(t *testing.T) {
 		for _, text := range []string{`while :; do :; done`, `sleep 1000`} {
 			o := se.exec(wire.SessionExec{Text: text, Timeout: 200 * time.Millisecond})
 			if o.Ending != runtime.Timeout || o.Ended {
-				t.Errorf("%s: %v; want a timeout, and the session alive", text, o)
+				t.Errorf("%s: %v, want a timeout and a live session", text, o)
 			}
 			se.gives(`echo $x`, 0, "5\n")
 		}
 		if o := se.run("exit 3"); !o.Ended || o.ExitCode != 3 {
-			t.Errorf("got %v", o)
+			t.Errorf("exit 3 gave %v, want the session ended with code 3", o)
 		}
 	})
 }
@@ -429,7 +433,8 @@ func manyInterrupts(t *testing.T, se *testSession) {
 		k.nc.Close()
 		a := se.dial(wire.SessionExec{Text: `echo alive`, Wait: bound}).all()
 		if a.failure != nil || a.stdout.String() != "alive\n" {
-			t.Fatalf("after %d: %+v %s %q", i, a.failure, a.reply, a.stdout.String())
+			t.Fatalf(`after interrupt %d: %s, reply %s, output %q; want "alive\n"`, i, describe(a.failure),
+				a.reply, a.stdout.String())
 		}
 	}
 	nothingLeft(t, marker)
@@ -456,15 +461,17 @@ func TestSessionSurvivesAnyText(t *testing.T) {
 			wrong := run0(t, s, wire.Command{Argv: []string{"bash", "-n", "-c", text.String()}}).ExitCode == 2
 			a := se.dial(wire.SessionExec{Text: text.String(), Timeout: time.Second}).all()
 			if a.failure != nil {
-				t.Fatalf("exec of %q failed: %+v", text.String(), a.failure)
+				t.Fatalf("%q: %s, want a result", text.String(), describe(a.failure))
 			}
 			o := outcomeOf(t, a)
 			if o.Ended || wrong && o.Ending == runtime.Exited && o.ExitCode == 0 {
-				t.Fatalf("%q, wrong %v: %v", text.String(), wrong, o)
+				t.Fatalf("%q (syntax error: %v) gave %v, want a live session, and no exit 0 after a syntax error",
+					text.String(), wrong, o)
 			}
 			next := se.dial(wire.SessionExec{Text: "echo alive", Timeout: bound}).all()
 			if next.failure != nil || next.stdout.String() != "alive\n" {
-				t.Fatalf("after %q, which ended %v: %+v %s", text.String(), o, next.failure, next.reply)
+				t.Fatalf(`after %q, which gave %v: %s, reply %s, output %q; want "alive\n"`, text.String(), o,
+					describe(next.failure), next.reply, next.stdout.String())
 			}
 		}
 	})

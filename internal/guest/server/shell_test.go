@@ -33,7 +33,7 @@ func output(tb testing.TB, s *Server, o wire.Output) (*answer, wire.OutputEnd) {
 	}
 	a := dial(tb, s, wire.OpOutput, o).all()
 	if a.failure != nil {
-		tb.Fatalf("output failed: %v", a.failure)
+		tb.Fatalf("output: %s, want no failure", describe(a.failure))
 	}
 	var end wire.OutputEnd
 	if err := json.Unmarshal(a.reply, &end); err != nil {
@@ -49,11 +49,11 @@ func TestShellOutputIsReadByOffset(t *testing.T) {
 			Stdin: true})
 		a, end := output(t, s, wire.Output{ID: sh.ID, Wait: maxWait})
 		if a.data.String() != "one\n" || end.Next != 4 || end.EOF || end.Shell.Result != nil {
-			t.Fatalf("got %q, %+v", a.data.String(), end)
+			t.Fatalf(`the first output is %q, %+v; want "one\n", next 4 and no end`, a.data.String(), end)
 		}
 		if again := start(t, s, wire.Command{Argv: []string{"false"}}); !again.StartedAt.Equal(sh.StartedAt) ||
 			again.Argv[0] != "sh" {
-			t.Errorf("the same id started %+v", again)
+			t.Errorf("start with the id of a shell = %+v, want that shell", again)
 		}
 		k := dial(t, s, wire.OpInput, wire.ShellRef{ID: sh.ID})
 		if err := k.c.WriteFrame(wire.KindStdin, []byte("x y\n")); err != nil {
@@ -62,27 +62,29 @@ func TestShellOutputIsReadByOffset(t *testing.T) {
 		k.nc.Close() // leaves the input open
 		a, end = output(t, s, wire.Output{ID: sh.ID, Offset: 4, Follow: true})
 		if a.data.String() != "two x y\n" || !end.EOF || end.Next != 12 || a.chunks[0] != 4 {
-			t.Errorf("got %q, %+v", a.data.String(), end)
+			t.Errorf("output from 4 on is %q in chunks %v, %+v; want %q from 4 to the end at 12",
+				a.data.String(), a.chunks, end, "two x y\n")
 		}
 		eventually(t, "the shell has a result",
 			func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
 		got := ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID})
 		wantEnding(t, *got.Result, runtime.Exited, 4)
 		if got.Stdout != (wire.Span{End: 12}) || got.Stderr != (wire.Span{End: 4}) {
-			t.Errorf("spans are %+v", got)
+			t.Errorf("the spans are %+v and %+v, want 12 bytes of stdout and 4 of stderr", got.Stdout,
+				got.Stderr)
 		}
 		a, end = output(t, s, wire.Output{ID: sh.ID, Stream: wire.Stderr, Limit: 2})
 		if a.data.String() != "er" || end.Next != 2 || end.EOF {
-			t.Errorf("got %q, %+v", a.data.String(), end)
+			t.Errorf(`stderr limited to 2 bytes is %q, %+v; want "er", next 2 and no end`, a.data.String(), end)
 		}
 		if list := ask[[]wire.Shell](t, s, wire.OpShells, nil); len(list) != 1 || list[0].ID != sh.ID {
-			t.Errorf("list is %+v", list)
+			t.Errorf("the shells are %+v, want only %s", list, sh.ID)
 		}
 		ask[struct{}](t, s, wire.OpForget, wire.ShellRef{ID: sh.ID})
 		for _, op := range []wire.Op{wire.OpShell, wire.OpForget, wire.OpOutput, wire.OpKill, wire.OpInput} {
 			if f := dial(t, s, op, wire.ShellRef{ID: sh.ID}).all().failure; f == nil || f.Code != wire.NotFound ||
 				f.Field != "id" {
-				t.Errorf("%s of a forgotten shell: %v", op, f)
+				t.Errorf("%s of a forgotten shell: %s, want not_found of field id", op, describe(f))
 			}
 		}
 	})
@@ -100,10 +102,12 @@ func TestShellReportsExactGap(t *testing.T) {
 		}
 		a, end := output(t, s, wire.Output{ID: sh.ID, Offset: 100})
 		if !end.EOF || end.Next != int64(want.Len()) || len(a.chunks) == 0 || a.chunks[0] <= 100 {
-			t.Fatalf("got %d bytes, %v, %+v", a.data.Len(), a.chunks, end)
+			t.Fatalf("output from 100 on is %d bytes in chunks %v, %+v; want a gap, and the end at %d",
+				a.data.Len(), a.chunks, end, want.Len())
 		}
 		if !bytes.Equal(a.data.Bytes(), want.Bytes()[a.chunks[0]:]) || a.data.Len() > 64<<10 || a.data.Len() < 32<<10 {
-			t.Errorf("%d bytes from %d on are not what was written", a.data.Len(), a.chunks[0])
+			t.Errorf("output from %d on is %d bytes, want what was written there, 32 to 64 KiB", a.chunks[0],
+				a.data.Len())
 		}
 	})
 }
@@ -124,7 +128,7 @@ func TestWaitingShellLosesNoOutput(t *testing.T) {
 			}
 			k.nc.Close()
 			if len(a.chunks) > 0 && a.chunks[0] != int64(got.Len()) {
-				t.Fatalf("gap from %d to %d", got.Len(), a.chunks[0])
+				t.Fatalf("output from %d on starts at %d, want no gap", got.Len(), a.chunks[0])
 			}
 			got.Write(a.data.Bytes())
 			if !done {
@@ -132,19 +136,19 @@ func TestWaitingShellLosesNoOutput(t *testing.T) {
 			}
 			var end wire.OutputEnd
 			if err := json.Unmarshal(a.reply, &end); err != nil {
-				t.Fatal(err, a.failure)
+				t.Fatalf("end of the output: %v, %s; want a reply", err, describe(a.failure))
 			}
 			if end.EOF {
 				break
 			}
 		}
 		if want := bytes.Repeat([]byte("123456789\n"), size/10+1)[:size]; !bytes.Equal(got.Bytes(), want) {
-			t.Errorf("got %d bytes, not what was written", got.Len())
+			t.Errorf("read %d bytes, want the %d bytes that were written", got.Len(), size)
 		}
 		a, _ := output(t, s, wire.Output{ID: start(t, s,
 			wire.Command{ID: "2", Argv: []string{"sh", "-c", "yes | head -c 5000000"}, Wait: true}).ID, Follow: true})
 		if a.data.Len() != 5_000_000 {
-			t.Errorf("followed %d bytes", a.data.Len())
+			t.Errorf("the followed output is %d bytes, want %d", a.data.Len(), 5_000_000)
 		}
 	})
 }
@@ -162,7 +166,8 @@ func TestWaitingShellEndsWithoutReader(t *testing.T) {
 			return got.Stdout.End > 0
 		})
 		if got.Result.Ending != runtime.Timeout || got.Stdout.Start != 0 || got.Stdout.End == 0 || got.Stdout.End > 1<<20 {
-			t.Errorf("got %+v, %+v", got.Result, got.Stdout)
+			t.Errorf("the shell ended as %+v with stdout %+v, want a timeout and 1 to %d bytes from 0 on",
+				got.Result, got.Stdout, 1<<20)
 		}
 	})
 }
@@ -174,28 +179,29 @@ func TestKillEndsAllProcessesOfShell(t *testing.T) {
 			"setsid sleep 8555 & trap '' TERM; while :; do sleep 8555; done"}})
 		if f := dial(t, s, wire.OpForget, wire.ShellRef{ID: sh.ID}).all().failure; f == nil ||
 			f.Code != wire.FailedPrecondition {
-			t.Errorf("forget of a running shell: %v", f)
+			t.Errorf("forget of a running shell: %s, want failed_precondition", describe(f))
 		}
 		other := start(t, s, wire.Command{ID: "other", Argv: []string{"sleep", "8556"}})
 		for range 2 { // idempotent
 			got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: sh.ID, Grace: 50 * time.Millisecond})
 			if got.Result == nil || got.Result.Ending != runtime.Cancelled || got.Result.Unclean {
-				t.Errorf("got %+v", got.Result)
+				t.Errorf("the killed shell ended as %+v, want a clean %s", got.Result, runtime.Cancelled)
 			}
 			nothingLeft(t, "8555")
 		}
 		if ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: other.ID}).Result != nil || len(withMarker(t, "8556")) == 0 {
-			t.Error("another shell died too")
+			t.Error("the kill of a shell ended another one, want it running")
 		}
 		soft := start(t, s, wire.Command{ID: "soft",
 			Argv: []string{"sh", "-c", "trap 'echo bye; exit 5' TERM; echo hi; while :; do sleep 0.05; done"}})
 		output(t, s, wire.Output{ID: soft.ID, Wait: maxWait})
 		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: soft.ID, Grace: maxGrace})
 		if got.Result == nil || got.Result.Ending != runtime.Cancelled || got.Result.ExitCode != 5 {
-			t.Errorf("got %+v", got.Result)
+			t.Errorf("the shell that ends in the grace period ended as %+v, want %s with code 5", got.Result,
+				runtime.Cancelled)
 		}
 		if a, _ := output(t, s, wire.Output{ID: soft.ID}); a.data.String() != "hi\nbye\n" {
-			t.Errorf("got %q", a.data.String())
+			t.Errorf(`the output is %q, want "hi\nbye\n"`, a.data.String())
 		}
 	})
 }
@@ -214,16 +220,16 @@ func TestShellInputIsClosed(t *testing.T) {
 			}
 		}
 		if f := k.all().failure; f != nil {
-			t.Fatal(f)
+			t.Fatalf("input: %s, want no failure", describe(f))
 		}
 		a, end := output(t, s, wire.Output{ID: sh.ID, Follow: true})
 		if a.data.String() != "abc" || !end.EOF {
-			t.Errorf("got %q, %+v", a.data.String(), end)
+			t.Errorf(`the output is %q, %+v; want "abc" and its end`, a.data.String(), end)
 		}
 		none := start(t, s, wire.Command{ID: "none", Argv: []string{"sleep", "8557"}})
 		if f := dial(t, s, wire.OpInput, wire.ShellRef{ID: none.ID}).all().failure; f == nil ||
 			f.Code != wire.FailedPrecondition {
-			t.Errorf("input without stdin: %v", f)
+			t.Errorf("input of a shell without stdin: %s, want failed_precondition", describe(f))
 		}
 	})
 }
@@ -234,11 +240,12 @@ func TestFailedStartLeavesNoShell(t *testing.T) {
 		for _, cmd := range []wire.Command{{ID: "x", Argv: []string{"no-such-program"}},
 			{ID: "x", Argv: []string{"true"}, User: "root"}, {Argv: []string{"true"}}} {
 			if f := dial(t, s, wire.OpStart, cmd).all().failure; f == nil || f.Field == "" {
-				t.Errorf("start of %v: %v; want a failure that names a field", cmd, f)
+				t.Errorf("start of %v: %s, want a failure of a field", cmd, describe(f))
 			}
 		}
 		if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Shells != 0 || p.Commands != 0 || s.spools.Used() != 0 {
-			t.Errorf("kept: %+v, %d bytes", p, s.spools.Used())
+			t.Errorf("after failed starts, ping = %+v and %d bytes are held; want no shells, commands or bytes",
+				p, s.spools.Used())
 		}
 	})
 }
@@ -257,13 +264,15 @@ func TestInvalidOutputRequestNamesField(t *testing.T) {
 			o.ID = sh.ID
 			if f := dial(t, s, wire.OpOutput, o.Output).all().failure; f == nil || f.Code != wire.InvalidArgument ||
 				f.Field != o.field {
-				t.Errorf("output %+v: %v; want InvalidArgument of field %s", o.Output, f, o.field)
+				t.Errorf("output with %+v: %s, want invalid_argument of field %s", o.Output, describe(f),
+					o.field)
 			}
 		}
 		// A wait without output ends on its own.
 		a, end := output(t, s, wire.Output{ID: sh.ID, Wait: 50 * time.Millisecond})
 		if a.data.Len() != 0 || end.Next != 0 || end.EOF {
-			t.Errorf("got %q, %+v", a.data.String(), end)
+			t.Errorf("the output of a silent shell is %q, %+v; want nothing, next 0 and no end",
+				a.data.String(), end)
 		}
 	})
 }
@@ -289,6 +298,6 @@ func TestShellsAreLimited(t *testing.T) {
 	}
 	f := dial(t, s, wire.OpStart, wire.Command{ID: "more", Argv: []string{"true"}}).all().failure
 	if f == nil || f.Code != wire.ResourceExhausted {
-		t.Errorf("got %v", f)
+		t.Errorf("start of one shell too many: %s, want resource_exhausted", describe(f))
 	}
 }

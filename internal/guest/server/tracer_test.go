@@ -152,7 +152,8 @@ func line(k *call) string {
 	a := k.untilStarted()
 	for !bytes.Contains(a.stdout.Bytes(), []byte("\n")) {
 		if k.read(a) {
-			k.t.Fatalf("ended without a line: %s %q", a.reply, a.stderr.String())
+			k.t.Fatalf("the command ended with reply %s and stderr %q, want a line of output first", a.reply,
+				a.stderr.String())
 		}
 	}
 	text, _, _ := strings.Cut(a.stdout.String(), "\n")
@@ -234,7 +235,7 @@ func TestSessionTracersCannotForgeEnding(t *testing.T) {
 			t.Errorf("got %v, want exit 7 in a session that goes on", o)
 		}
 		if o := traced.exec(wire.SessionExec{Text: "echo on"}); o.out != "on\n" {
-			t.Errorf("the next command: %v", o)
+			t.Errorf(`the next command gave %v, want output "on\n"`, o)
 		}
 	})
 }
@@ -265,7 +266,7 @@ func TestLateStopKeepsEnding(t *testing.T) {
 		})
 		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: sh.ID})
 		if got.Result == nil {
-			t.Fatalf("got %+v", got)
+			t.Fatalf("kill = %+v, want a result", got)
 		}
 		wantEnding(t, *got.Result, runtime.Exited, 7)
 	})
@@ -282,7 +283,7 @@ func TestKillSucceedsDespiteTracers(t *testing.T) {
 		a := &answer{}
 		for !strings.Contains(a.stdout.String(), "traced\n") {
 			if k.read(a) {
-				t.Fatalf("ended: %s", a.reply)
+				t.Fatalf("the command ended with reply %s, want its output traced first", a.reply)
 			}
 		}
 		if err := k.nc.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
@@ -304,7 +305,7 @@ func TestParentsMayTraceTheirChildren(t *testing.T) {
 		eventually(t, "it is dead", func() bool {
 			dead, keepers := processEnded(pid)
 			if len(keepers) > 0 {
-				t.Fatalf("kept by %v", keepers)
+				t.Fatalf("tracers %v hide the child's end, want none", keepers)
 			}
 			return dead
 		})
@@ -314,6 +315,6 @@ func TestParentsMayTraceTheirChildren(t *testing.T) {
 		k.nc.Close()
 	})
 	if dead, keepers := processEnded(os.Getpid()); dead || keepers != nil {
-		t.Errorf("this process: dead %v, kept by %v", dead, keepers)
+		t.Errorf("processEnded of this process = %v, %v; want false and no tracers", dead, keepers)
 	}
 }

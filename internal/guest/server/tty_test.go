@@ -50,7 +50,7 @@ func (c *screen) press(text string) {
 	kind, p, err := c.keys.c.ReadFrame()
 	var taken wire.Chunk
 	if err != nil || kind != wire.KindChunk || json.Unmarshal(p, &taken) != nil || taken.Offset != c.typed {
-		c.t.Fatalf("typed %q: frame %q %s, %v", text, byte(kind), p, err)
+		c.t.Fatalf("typed %q: frame %q %s, %v; want a chunk with offset %d", text, byte(kind), p, err, c.typed)
 	}
 }
 
@@ -70,7 +70,7 @@ func (c *screen) sees(text string) {
 			return
 		}
 	}
-	c.t.Fatalf("never shown: %q in %q", text, last)
+	c.t.Fatalf("the terminal shows %q, want %q in it", last, text)
 }
 
 // ends waits for the ending and returns it with the complete output.
@@ -78,7 +78,7 @@ func (c *screen) ends() (string, runtime.Result) {
 	c.t.Helper()
 	a, end := output(c.t, c.s, wire.Output{ID: c.id, Follow: true})
 	if !end.EOF || end.Shell.Result == nil {
-		c.t.Fatalf("the output ended without a result: %+v", end)
+		c.t.Fatalf("the output ended as %+v, want its end and a result", end)
 	}
 	return a.data.String(), *end.Shell.Result
 }
@@ -96,11 +96,11 @@ func TestTerminalBelongsToCommand(t *testing.T) {
 		wantEnding(t, r, runtime.Exited, 3)
 		want := "three\r\n50 132\r\nxterm-256color/no/no\r\nleads\r\n1000\r\nerr\r\nthrough\r\n"
 		if text != want {
-			t.Errorf("got %q, want %q", text, want)
+			t.Errorf("the terminal shows %q, want %q", text, want)
 		}
 		got := ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: c.id})
 		if got.TTY == nil || got.TTY.Term != wire.DefaultTerm {
-			t.Errorf("its state is %+v", got.TTY)
+			t.Errorf("the state of the terminal is %+v, want term %q", got.TTY, wire.DefaultTerm)
 		}
 	})
 }
@@ -110,7 +110,7 @@ func TestTermComesFromCaller(t *testing.T) {
 		t.Helper()
 		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", "echo $TERM"}, TTY: &wire.TTY{Term: "vt100"}})
 		if text, _ := c.ends(); text != "vt100\r\n" {
-			t.Errorf("got %q", text)
+			t.Errorf(`TERM is %q, want "vt100\r\n"`, text)
 		}
 	})
 }
@@ -158,18 +158,18 @@ func TestResizeReachesCommand(t *testing.T) {
 		ask[struct{}](t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 101, Rows: 33})
 		c.sees("33 101\r\n")
 		if got := ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: c.id}); got.TTY.Cols != 101 || got.TTY.Rows != 33 {
-			t.Errorf("its state is %+v", got.TTY)
+			t.Errorf("the state of the terminal is %+v, want 101 columns and 33 rows", got.TTY)
 		}
 		for _, z := range []wire.Resize{{ID: c.id, Rows: 1}, {ID: c.id, Cols: 1, Rows: -1},
 			{ID: c.id, Cols: wire.MaxCells + 1, Rows: 1}} {
 			if f := dial(t, s, wire.OpResize, z).all().failure; f == nil || f.Code != wire.InvalidArgument || f.Field == "" {
-				t.Errorf("resize %+v: %v; want InvalidArgument that names a field", z, f)
+				t.Errorf("resize to %+v: %s, want invalid_argument of a field", z, describe(f))
 			}
 		}
 		ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id})
 		if f := dial(t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 1, Rows: 1}).all().failure; f == nil ||
 			f.Code != wire.FailedPrecondition {
-			t.Errorf("resize of one that has ended: %v", f)
+			t.Errorf("resize of an ended shell: %s, want failed_precondition", describe(f))
 		}
 	})
 }
@@ -204,7 +204,7 @@ func TestConcurrentTerminalInput(t *testing.T) {
 		wantEnding(t, r, runtime.Exited, 0)
 		for _, word := range []string{"one", "two", "three"} {
 			if strings.Count(text, word) != 2 {
-				t.Errorf("%q has not two %q", text, word)
+				t.Errorf("%q has %q %d times, want 2", text, word, strings.Count(text, word))
 			}
 		}
 	})
@@ -249,7 +249,7 @@ func TestKillReachesProcessesOutsideSession(t *testing.T) {
 		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id})
 		wantEnding(t, *got.Result, runtime.Cancelled, -1)
 		if left := withMarker(t, "4712"); len(left) > 0 {
-			t.Errorf("processes %v live on", left)
+			t.Errorf("processes %v are alive after the kill, want none", left)
 		}
 	})
 }
@@ -261,7 +261,7 @@ func TestTerminalCanBeReopened(t *testing.T) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c",
 			`exec </dev/null >/dev/null 2>&1; sleep 0.1; echo back >/dev/tty; sleep 0.1; echo again >/dev/tty`}})
 		if text, _ := c.ends(); text != "back\r\nagain\r\n" {
-			t.Errorf("got %q", text)
+			t.Errorf(`the terminal shows %q, want "back\r\nagain\r\n"`, text)
 		}
 	})
 }
@@ -281,17 +281,17 @@ func TestInvalidTerminalRequests(t *testing.T) {
 		} {
 			f := dial(t, s, wire.OpStart, wire.Command{ID: "no", Argv: []string{"true"}, TTY: &c.tty}).all().failure
 			if f == nil || f.Code != wire.InvalidArgument || f.Field != c.field {
-				t.Errorf("start with %s: %v; want InvalidArgument of field %s", name, f, c.field)
+				t.Errorf("start with %s: %s, want invalid_argument of field %s", name, describe(f), c.field)
 			}
 		}
 		if f := dial(t, s, wire.OpExec, wire.Command{Argv: []string{"true"}, TTY: &wire.TTY{}}).all().failure; f == nil ||
 			f.Field != "tty" {
-			t.Errorf("exec with a terminal: %v", f)
+			t.Errorf("exec with a terminal: %s, want a failure of field tty", describe(f))
 		}
 		f := dial(t, s, wire.OpStart,
 			wire.Command{ID: "no", Argv: []string{"no-such-program"}, TTY: &wire.TTY{}}).all().failure
 		if f == nil || f.Code != wire.NotFound || f.Field != "argv" {
-			t.Errorf("a missing program: %v", f)
+			t.Errorf("start of a missing program: %s, want not_found of field argv", describe(f))
 		}
 		c := onScreen(t, s, wire.Command{Argv: []string{"cat"}})
 		k := dial(t, s, wire.OpInput, wire.ShellRef{ID: c.id})
@@ -299,7 +299,7 @@ func TestInvalidTerminalRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 		if f := k.all().failure; f == nil || f.Code != wire.InvalidArgument {
-			t.Errorf("the end of a terminal's input: %v", f)
+			t.Errorf("end of a terminal's input: %s, want invalid_argument", describe(f))
 		}
 	})
 }

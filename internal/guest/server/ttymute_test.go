@@ -19,7 +19,7 @@ func TestMuteTerminalGetsSignals(t *testing.T) {
 			t.Fatal(err)
 		}
 		if sh.run.term.mute {
-			t.Error("the kernel's own terminals are not mute")
+			t.Error("a terminal of the kernel is mute, want one that sends signals itself")
 		}
 		sh.run.term.mute = true
 		c.press("a\x03b\r")
@@ -32,7 +32,7 @@ func TestMuteTerminalGetsSignals(t *testing.T) {
 		wantEnding(t, r, runtime.Exited, 6)
 		// The shell may have ended between the signal and the rest of the input.
 		if err := sh.run.term.write(sh, nil, func() bool { return false }); err != nil {
-			t.Errorf("the key that ended the shell counts as not taken: %v", err)
+			t.Errorf("write of the key that ended the shell: %v, want no error", err)
 		}
 	})
 }

@@ -63,7 +63,8 @@ func TestResolveResult(t *testing.T) {
 	}
 	for name, c := range cases {
 		if r := resolveResult(c.endingFacts); r.Ending != c.ending || r.ExitCode != c.code || r.Signal != c.signal {
-			t.Errorf("%s: got %+v", name, r)
+			t.Errorf("%s: result is %+v, want %s with code %d and signal %d", name, r, c.ending, c.code,
+				c.signal)
 		}
 	}
 }
@@ -93,11 +94,11 @@ func TestParseUsers(t *testing.T) {
 	users := parseUsers([]byte(text))
 	want := []user{{"root", 0, 0, "/root"}, {"user", 1000, 1001, "/home/u"}, {"rel", 7, 7, ""}, {"nl", 8, 8, "/x"}}
 	if len(users) != len(want) {
-		t.Fatalf("got %v", users)
+		t.Fatalf("parseUsers = %v, want %v", users, want)
 	}
 	for i, u := range users {
 		if u != want[i] {
-			t.Errorf("got %v, want %v", u, want[i])
+			t.Errorf("parseUsers has %v, want %v", u, want[i])
 		}
 	}
 }
@@ -105,7 +106,7 @@ func TestParseUsers(t *testing.T) {
 func TestReadUsersHostileImage(t *testing.T) {
 	dir := t.TempDir()
 	if got := readUsers(dir); got != nil {
-		t.Errorf("no file: %v", got)
+		t.Errorf("readUsers without a file = %v, want none", got)
 	}
 	etc := filepath.Join(dir, "etc")
 	if err := os.Mkdir(etc, 0o755); err != nil {
@@ -116,7 +117,7 @@ func TestReadUsersHostileImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := readUsers(dir); got != nil {
-		t.Errorf("a FIFO: %v", got)
+		t.Errorf("readUsers of a FIFO = %v, want none", got)
 	}
 	if err := os.Remove(name); err != nil {
 		t.Fatal(err)
@@ -125,7 +126,7 @@ func TestReadUsersHostileImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := readUsers(dir); got != nil {
-		t.Errorf("a device: %v", got)
+		t.Errorf("readUsers of a device = %v, want none", got)
 	}
 }
 
@@ -139,13 +140,13 @@ func TestLookUp(t *testing.T) {
 		"33:7": {"app", 33, 7, "/srv"}, "99": {"user", 99, 99, "/"}, "me": {"me", 1000, 1000, defaultHome},
 	} {
 		if got, f := s.lookUpUser(name); f != nil || got != want {
-			t.Errorf("%q: got %v, %v", name, got, f)
+			t.Errorf("lookUpUser(%q) = %v, %s; want %v and no failure", name, got, describe(f), want)
 		}
 	}
 	for _, name := range []string{"root", "toor", "0", "0:0", "00", "x", "app:33", ":", "1:", "-1", "1\x00",
 		strings.Repeat("x", 300)} {
 		if got, f := s.lookUpUser(name); f == nil || f.Field != "user" {
-			t.Errorf("%q: got %v, %v", name, got, f)
+			t.Errorf("lookUpUser(%q) = %v, %s; want a failure of field user", name, got, describe(f))
 		}
 	}
 }
@@ -155,7 +156,7 @@ func TestStatusHasTag(t *testing.T) {
 	for state, want := range map[string]bool{"R (running)": true, "T (stopped)": true, "D (disk sleep)": true,
 		"Z (zombie)": false, "X (dead)": false} {
 		if got, _ := statusHasGroup([]byte(strings.Replace(status, "%", state, 1)), 77); got != want {
-			t.Errorf("%s: got %v", state, got)
+			t.Errorf("statusHasGroup of a process in state %s = %v, want %v", state, got, want)
 		}
 	}
 	dead := strings.Replace(status, "%", "Z (zombie)", 1) + "Threads:\t"
@@ -167,7 +168,7 @@ func TestStatusHasTag(t *testing.T) {
 	// A process name cannot imitate other lines: the kernel escapes it.
 	for _, status := range []string{"Name:\tGroups:\\n77\nState:\tR\nGroups:\t7 \n", ""} {
 		if tagged, headless := statusHasGroup([]byte(status), 77); tagged || headless {
-			t.Errorf("found in %q", status)
+			t.Errorf("statusHasGroup(%q) = %v, %v; want false, false", status, tagged, headless)
 		}
 	}
 }
@@ -175,14 +176,14 @@ func TestStatusHasTag(t *testing.T) {
 func TestSearch(t *testing.T) {
 	for path, want := range map[string]string{"/a:/b": "/a/x /b/x", "": "./x", "/a::": "/a/x ./x ./x"} {
 		if got := strings.Join(search("x", path), " "); got != want {
-			t.Errorf("%q: got %q", path, got)
+			t.Errorf(`search("x", %q) = %q, want %q`, path, got, want)
 		}
 	}
 	if got := search("d/x", "/a"); len(got) != 1 || got[0] != "d/x" {
-		t.Errorf("got %q", got)
+		t.Errorf(`search("d/x", "/a") = %q, want only "d/x"`, got)
 	}
 	if got := search("x", strings.Repeat("/a:", 1000)); len(got) != maxPaths {
-		t.Errorf("%d places are searched", len(got))
+		t.Errorf("search of 1000 directories = %d places, want %d", len(got), maxPaths)
 	}
 }
 
@@ -204,7 +205,7 @@ func TestSandboxCounters(t *testing.T) {
 	for dir, want := range map[string]cgroup.Usage{v2: {OOMKills: 3, PidsDenied: 7}, v1: {OOMKills: 3, PidsDenied: 7},
 		t.TempDir(): {}} {
 		if got := findSandboxCounters(dir).read(); got != want {
-			t.Errorf("got %+v, want %+v", got, want)
+			t.Errorf("the counters are %+v, want %+v", got, want)
 		}
 	}
 }
@@ -214,7 +215,8 @@ func FuzzParseUsers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for _, u := range parseUsers(text) {
 			if u.name == "" || u.home != "" && !filepath.IsAbs(u.home) || strings.Contains(u.home+u.name, "\x00") {
-				t.Errorf("took %+v", u)
+				t.Errorf("parseUsers(%q) has %+v, want a name, and no home or an absolute one, without NUL",
+					text, u)
 			}
 		}
 	})
@@ -227,7 +229,7 @@ func FuzzLookUp(f *testing.F) {
 	s := &Server{Options: Options{UID: 1000, GID: 1000}, users: func() []user { return []user{{"root", 0, 0, "/"}} }}
 	f.Fuzz(func(t *testing.T, name string) {
 		if u, fail := s.lookUpUser(name); fail == nil && (u.uid == 0 || u.uid > maxUserID) {
-			t.Errorf("%q is %+v", name, u)
+			t.Errorf("lookUpUser(%q) = %+v, want a uid from 1 to the maximum, or a failure", name, u)
 		}
 	})
 }
@@ -243,22 +245,23 @@ func TestClaimIsExclusive(t *testing.T) {
 	t.Cleanup(func() { s.mu.Lock(); s.lease, s.env = "", nil; s.mu.Unlock() })
 	if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Claimed || p.Kill != "tag" || p.Version != wire.Version ||
 		p.RSSBytes <= 0 {
-		t.Errorf("got %+v", p)
+		t.Errorf("ping before the claim = %+v, want version %d, kill tag, some memory and no claim", p,
+			wire.Version)
 	}
 	for range 2 {
 		ask[struct{}](t, s, wire.OpClaim, wire.Claim{Lease: "one", Env: map[string]string{"CLAIMED": "yes", "LANG": "y"}})
 	}
 	if f := dial(t, s, wire.OpClaim, wire.Claim{Lease: "two"}).all().failure; f == nil ||
 		f.Code != wire.FailedPrecondition {
-		t.Errorf("second claim: %v", f)
+		t.Errorf("claim for a second lease: %s, want failed_precondition", describe(f))
 	}
 	a, _ := run1(t, s, wire.Command{Argv: []string{"sh", "-c", "echo $CLAIMED $LANG"},
 		Env: map[string]string{"LANG": "x"}})
 	if a.stdout.String() != "yes x\n" {
-		t.Errorf("got %q", a.stdout.String())
+		t.Errorf(`the command printed %q, want "yes x\n"`, a.stdout.String())
 	}
 	if !ask[wire.Pong](t, s, wire.OpPing, nil).Claimed {
-		t.Error("not claimed")
+		t.Error("ping after the claim reports no claim, want one")
 	}
 }
 
@@ -268,14 +271,14 @@ func TestInvalidStreamsAreRefused(t *testing.T) {
 	}
 	s := testServer(t, false)
 	if f := dial(t, s, "nonsense", nil).all().failure; f == nil || f.Code != wire.InvalidArgument || f.Field != "op" {
-		t.Errorf("got %v", f)
+		t.Errorf("request with an unknown op: %s, want invalid_argument of field op", describe(f))
 	}
 	if f := dial(t, s, wire.OpExec, []int{1}).all().failure; f == nil || f.Code != wire.InvalidArgument {
-		t.Errorf("got %v", f)
+		t.Errorf("exec with a list as its body: %s, want invalid_argument", describe(f))
 	}
 	if f := dial(t, s, wire.OpRead, wire.FileRequest{Path: "x"}).all().failure; f == nil ||
 		f.Code != wire.FailedPrecondition {
-		t.Errorf("got %v", f)
+		t.Errorf("read of a file: %s, want failed_precondition", describe(f))
 	}
 }
 

@@ -48,20 +48,21 @@ func TestReaderGetsEveryByteOrTheExactGap(t *testing.T) {
 	buf := make([]byte, 64<<10)
 	n, at := st.ReadAt(buf, 10)
 	if n != 50<<10-10 || at != 10 {
-		t.Fatalf("read %d at %d", n, at)
+		t.Fatalf("ReadAt(10) = %d bytes at %d, want %d at 10", n, at, 50<<10-10)
 	}
 	check(t, buf[:n], at)
 	write(st, 1<<20)
 	start, end, eof := st.Span()
 	if end != 50<<10+1<<20 || end-start > 100<<10 || end-start < 50<<10 || eof {
-		t.Fatalf("holds %d to %d, %v", start, end, eof)
+		t.Fatalf("Span = %d, %d, %v; want end %d, from %d to %d bytes, and no end of file", start, end, eof,
+			50<<10+1<<20, 50<<10, 100<<10)
 	}
 	if n, at = st.ReadAt(buf, 10); at != start || n == 0 {
-		t.Fatalf("read %d at %d, want from %d", n, at, start)
+		t.Fatalf("ReadAt(10) = %d bytes at %d, want some at %d", n, at, start)
 	}
 	check(t, buf[:n], at)
 	if n, at = st.ReadAt(buf, end); n != 0 || at != end {
-		t.Errorf("read %d at %d at the end", n, at)
+		t.Errorf("ReadAt(%d), the end, = %d bytes at %d, want 0 at %[1]d", end, n, at)
 	}
 }
 
@@ -69,19 +70,19 @@ func TestIdleStreamHoldsLittle(t *testing.T) {
 	s := New(16 << 20)
 	st := s.Stream(1<<20, false)
 	if s.Used() != 0 {
-		t.Errorf("an empty stream holds %d bytes", s.Used())
+		t.Errorf("an empty stream holds %d bytes, want 0", s.Used())
 	}
 	write(st, 1)
 	if s.Used() != firstChunk {
-		t.Errorf("one byte holds %d bytes", s.Used())
+		t.Errorf("a stream of one byte holds %d bytes, want %d", s.Used(), firstChunk)
 	}
 	st.Free()
 	st.Free()
 	if s.Used() != 0 || len(s.streams) != 0 {
-		t.Errorf("freed, and %d bytes are held", s.Used())
+		t.Errorf("after Free, %d streams hold %d bytes, want none", len(s.streams), s.Used())
 	}
 	if st.Space() != nil {
-		t.Error("a freed stream takes more")
+		t.Error("Space of a freed stream returned a buffer, want nil")
 	}
 }
 
@@ -91,13 +92,13 @@ func TestTotalDropsTheOldestOfTheLargest(t *testing.T) {
 	write(large, 1<<20)
 	write(small, 200<<10)
 	if start, _, _ := small.Span(); start != 0 {
-		t.Errorf("the small stream lost %d bytes", start)
+		t.Errorf("the small stream starts at %d, want 0", start)
 	}
 	if start, _, _ := large.Span(); start == 0 {
-		t.Error("the large stream lost nothing")
+		t.Error("the large stream starts at 0, want its oldest bytes dropped")
 	}
 	if s.Used() > 1<<20 {
-		t.Errorf("%d bytes are held", s.Used())
+		t.Errorf("%d bytes are held, want at most %d", s.Used(), 1<<20)
 	}
 }
 
@@ -120,17 +121,17 @@ func TestWaitingStreamLosesNothing(t *testing.T) {
 			break
 		}
 		if at != off {
-			t.Fatalf("gap from %d to %d", off, at)
+			t.Fatalf("ReadAt(%d) starts at %d, want no gap", off, at)
 		}
 		check(t, buf[:n], at)
 		off += int64(n)
 		if s.Used() > 64<<10 {
-			t.Fatalf("%d bytes are held", s.Used())
+			t.Fatalf("%d bytes are held, want at most %d", s.Used(), 64<<10)
 		}
 	}
 	<-done
 	if off != size {
-		t.Errorf("read %d bytes of %d", off, size)
+		t.Errorf("read %d bytes, want %d", off, size)
 	}
 }
 
@@ -144,7 +145,7 @@ func TestForceAndFreeLetAWaitingWriterGo(t *testing.T) {
 		select {
 		case <-done:
 		case <-time.After(bound):
-			t.Fatalf("%s: the writer still waits", name)
+			t.Fatalf("%s: the writer still waits after %s, want it released", name, bound)
 		}
 	}
 }
@@ -155,7 +156,7 @@ func TestForceKeepsTheLimitOfThoseThatDrop(t *testing.T) {
 	st.Force()
 	write(st, 60<<10)
 	if start, end, _ := st.Span(); end-start > 64<<10 {
-		t.Errorf("%d bytes are held", end-start)
+		t.Errorf("%d bytes are held, want at most %d", end-start, 64<<10)
 	}
 }
 
@@ -169,10 +170,10 @@ func TestWaitersDoNotStarveOthers(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(bound):
-		t.Fatal("the other stream's writer waits")
+		t.Fatalf("the other stream's writer still waits after %s, want it done", bound)
 	}
 	if start, _, _ := held.Span(); start != 0 {
-		t.Error("the waiting stream lost bytes")
+		t.Errorf("the waiting stream starts at %d, want 0", start)
 	}
 }
 
@@ -182,16 +183,15 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
 	if err := st.Wait(ctx, 0); !errors.Is(err, cause) {
-		t.Errorf("got %v", err)
+		t.Errorf("Wait with an ended context = %v, want %v", err, cause)
 	}
 	st.Free()
 	if err := st.Wait(t.Context(), 0); !errors.Is(err, ErrFreed) {
-		t.Errorf("got %v", err)
+		t.Errorf("Wait of a freed stream = %v, want %v", err, ErrFreed)
 	}
 }
 
-// TestModel holds a set with several streams to what they promise, whatever
-// the order of calls.
+// TestModel checks the spans, bytes and memory of several streams after random writes.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := rapid.Int64Range(64<<10, 1<<20).Draw(t, "total")
@@ -212,7 +212,8 @@ func TestModel(t *testing.T) {
 			for j, st := range streams {
 				start, end, _ := st.Span()
 				if end != ends[j] || start > end || end-start > max(st.limit, firstChunk) {
-					t.Fatalf("stream %d holds %d to %d of %d, limit %d", j, start, end, ends[j], st.limit)
+					t.Fatalf("stream %d spans %d to %d, want end %d and at most %d bytes", j, start, end,
+						ends[j], max(st.limit, firstChunk))
 				}
 				p := buf.AvailableBuffer()[:64<<10]
 				m, at := st.ReadAt(p, start)
@@ -220,7 +221,8 @@ func TestModel(t *testing.T) {
 				used += st.held
 			}
 			if used != s.used || used > total+int64(len(streams))*maxChunk {
-				t.Fatalf("%d bytes are held, %d counted, %d allowed", used, s.used, total)
+				t.Fatalf("the streams hold %d bytes and the set counts %d, want the same and at most %d", used,
+					s.used, total+int64(len(streams))*maxChunk)
 			}
 		}
 	})
