@@ -194,9 +194,9 @@ func dead(t *testing.T, g *Group) {
 	t.Helper()
 	n, err := g.Alive()
 	if n != 0 || err != nil {
-		t.Errorf("%d processes alive after the kill, %v", n, err)
+		t.Errorf("Alive after the kill = %d, %v; want 0 and no error", n, err)
 	}
 	if err := g.Remove(); err != nil {
-		t.Error(err)
+		t.Errorf("Remove: %v", err)
 	}
 }

@@ -66,14 +66,14 @@ func TestUsageReadsAvailableCounters(t *testing.T) {
 
 func TestUsageOfRemovedGroupIsAnError(t *testing.T) {
 	if _, err := fakeTree(t, map[string]string{"memory/other": ""}).Usage(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v", err)
+		t.Errorf("Usage of a removed group = %v, want %v", err, fs.ErrNotExist)
 	}
 }
 
 func TestOpenTreeIgnoresPlainDirectories(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := OpenTree(filepath.Join(dir, "missing")); !errors.Is(err, ErrNone) {
-		t.Errorf("a missing folder: %v", err)
+		t.Errorf("OpenTree of a missing directory = %v, want %v", err, ErrNone)
 	}
 	for _, name := range Names() {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
@@ -81,7 +81,7 @@ func TestOpenTreeIgnoresPlainDirectories(t *testing.T) {
 		}
 	}
 	if _, err := OpenTree(dir); !errors.Is(err, ErrNone) {
-		t.Errorf("folders that nothing is bound to: %v", err)
+		t.Errorf("OpenTree of plain directories = %v, want %v", err, ErrNone)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestOpenTreeRefusesLinks(t *testing.T) {
 	}
 	if tree, err := OpenTree(dir); err == nil {
 		tree.Close()
-		t.Error("a symbolic link out of the folder was followed")
+		t.Error("OpenTree followed a symbolic link out of its directory, want an error")
 	}
 }
 
@@ -100,7 +100,7 @@ func TestMakeRefusesInvalidNames(t *testing.T) {
 	tree := fakeTree(t, map[string]string{"memory/cgroup.procs": "", "pids/cgroup.procs": ""})
 	for _, bad := range []string{"", "..", ".", "a/b", "/a", "A", "a b", "a\x00", "ä", "a.b", strings.Repeat("a", 65)} {
 		if g, err := tree.Make(bad); err == nil {
-			t.Errorf("%q became group %s", bad, g.Name())
+			t.Errorf("Make(%q) = group %s, want an error", bad, g.Name())
 		}
 	}
 	g, err := tree.Make("exec-1")
@@ -108,11 +108,11 @@ func TestMakeRefusesInvalidNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := tree.Make("exec-1"); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("the same name again: %v", err)
+		t.Errorf("second Make of a name = %v, want %v", err, fs.ErrExist)
 	}
 	for range 2 {
 		if err := g.Remove(); err != nil {
-			t.Error(err)
+			t.Errorf("Remove: %v", err)
 		}
 	}
 }
@@ -120,13 +120,13 @@ func TestMakeRefusesInvalidNames(t *testing.T) {
 func TestMakeRollsBackOnError(t *testing.T) {
 	tree := fakeTree(t, map[string]string{"memory/cgroup.procs": "", "pids/x/cgroup.procs": ""})
 	if _, err := tree.Make("x"); !errors.Is(err, fs.ErrExist) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("Make = %v, want %v", err, fs.ErrExist)
 	}
 	if tree.dirs[0].has("x") {
-		t.Error("the group was left in the first hierarchy")
+		t.Error("the group is left in the first hierarchy, want it removed")
 	}
 	if !tree.dirs[1].has("x") {
-		t.Error("a group that was there before was removed")
+		t.Error("a group that was there before is removed, want it kept")
 	}
 }
 
@@ -138,7 +138,7 @@ func TestAddRefusesSpecialPids(t *testing.T) {
 	}
 	for _, pid := range []int{-1, 0, 1} {
 		if err := g.Add(pid); err == nil || errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("pid %d: %v", pid, err)
+			t.Errorf("Add(%d) = %v, want an error other than %v", pid, err, fs.ErrNotExist)
 		}
 	}
 }
@@ -153,12 +153,12 @@ func TestUnenforceableShareIsRefused(t *testing.T) {
 		}
 	}
 	if err := none.check(Share{}); err != nil {
-		t.Errorf("a share without caps: %v", err)
+		t.Errorf("check of a share without caps = %v, want no error", err)
 	}
 	all := Host{Memory: true, Pids: true, CPU: true}
 	for _, s := range []Share{{MemoryBytes: -1}, {Pids: -1}, {CPU: -1}, {CPU: 0.001}, {CPU: 1e30}} {
 		if err := all.check(s); err == nil {
-			t.Errorf("%+v was accepted", s)
+			t.Errorf("check(%+v) = nil, want an error", s)
 		}
 	}
 }

@@ -42,7 +42,7 @@ func TestFiguresCoverWholeSandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := delegatedBelow(t, tt.files).Figures()
 			if err != nil || got != tt.want {
-				t.Errorf("%+v, %v; want %+v", got, err, tt.want)
+				t.Errorf("Figures = %+v, %v; want %+v and no error", got, err, tt.want)
 			}
 		})
 	}
@@ -56,7 +56,7 @@ func TestFiguresOfRemovedSandboxAreAnError(t *testing.T) {
 	}
 	for _, d := range []*Delegated{emptied, removed} {
 		if f, err := d.Figures(); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("Figures = %+v, %v; want %v", f, err, fs.ErrNotExist)
+			t.Errorf("Figures of a removed sandbox = %+v, %v; want %v", f, err, fs.ErrNotExist)
 		}
 	}
 }

@@ -273,7 +273,7 @@ func useTree(base string) error {
 		return err
 	}
 	if n, err := g.Alive(); n != 1 || err != nil {
-		return fmt.Errorf("%d alive, %v", n, err)
+		return fmt.Errorf("Alive = %d, %v; want 1", n, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -89,7 +89,7 @@ func TestLimitEnablesCPUController(t *testing.T) {
 	})
 	// The kernel would create the file now.
 	if err := g.Limit(0, 0.5); err == nil {
-		t.Error("there was a cpu.max")
+		t.Error("Limit without a cpu.max = nil, want an error")
 	}
 	starts(t, "subtree_control", read("unified/cgroup.subtree_control"), "+cpu")
 }
@@ -102,13 +102,13 @@ func TestUnenforceableLimitIsRefused(t *testing.T) {
 	} {
 		g, _ := limited(t, files)
 		if err := g.Limit(0, 1); !errors.Is(err, ErrUnsupported) {
-			t.Errorf("%s: cpu: %v", name, err)
+			t.Errorf("%s: Limit of CPUs = %v, want %v", name, err, ErrUnsupported)
 		}
 		if err := g.Limit(1<<20, 0); !errors.Is(err, ErrUnsupported) {
-			t.Errorf("%s: memory: %v", name, err)
+			t.Errorf("%s: Limit of memory = %v, want %v", name, err, ErrUnsupported)
 		}
 		if err := g.Limit(0, 0); err != nil {
-			t.Errorf("%s: nothing: %v", name, err)
+			t.Errorf("%s: Limit of nothing = %v, want no error", name, err)
 		}
 	}
 }

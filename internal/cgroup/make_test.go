@@ -36,7 +36,7 @@ func TestMakeSetsCapsFirst(t *testing.T) {
 	seen := 0
 	for _, dir := range dirs {
 		if !strings.HasSuffix(dir, at) {
-			t.Errorf("made %s", dir)
+			t.Errorf("Make made %s, want a directory that ends in %s", dir, at)
 		}
 		for name, value := range want {
 			if got, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
@@ -48,14 +48,14 @@ func TestMakeSetsCapsFirst(t *testing.T) {
 		}
 	}
 	if seen != 3 {
-		t.Errorf("%d caps of 3 were found in %v", seen, dirs)
+		t.Errorf("%v have %d caps, want 3", dirs, seen)
 	}
 }
 
 func TestMakeRefusesInvalidPaths(t *testing.T) {
 	for _, at := range []string{"", "/", "x", "/x/../y", "/x/"} {
 		if _, err := Make(at, Share{Pids: 50}); err == nil {
-			t.Errorf("%q was made", at)
+			t.Errorf("Make(%q) succeeded, want an error", at)
 		}
 	}
 }

@@ -61,7 +61,7 @@ func TestDetectLayout(t *testing.T) {
 		})
 	}
 	if _, err := detectLayout(nil); err == nil {
-		t.Error("no mounts at all were accepted")
+		t.Error("detectLayout without mounts succeeded, want an error")
 	}
 }
 
@@ -79,7 +79,7 @@ func TestParseProc(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tt.want, parseProc(tt.text)); diff != "" {
-				t.Error(diff)
+				t.Errorf("parseProc (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -114,12 +114,12 @@ func TestParseStatHostileName(t *testing.T) {
 	for _, name := range []string{"(sh)", "(a b)", "(evil) R 1 2 3 (x)", "())"} {
 		s, err := parseStat("12 " + name + rest)
 		if err != nil || s != (stat{state: 'T', parent: 77, start: 4242}) {
-			t.Errorf("parseStat of %s = %+v, %v; want state T, parent 77, start 4242", name, s, err)
+			t.Errorf("parseStat with name %s = %+v, %v; want state T, parent 77 and start 4242", name, s, err)
 		}
 	}
 	for _, bad := range []string{"", "1 (x", "1 (x) S 1", "1 (x) S y " + strings.Repeat("0 ", 30)} {
 		if s, err := parseStat(bad); err == nil {
-			t.Errorf("%q was read as %+v", bad, s)
+			t.Errorf("parseStat(%q) = %+v, want an error", bad, s)
 		}
 	}
 }
@@ -127,19 +127,19 @@ func TestParseStatHostileName(t *testing.T) {
 func TestParsePidsHidesSpecialPids(t *testing.T) {
 	pids, hidden := parsePids("0\n12\n-1\n1\n99999999999\n7\n\n")
 	if diff := cmp.Diff([]int{12, 7}, pids); diff != "" || hidden != 4 {
-		t.Errorf("hidden %d, pids (-want +got):\n%s", hidden, diff)
+		t.Errorf("parsePids hides %d, want 4; pids (-want +got):\n%s", hidden, diff)
 	}
 }
 
 func TestStandInNameRoundTrip(t *testing.T) {
 	p := process{space: 4026531836, pid: 17, start: 9}
 	if got, ok := parseStandIn(p.standInName()); !ok || got != p {
-		t.Errorf("%s read as %+v, %v", p.standInName(), got, ok)
+		t.Errorf("parseStandIn(%q) = %+v, %v; want %+v, true", p.standInName(), got, ok, p)
 	}
 	for _, bad := range []string{"orchestrator", "orchestrator-1-2", "orchestrator-1-02-3", "orchestrator-1-2-3-4",
 		"x-1-2-3", "orchestrator-1-2-99999999999999999999"} {
 		if p, ok := parseStandIn(bad); ok {
-			t.Errorf("%s read as %+v", bad, p)
+			t.Errorf("parseStandIn(%q) = %+v, want none", bad, p)
 		}
 	}
 }
@@ -151,11 +151,11 @@ func FuzzMounts(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, m := range parseMounts(text) {
 			if !path.IsAbs(m.root) || !path.IsAbs(m.point) {
-				t.Errorf("relative mount %+v", m)
+				t.Errorf("mount %+v has a relative path, want absolute ones", m)
 			}
 		}
 		if h, err := detectLayout(parseMounts(text)); err == nil && len(h.mounts) == 0 {
-			t.Error("a mode without mounts")
+			t.Error("detectLayout returned a layout without mounts, want an error")
 		}
 	})
 }
@@ -168,7 +168,7 @@ func FuzzProcCgroup(f *testing.F) {
 		for name, cgroup := range parseProc(text) {
 			dir, ok := mount{root: "/", point: "/m"}.cgroupDir(cgroup)
 			if ok && dir != "/m" && !strings.HasPrefix(dir, "/m/") {
-				t.Errorf("%s: %q leads to %q, outside the mount", name, cgroup, dir)
+				t.Errorf("%s: cgroup %q leads to %q, want a path inside the mount", name, cgroup, dir)
 			}
 		}
 	})
@@ -182,7 +182,7 @@ func FuzzStat(f *testing.F) {
 		pids, _ := parsePids(text)
 		for _, pid := range pids {
 			if pid <= 1 {
-				t.Errorf("pid %d from %q", pid, text)
+				t.Errorf("parsePids(%q) has %d, want pids above 1", text, pid)
 			}
 		}
 	})

@@ -28,7 +28,7 @@ func TestDelegateIsIdempotentAndRemovable(t *testing.T) {
 	}
 	for name, dir := range before {
 		if exists(filepath.Join(dir, commands)) {
-			t.Fatalf("%s: %s exists before Delegate", name, filepath.Join(dir, commands))
+			t.Fatalf("%s: %s exists before Delegate, want it absent", name, filepath.Join(dir, commands))
 		}
 	}
 	share := Share{MemoryBytes: 64 << 20, Pids: 50, CPU: 0.5}
@@ -49,7 +49,7 @@ func TestDelegateIsIdempotentAndRemovable(t *testing.T) {
 	}
 	for name, dir := range d.Dirs {
 		if !strings.HasPrefix(dir, strings.TrimSuffix(own[name], "/"+guestDir)+"/") || filepath.Base(dir) != commands {
-			t.Errorf("%s: %s is not below the sandbox's %s", name, dir, own[name])
+			t.Errorf("%s: commands are in %s, want %s below the sandbox's %s", name, dir, commands, own[name])
 		}
 	}
 	capsAre(t, d, share)
@@ -69,11 +69,11 @@ func TestDelegateIsIdempotentAndRemovable(t *testing.T) {
 	}
 	for name, dir := range d.Dirs {
 		if exists(dir) {
-			t.Errorf("%s: %s exists after Remove", name, dir)
+			t.Errorf("%s: %s exists after Remove, want it absent", name, dir)
 		}
 	}
 	if err := unix.Kill(pid, 0); err != nil {
-		t.Errorf("removal ended the sandbox's init: %v", err)
+		t.Errorf("signal to the sandbox's init after Remove = %v, want it alive", err)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestSandboxWithoutCgroupGetsStandIn(t *testing.T) {
 	}
 	top := filepath.Dir(d.Dirs[Unified])
 	if filepath.Dir(top) != h.Unified || !isStandIn(top) {
-		t.Fatalf("commands are in %s", d.Dirs[Unified])
+		t.Fatalf("commands are in %s, want them in a stand-in of %s", d.Dirs[Unified], h.Unified)
 	}
 	g := group(t, treeOf(t, d), "x")
 	left := command(t, g, "sleep")
@@ -127,10 +127,11 @@ func TestSandboxWithoutCgroupGetsStandIn(t *testing.T) {
 	_ = init.Wait()
 	saved := &Delegated{Dirs: maps.Clone(d.Dirs)} // as a restarted host has it
 	if err := saved.Remove(bounded(t)); err != nil || exists(top) {
-		t.Errorf("Remove after the sandbox's end = %v; %s exists: %v", err, top, exists(top))
+		t.Errorf("Remove after the sandbox's end = %v; %s exists: %v; want no error and it absent", err, top,
+			exists(top))
 	}
 	if err := left.Wait(); err == nil {
-		t.Error("the process in the stand-in was not killed")
+		t.Error("the process in the stand-in ended well, want it killed")
 	}
 }
 
@@ -151,16 +152,16 @@ func TestCgroupWithStrangersIsNotOwned(t *testing.T) {
 	}
 	for name, dir := range paths {
 		if own, err := h.ownsDir(name, dir, p); !own || err != nil {
-			t.Errorf("%s alone: own %v, %v", name, own, err)
+			t.Errorf("ownsDir of %s alone = %v, %v; want true", name, own, err)
 		}
 		if own, err := h.ownsDir(name, h.mounts[name].point, p); own || err != nil {
-			t.Errorf("top of %s: own %v, %v", name, own, err)
+			t.Errorf("ownsDir of the top of %s = %v, %v; want false", name, own, err)
 		}
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, stranger.Process.Pid), 0); err != nil {
 			t.Fatal(err)
 		}
 		if own, err := h.ownsDir(name, dir, p); own || err != nil {
-			t.Errorf("%s with a stranger: own %v, %v", name, own, err)
+			t.Errorf("ownsDir of %s with a stranger = %v, %v; want false", name, own, err)
 		}
 	}
 }
@@ -258,17 +259,17 @@ func TestSignalReachesOnlyGroup(t *testing.T) {
 	for _, h := range in {
 		_ = h.Wait()
 		if s := h.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGTERM {
-			t.Errorf("ended with %v", h.ProcessState)
+			t.Errorf("a process of the group ended with %v, want %v", h.ProcessState, syscall.SIGTERM)
 		}
 	}
 	if n, err := other.Alive(); n != 1 || err != nil {
-		t.Errorf("%d alive in the other group, %v", n, err)
+		t.Errorf("Alive of the other group = %d, %v; want 1", n, err)
 	}
 	if err := errors.Join(other.Kill(bounded(t)), out.Cmd.Process.Release()); err != nil {
-		t.Error(err)
+		t.Errorf("end of the other group: %v", err)
 	}
 	if err := g.Signal(syscall.SIGTERM); err != nil {
-		t.Errorf("an empty group: %v", err)
+		t.Errorf("Signal to an empty group = %v, want no error", err)
 	}
 }
 
@@ -279,7 +280,7 @@ func TestMemoryCapKillsAndCounts(t *testing.T) {
 	h := command(t, greedy, "hog", "1024")
 	_ = h.Wait()
 	if s := h.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGKILL {
-		t.Errorf("the hog ended with %v", h.ProcessState)
+		t.Errorf("the hog ended with %v, want %v", h.ProcessState, syscall.SIGKILL)
 	}
 	eventually(t, "the kill is counted", func() bool {
 		u, err := greedy.Usage()
@@ -287,7 +288,7 @@ func TestMemoryCapKillsAndCounts(t *testing.T) {
 	})
 	u, err := quiet.Usage()
 	if n, _ := quiet.Alive(); n != 1 || u.OOMKills != 0 || err != nil {
-		t.Errorf("beside it: %d alive, %+v, %v", n, u, err)
+		t.Errorf("the quiet group has %d alive and usage %+v, %v; want 1 and no OOM kills", n, u, err)
 	}
 }
 
@@ -304,7 +305,7 @@ func TestSocketMemoryIsLimited(t *testing.T) {
 	h.line(t, "done")
 	t.Logf("%d bytes were held", held)
 	if held > most {
-		t.Errorf("sockets held %d bytes, the cap is %d", held, most)
+		t.Errorf("the sockets held %d bytes, want at most %d", held, most)
 	}
 	if err := g.Kill(bounded(t)); err != nil {
 		t.Fatal(err)
@@ -318,17 +319,17 @@ func TestPidsCapStopsForkBomb(t *testing.T) {
 	command(t, g, "bomb").line(t, "done")
 	u, err := g.Usage()
 	if err != nil || u.PidsDenied < 10 {
-		t.Errorf("Usage = %+v, %v; want at least 10 forks denied", u, err)
+		t.Errorf("Usage = %+v, %v; want at least 10 denied pids", u, err)
 	}
 	if n, err := g.Alive(); n < 5 || n > 40 || err != nil {
-		t.Errorf("%d alive, %v", n, err)
+		t.Errorf("Alive = %d, %v; want 5 to 40", n, err)
 	}
 	denied := u.PidsDenied
 	if err := g.Kill(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
 	if u, err := g.Usage(); err != nil || u.PidsDenied != denied {
-		t.Errorf("after the kill %d denied, before %d, %v", u.PidsDenied, denied, err)
+		t.Errorf("denied pids after the kill = %d, %v; want %d as before it", u.PidsDenied, err, denied)
 	}
 	dead(t, g)
 }
@@ -343,7 +344,7 @@ func TestCPUTimeIsCounted(t *testing.T) {
 	})
 	whole, err := tree.Usage()
 	if err != nil || whole.CPUUser+whole.CPUSystem < 10*time.Millisecond {
-		t.Errorf("the whole tree: %+v, %v", whole, err)
+		t.Errorf("Usage of the whole tree = %+v, %v; want at least 10 ms of CPU time", whole, err)
 	}
 }
 
@@ -352,17 +353,17 @@ func TestRemoveSucceedsAfterKill(t *testing.T) {
 	g := group(t, tree, "busy")
 	command(t, g, "sleep")
 	if err := g.remove(0); !errors.Is(err, unix.EBUSY) {
-		t.Errorf("got %v", err)
+		t.Errorf("remove of a busy group = %v, want %v", err, unix.EBUSY)
 	}
 	if err := g.Kill(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
 	dead(t, g)
 	if _, err := g.Usage(); err == nil {
-		t.Error("usage of a removed group")
+		t.Error("Usage of a removed group succeeded, want an error")
 	}
 	if err := g.Kill(bounded(t)); err != nil {
-		t.Errorf("kill of a removed group: %v", err)
+		t.Errorf("Kill of a removed group = %v, want no error", err)
 	}
 }
 
@@ -375,7 +376,7 @@ func TestKillEndsWithContext(t *testing.T) {
 	cancel(why)
 	err := g.Kill(ctx) // nil if it died in time
 	if err != nil && !errors.Is(err, why) {
-		t.Errorf("got %v", err)
+		t.Errorf("Kill with an ended context = %v, want nil or %v", err, why)
 	}
 }
 
