@@ -29,7 +29,7 @@ func TestMuxCountsConnectionsSeparately(t *testing.T) {
 	over, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if c, err := carry(over); err == nil {
-		t.Error("a connection beyond the bound")
+		t.Error("Carry over the limit succeeded, want an error")
 	} else {
 		must(t, c.Close()) // it still counts as a request
 	}
@@ -39,7 +39,7 @@ func TestMuxCountsConnectionsSeparately(t *testing.T) {
 	must(t, err)
 	must(t, exchange(c, 1))
 	if n := len(b.mux.slots); n != 0 {
-		t.Errorf("%d connections count as requests", n)
+		t.Errorf("%d connections count as requests, want 0", n)
 	}
 }
 
@@ -60,7 +60,7 @@ func TestMuxReportsGuestEOF(t *testing.T) {
 	must(t, err)
 	must(t, c.Close())
 	if said := <-got; string(all) != "bye" || said != "and you" {
-		t.Errorf("the host got %q, the guest %q", all, said)
+		t.Errorf(`the host read %q and the guest %q, want "bye" and "and you"`, all, said)
 	}
 }
 

@@ -46,7 +46,7 @@ func TestMuxedStreamEndsOneDirection(t *testing.T) {
 	}
 	close(release)
 	if all, err := io.ReadAll(c); err != nil || string(all) != said {
-		t.Errorf("the host read %d bytes, %v; want %d", len(all), err, len(said))
+		t.Errorf("the host read %d bytes, %v; want the %d bytes that were sent", len(all), err, len(said))
 	}
 }
 
@@ -76,7 +76,7 @@ func TestMuxedCloseEndsBothDirections(t *testing.T) {
 		select {
 		case <-failed:
 		case <-time.After(patience):
-			t.Errorf("%s: the guest still writes", name)
+			t.Errorf("%s: the guest still writes after %s, want its write to fail", name, patience)
 		}
 	}
 }
@@ -111,7 +111,7 @@ func TestFramerContinuesAfterTimeout(t *testing.T) {
 			n, err := f.Write(rest[:min(17, len(rest))])
 			rest = rest[n:]
 			if err != nil && (!errors.Is(err, errTimeout) || attempts > len(text)) {
-				t.Fatalf("stopped at %d: %v", stop, err)
+				t.Fatalf("write stopped at byte %d: %v, want it continued after %v", stop, err, errTimeout)
 			}
 			if err != nil {
 				if err := f.CloseWrite(); !errors.Is(err, errHalfSent) {
@@ -126,7 +126,7 @@ func TestFramerContinuesAfterTimeout(t *testing.T) {
 			"whole": bytes.NewReader(w.Bytes()), "single bytes": iotest.OneByteReader(bytes.NewReader(w.Bytes())),
 		} {
 			if got, err := io.ReadAll(&deframer{r: r}); err != nil || string(got) != text {
-				t.Errorf("stopped at %d, read in %s: %q, %v", stop, name, got, err)
+				t.Errorf("stopped at %d, read in %s: %q, %v; want %q", stop, name, got, err, text)
 			}
 		}
 	}
@@ -147,6 +147,6 @@ func TestDeframerTellsEndFromClose(t *testing.T) {
 	}
 	if _, err := io.ReadAll(&deframer{r: strings.NewReader("\xff\xff\xff\xffx")}); err == nil ||
 		!strings.Contains(err.Error(), "at most") {
-		t.Errorf("frame over the limit: %v", err)
+		t.Errorf(`frame over the limit: %v, want an error with "at most"`, err)
 	}
 }

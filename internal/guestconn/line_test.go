@@ -106,7 +106,7 @@ func exchangeLines(t *testing.T, host, guest *line, toGuest, toHost []byte) erro
 		for size := 1; len(text) > 0; size = size*3%40_000 + 1 {
 			n, err := l.Write(text[:min(size, len(text))])
 			if err != nil {
-				t.Errorf("write: %v", err)
+				t.Errorf("write: %v, want no error", err)
 				return
 			}
 			text = text[n:]
@@ -124,16 +124,16 @@ func exchangeLines(t *testing.T, host, guest *line, toGuest, toHost []byte) erro
 	}
 	go func() { got <- receive(guest, toGuest) }()
 	if b := receive(host, toHost); !bytes.Equal(b, toHost) {
-		t.Error("the host received other bytes than the guest sent")
+		t.Error("the host received other bytes than the guest sent, want the same")
 	}
 	if b := <-got; !bytes.Equal(b, toGuest) {
-		t.Error("the guest received other bytes than the host sent")
+		t.Error("the guest received other bytes than the host sent, want the same")
 	}
 	go host.Close()
 	defer time.AfterFunc(abandoned, func() { guest.fail(errAbandoned) }).Stop()
 	n, end := guest.Read(make([]byte, 1))
 	if n > 0 {
-		t.Error("a byte arrived after the last one")
+		t.Errorf("read %d bytes after the last one, want 0", n)
 	}
 	guest.fail(net.ErrClosed)
 	guest.wg.Wait()
@@ -167,7 +167,7 @@ func TestLineSurvivesCutAtEveryByte(t *testing.T) {
 				wantEOF(t, exchangeLines(t, h, g, text(2000), text(2000)))
 			})
 			if t.Failed() {
-				t.Fatalf("cut after byte %d, host %v", after, host)
+				t.Fatalf("cut after byte %d, host %v: the line failed, want it continued", after, host)
 			}
 		}
 	}
@@ -182,7 +182,7 @@ func TestLineSurvivesCutOfLargeFrames(t *testing.T) {
 				wantEOF(t, exchangeLines(t, h, g, text(400_000), text(400_000)))
 			})
 			if t.Failed() {
-				t.Fatalf("cut after byte %d, host %v", after, host)
+				t.Fatalf("cut after byte %d, host %v: the line failed, want it continued", after, host)
 			}
 		}
 	}
@@ -217,7 +217,7 @@ func TestSilentConnectionIsReplaced(t *testing.T) {
 			t.Errorf("the connection was replaced after %s, want about %s", took, stall)
 		}
 		if dropped == 0 {
-			t.Error("nothing was dropped")
+			t.Error("the silent connection dropped 0 bytes, want some")
 		}
 	})
 }
@@ -266,7 +266,7 @@ func TestLineEndsWithoutConnection(t *testing.T) {
 				must(t, b.Close())
 				_, err = h.line.Read(make([]byte, 1))
 				if took := time.Since(began); took != c.want {
-					t.Errorf("it took %s, want %s", took, c.want)
+					t.Errorf("the line ended after %s, want %s", took, c.want)
 				}
 				if werr := <-wrote; err == nil || err == io.EOF || werr == nil ||
 					(c.life > 0) != (context.Cause(life) != nil) {
@@ -396,7 +396,7 @@ func TestInvalidCountAtResumeEndsTheLine(t *testing.T) {
 			next, other := net.Pipe()
 			defer other.Close()
 			if _, err := l.attach(next, bufio.NewReader(next), count); err == nil {
-				t.Errorf("resumed with a count of %d", count)
+				t.Errorf("attach with a count of %d succeeded, want an error", count)
 			}
 			if _, err := l.Read(make([]byte, 1)); err == nil || err == io.EOF {
 				t.Errorf("read after a count of %d: %v, want an error", count, err)
@@ -424,7 +424,7 @@ func FuzzLineFrames(f *testing.F) {
 			l.fail(errors.New("the end"))
 		}()
 		if n, _ := io.Copy(io.Discard, l); n > int64(len(said)) {
-			t.Errorf("%d bytes from %d", n, len(said))
+			t.Errorf("read %d bytes, want at most the %d that were sent", n, len(said))
 		}
 		must(t, l.Close())
 	})
@@ -449,10 +449,12 @@ func TestRingKeepsOrder(t *testing.T) {
 		offset := rand.IntN(len(want) + 1)
 		got := make([]byte, 100)
 		if n := r.copyFrom(got, offset); !bytes.Equal(got[:n], want[offset:min(offset+100, len(want))]) {
-			t.Fatalf("round %d: other bytes at %d of %d", i, offset, len(want))
+			t.Fatalf("round %d: copyFrom(%d) = %d other bytes of %d, want those that were added", i, offset, n,
+				len(want))
 		}
 		if r.shrink(); len(r.b) > lineWindow || len(want) == 0 && len(r.b) > 0 {
-			t.Fatalf("%d bytes in a buffer of %d", len(want), len(r.b))
+			t.Fatalf("%d bytes in a buffer of %d, want at most %d, or 0 if empty", len(want), len(r.b),
+				lineWindow)
 		}
 	}
 }

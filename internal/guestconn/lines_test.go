@@ -121,7 +121,7 @@ func exchangeAll(t *testing.T, m *Mux, said []byte) {
 	must(t, c.SetDeadline(time.Now().Add(patience)))
 	got, err := io.ReadAll(c)
 	if err != nil || !bytes.Equal(got, append(bytes.Clone(said), "the end"...)) {
-		t.Errorf("%d bytes came back, want %d and the end; %v", len(got), len(said), err)
+		t.Errorf("read %d bytes, %v; want the %d bytes that were sent and the end", len(got), err, len(said))
 	}
 }
 
@@ -153,7 +153,7 @@ func TestStreamsSurviveCuts(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if resumed < 1 {
-				t.Error("the connection did not break")
+				t.Error("the connection was resumed 0 times, want at least once")
 			}
 		})
 	}
@@ -181,7 +181,7 @@ func TestRequestWaitsForConnection(t *testing.T) {
 	refuse.Store(false)
 	must(t, <-done)
 	if g.seen.Load() == 0 {
-		t.Error("the host was never reported as present")
+		t.Error("the host was reported as present 0 times, want at least once")
 	}
 }
 
@@ -208,7 +208,7 @@ func TestStreamsOfReplacedGuestAreLost(t *testing.T) {
 		t.Errorf("read: %v, want %v because of %v", err, ErrLost, ErrGone)
 	}
 	if took := time.Since(began); took > ResumeTime/2 {
-		t.Errorf("the loss was reported after %s, want at once", took)
+		t.Errorf("the loss was reported after %s, want at most %s", took, ResumeTime/2)
 	}
 }
 
@@ -248,10 +248,10 @@ func TestNewLineEndsUnconnectedOne(t *testing.T) {
 	select {
 	case err := <-ended:
 		if err == nil {
-			t.Error("the stream of the first line continued")
+			t.Error("read of the first line's stream succeeded, want an error")
 		}
 	case <-time.After(patience):
-		t.Fatal("the stream of the first line is still open")
+		t.Fatalf("the stream of the first line is still open after %s, want it ended", patience)
 	}
 	refuse.Store(false)
 	must(t, c.SetReadDeadline(time.Now().Add(patience)))
@@ -307,7 +307,7 @@ func TestLinesAreBounded(t *testing.T) {
 	select {
 	case <-muxes[0].Done():
 	case <-time.After(patience):
-		t.Fatal("the oldest line is still up")
+		t.Fatalf("the oldest line is still up after %s, want it ended", patience)
 	}
 	for _, m := range muxes[1:] {
 		must(t, roundTrip(soon(t), m, 1))
@@ -344,14 +344,15 @@ func TestDelayedGreetingsAreIgnored(t *testing.T) {
 	defer c.Close()
 	must(t, exchange(c, 1000))
 	if answer := g.say(greeting{id: h.id, attempt: 1}.encode()); len(answer) > 0 {
-		t.Errorf("a delayed greeting of the line was answered with %q", answer)
+		t.Errorf("the answer to a delayed greeting of the line is %q, want none", answer)
 	}
 	other := lineID{1}
 	if answer := g.say(greeting{id: other, fresh: true, attempt: 1}.encode()); len(answer) != answerSize {
-		t.Errorf("a fresh greeting was answered with %q", answer)
+		t.Errorf("the answer to a fresh greeting is %q, want %d bytes", answer, answerSize)
 	}
 	if answer := g.say(greeting{id: other, attempt: 2}.encode()); !bytes.Equal(answer, encodeAnswer(answerUnknown, 0)) {
-		t.Errorf("the greeting of a line that was not confirmed was answered with %q", answer)
+		t.Errorf("the answer to a line that was not confirmed is %q, want %q", answer,
+			encodeAnswer(answerUnknown, 0))
 	}
 	must(t, exchange(c, 1000))
 	g.cut()
@@ -403,11 +404,11 @@ func TestGuestNamesItsVersion(t *testing.T) {
 	b := greeting{fresh: true}.encode()
 	b[len(lineMagic)+1]++
 	if answer := g.say(b); !bytes.Equal(answer, encodeAnswer(answerVersion, 0)) {
-		t.Errorf("answer %q", answer)
+		t.Errorf("the answer to another version is %q, want %q", answer, encodeAnswer(answerVersion, 0))
 	}
 	b[0]++
 	if answer := g.say(b); len(answer) > 0 {
-		t.Errorf("answer to garbage: %q", answer)
+		t.Errorf("the answer to garbage is %q, want none", answer)
 	}
 }
 
@@ -442,7 +443,7 @@ func TestAbandonedLineEnds(t *testing.T) {
 		}
 		s.wg.Wait()
 		if len(s.lines) > 0 {
-			t.Error("the line is still listed")
+			t.Error("the abandoned line is still listed, want it removed")
 		}
 	})
 }
@@ -466,14 +467,14 @@ func TestEndOfGuestDeliversAnswers(t *testing.T) {
 	g.end()
 	close(answer)
 	if b, err := io.ReadAll(c); err != nil || len(b) != 100_000 {
-		t.Errorf("%d bytes, %v; want the answer", len(b), err)
+		t.Errorf("read %d bytes, %v; want the 100000 bytes of the answer", len(b), err)
 	}
 	must(t, c.Close())
 	<-g.ended
 	select {
 	case <-m.Done():
 	case <-time.After(patience):
-		t.Fatal("the mux is still up")
+		t.Fatalf("the mux is still up after %s, want it ended", patience)
 	}
 }
 
@@ -485,7 +486,8 @@ func TestIdleBridgeEnds(t *testing.T) {
 		near, far := net.Pipe()
 		began := time.Now()
 		if err := Pipe(stdio, stdio, near); !errors.Is(err, errIdle) || time.Since(began) != idle {
-			t.Errorf("the bridge ended with %v after %s, want %v", err, time.Since(began), errIdle)
+			t.Errorf("the bridge ended with %v after %s, want %v after %s", err, time.Since(began), errIdle,
+				idle)
 		}
 		_, _ = host.Close(), far.Close()
 	})

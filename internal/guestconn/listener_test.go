@@ -84,7 +84,7 @@ func closedByPeer(t *testing.T, c net.Conn) {
 		t.Fatal(err)
 	}
 	if n, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("read %d octets, error %v; want the host to hang up", n, err)
+		t.Fatalf("read %d bytes, error %v; want the host to hang up", n, err)
 	}
 }
 
@@ -104,16 +104,16 @@ func TestOpenTakesParkedStream(t *testing.T) {
 	}
 	got := make([]byte, 5)
 	if _, err := io.ReadFull(guest, got); err != nil || string(got) != "Oping" {
-		t.Fatalf("guest read %q, %v", got, err)
+		t.Fatalf(`the guest read %q, %v; want "Oping"`, got, err)
 	}
 	if err := host.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := host.Read(got); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("read past the deadline: %v", err)
+		t.Fatalf("read past the deadline: %v, want %v", err, os.ErrDeadlineExceeded)
 	}
 	if _, ok := host.(interface{ CloseWrite() error }); !ok {
-		t.Fatal("a local stream has no CloseWrite")
+		t.Fatalf("a local stream is a %T, want one with CloseWrite", host)
 	}
 }
 
@@ -129,7 +129,7 @@ func TestStreamsWaitForExpect(t *testing.T) {
 	go func() { _, err := l.Open(ctx); opened <- err }()
 	cancel(cause)
 	if err := <-opened; !errors.Is(err, cause) {
-		t.Fatalf("open before a peer is expected: %v", err)
+		t.Fatalf("open before a peer is expected: %v, want %v", err, cause)
 	}
 	l.Expect(os.Getpid())
 	c, err := l.Open(soon(t))
@@ -178,7 +178,7 @@ func TestOtherProcessIsRefused(t *testing.T) {
 	cancel()
 	_, err := l.Open(ctx)
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "expected 1") {
-		t.Fatalf("open: %v; want the cause and the refusal", err)
+		t.Fatalf("open: %v, want %v and the refusal", err, context.Canceled)
 	}
 }
 
@@ -197,7 +197,7 @@ func TestInvalidGreetingIsRefused(t *testing.T) {
 		}
 	}
 	if greeting, free := l.count(); greeting+free != 0 {
-		t.Errorf("%d greeting and %d parked streams are left", greeting, free)
+		t.Errorf("%d greeting and %d parked streams are left, want none", greeting, free)
 	}
 }
 
@@ -218,7 +218,7 @@ func TestOpenSkipsDeadStreams(t *testing.T) {
 	defer c.Close()
 	b := make([]byte, 1)
 	if _, err := io.ReadFull(alive, b); err != nil || b[0] != startByte {
-		t.Fatalf("the live stream was not the one opened: %q, %v", b, err)
+		t.Fatalf("the live stream read %q, %v; want its start byte %q", b, err, startByte)
 	}
 	closedByPeer(t, talker)
 }
@@ -247,7 +247,7 @@ func TestHostilePeersAreLimitedAndDoNotBlock(t *testing.T) {
 		_ = c.Close()
 	}
 	if greeting, free := l.count(); greeting+free > MaxParked {
-		t.Fatalf("%d greeting and %d parked are more than %d", greeting, free, MaxParked)
+		t.Fatalf("%d greeting and %d parked streams, want at most %d together", greeting, free, MaxParked)
 	}
 	c, err := l.Open(soon(t))
 	if err != nil {
@@ -287,17 +287,17 @@ func TestCloseKeepsOpenStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-opened; !errors.Is(err, ErrClosed) {
-		t.Fatalf("waiting open: %v", err)
+		t.Fatalf("open that waits for a stream: %v, want %v", err, ErrClosed)
 	}
 	if _, err := l.Open(soon(t)); !errors.Is(err, ErrClosed) {
-		t.Fatalf("open after close: %v", err)
+		t.Fatalf("open after close: %v, want %v", err, ErrClosed)
 	}
 	closedByPeer(t, silent)
 	if _, err := guest.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(inUse, make([]byte, 1)); err != nil {
-		t.Fatalf("a stream in use died with the listener: %v", err)
+		t.Fatalf("read of an open stream after the listener closed: %v, want no error", err)
 	}
 }
 
@@ -327,10 +327,10 @@ func TestListenReplacesOnlySocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Listen(file); err == nil {
-		t.Fatal("a file was replaced by a socket")
+		t.Fatal("Listen replaced a file by a socket, want an error")
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "kept" {
-		t.Fatalf("the file in the way: %q, %v", b, err)
+		t.Fatalf(`the file in the way is %q, %v; want "kept"`, b, err)
 	}
 }
 
@@ -353,7 +353,7 @@ func TestLongPathsWork(t *testing.T) {
 	}
 	_ = c.Close()
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
-		t.Fatalf("socket: %v, %v", st, err)
+		t.Fatalf("the socket is %v, %v; want mode 0600", st, err)
 	}
 }
 

@@ -85,10 +85,10 @@ func TestMuxCarriesManyStreams(t *testing.T) {
 	manyRoundTrips(t, b.mux, 20, 1<<20)
 	must(t, b.mux.Close())
 	if err := b.wait(); err != nil {
-		t.Fatalf("bridge after the host hung up: %v", err)
+		t.Fatalf("the bridge ended with %v after the host hung up, want no error", err)
 	}
 	if _, err := b.mux.Open(soon(t)); !errors.Is(err, ErrClosed) {
-		t.Fatalf("open after close: %v", err)
+		t.Fatalf("open after close: %v, want %v", err, ErrClosed)
 	}
 }
 
@@ -106,7 +106,7 @@ func TestMuxLimitsOpenStreams(t *testing.T) {
 	cause := errors.New("gave up")
 	time.AfterFunc(10*time.Millisecond, func() { cancel(cause) })
 	if _, err := b.mux.Open(ctx); !errors.Is(err, cause) {
-		t.Fatalf("open beyond the bound: %v", err)
+		t.Fatalf("open beyond the limit: %v, want %v", err, cause)
 	}
 	must(t, open[0].Close())
 	must(t, roundTrip(soon(t), b.mux, 1))
@@ -121,7 +121,7 @@ func TestMuxedStreamsHaveDeadlinesAndClose(t *testing.T) {
 	var timeout net.Error
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &timeout) ||
 		!timeout.Timeout() {
-		t.Fatalf("read past the deadline: %v", err)
+		t.Fatalf("read past the deadline: %v, want %v as a timeout", err, os.ErrDeadlineExceeded)
 	}
 	must(t, c.SetDeadline(time.Time{}))
 	must(t, exchange(c, 1))
@@ -129,13 +129,13 @@ func TestMuxedStreamsHaveDeadlinesAndClose(t *testing.T) {
 	go func() { _, err := c.Read(make([]byte, 1)); read <- err }()
 	must(t, c.Close())
 	if err := <-read; !errors.Is(err, net.ErrClosed) {
-		t.Fatalf("read of a stream closed meanwhile: %v", err)
+		t.Fatalf("read of a stream that was closed: %v, want %v", err, net.ErrClosed)
 	}
 	if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
-		t.Fatalf("write of a closed stream: %v", err)
+		t.Fatalf("write of a closed stream: %v, want %v", err, net.ErrClosed)
 	}
 	if err := c.Close(); !errors.Is(err, net.ErrClosed) {
-		t.Fatalf("second close: %v", err)
+		t.Fatalf("second close: %v, want %v", err, net.ErrClosed)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestMuxedEOFOnlyFromGuest(t *testing.T) {
 	}()
 	got, err := io.ReadAll(c)
 	if err != nil || string(got) != answer {
-		t.Fatalf("read %d octets, %v; want %d and a clean end", len(got), err, len(answer))
+		t.Fatalf("read %d bytes, %v; want the answer of %d and no error", len(got), err, len(answer))
 	}
 }
 
@@ -182,10 +182,10 @@ func TestBrokenStdioFailsEveryStream(t *testing.T) {
 	select {
 	case <-b.mux.Done():
 	case <-time.After(patience):
-		t.Fatal("the mux does not say that it is lost")
+		t.Fatalf("the mux is still up after %s, want it lost", patience)
 	}
 	if _, err := b.mux.Open(soon(t)); !errors.Is(err, ErrLost) {
-		t.Errorf("open over a broken stdio: %v", err)
+		t.Errorf("open over a broken stdio: %v, want %v", err, ErrLost)
 	}
 	if err := b.wait(); err == nil || !strings.Contains(err.Error(), "died") {
 		t.Errorf("bridge returned %v, want its context's cause", err)
@@ -201,7 +201,7 @@ func TestBridgeEndsWithHost(t *testing.T) {
 	must(t, exchange(c, 1))
 	must(t, b.stdin.Close())
 	if err := b.wait(); err != nil {
-		t.Fatalf("bridge: %v", err)
+		t.Fatalf("the bridge ended with %v, want no error", err)
 	}
 }
 
@@ -221,7 +221,7 @@ func TestBridgeWithoutGuestEndsOnlyStream(t *testing.T) {
 	must(t, err)
 	must(t, c.SetReadDeadline(time.Now().Add(patience)))
 	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
-		t.Fatalf("read: %v, want the stream to end", err)
+		t.Fatalf("read: %v, want %v", err, io.EOF)
 	}
 	must(t, c.Close())
 	must(t, m.Close())
@@ -245,11 +245,11 @@ func TestMuxDropsPingFlood(t *testing.T) {
 	select {
 	case <-m.Done():
 	case <-time.After(patience):
-		t.Fatal("the mux is still up")
+		t.Fatalf("the mux is still up after %s, want it ended", patience)
 	}
 	_ = peer.Close()
 	if _, err := m.Open(soon(t)); !errors.Is(err, ErrLost) || !errors.Is(err, errPings) {
-		t.Fatalf("open: %v, want the reason", err)
+		t.Fatalf("open: %v, want %v because of %v", err, ErrLost, errPings)
 	}
 }
 
@@ -264,7 +264,7 @@ func TestMuxDropsGarbage(t *testing.T) {
 	select {
 	case <-m.Done():
 	case <-time.After(patience):
-		t.Fatal("the mux is still up")
+		t.Fatalf("the mux is still up after %s, want it ended", patience)
 	}
 }
 
@@ -329,7 +329,7 @@ func whole(t *testing.T, b []byte) string {
 		}
 		size := int(binary.BigEndian.Uint32(head[8:]))
 		if size > len(b) {
-			t.Fatalf("a frame announces %d bytes and %d follow", size, len(b))
+			t.Fatalf("a frame announces %d bytes and %d follow, want all of them", size, len(b))
 		}
 		if last == nil || !bytes.Equal(last[4:8], head[4:8]) {
 			flush()
@@ -368,7 +368,8 @@ func FuzzFrames(f *testing.F) {
 			return
 		}
 		if got != want || err != wantErr {
-			t.Fatalf("in one piece %s, %v; in parts of %d %s, %v", want, wantErr, int(step)+1, got, err)
+			t.Fatalf("frames in parts of %d = %s, %v; want %s, %v as in one piece", int(step)+1, got, err, want,
+				wantErr)
 		}
 	})
 }
@@ -401,10 +402,10 @@ func TestCancelledReadReturnsInsideOfFrame(t *testing.T) {
 	select {
 	case err := <-read:
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("Read after its deadline = %v, want ErrDeadlineExceeded", err)
+			t.Errorf("Read after its deadline = %v, want %v", err, os.ErrDeadlineExceeded)
 		}
 	case <-time.After(patience):
-		t.Fatal("Read does not return after its deadline")
+		t.Fatalf("Read waits %s after its deadline, want it to return", patience)
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- conn.Close() }()
@@ -412,6 +413,6 @@ func TestCancelledReadReturnsInsideOfFrame(t *testing.T) {
 	case err := <-closed:
 		must(t, err)
 	case <-time.After(patience):
-		t.Fatal("Close does not return")
+		t.Fatalf("Close waits %s, want it to return", patience)
 	}
 }

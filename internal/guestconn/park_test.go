@@ -105,7 +105,7 @@ func TestParkServesManyStreams(t *testing.T) {
 	manyRoundTrips(t, l, 20, 1<<20)
 	eventually(t, "four streams are parked again", func() bool { _, free := l.count(); return free == 4 })
 	if g.seen.Load() < 70 {
-		t.Errorf("the host was seen %d times in 70 uses", g.seen.Load())
+		t.Errorf("the host was seen %d times in 70 uses, want at least 70", g.seen.Load())
 	}
 }
 
@@ -161,7 +161,7 @@ func TestParkStopsAtLimitAndContinues(t *testing.T) {
 	}
 	must(t, exchange(open[0], 1))
 	if _, free := l.count(); free != 0 {
-		t.Fatalf("%d streams are parked beyond the bound", free)
+		t.Fatalf("%d streams are parked at the limit, want 0", free)
 	}
 	before := g.seen.Load()
 	eventually(t, "the host is seen although nothing is parked", func() bool { return g.seen.Load() > before })
@@ -189,10 +189,10 @@ func TestParkEndsWithContext(t *testing.T) {
 	cause := errors.New("sandbox ends")
 	g.cancel(cause)
 	if err := g.wait(); !errors.Is(err, cause) {
-		t.Fatalf("park returned %v", err)
+		t.Fatalf("Park = %v, want %v", err, cause)
 	}
 	if n := serving.Load(); n != 0 {
-		t.Fatalf("%d streams are still served", n)
+		t.Fatalf("%d streams are still served, want 0", n)
 	}
 	closedByPeer(t, c)
 }
@@ -201,7 +201,7 @@ func TestParkRefusesInvalidCount(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{0, MaxServed + 1} {
 		if err := Park(t.Context(), "unused", n, nil, func() {}); err == nil {
-			t.Errorf("park %d streams: no error", n)
+			t.Errorf("Park of %d streams = nil, want an error", n)
 		}
 	}
 }
