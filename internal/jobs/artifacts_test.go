@@ -26,7 +26,7 @@ func TestUnreadableArtifactDoesNotHideOthers(t *testing.T) {
 		t.Errorf("artifacts = %q, %v; want %q", fmt.Sprint(got), err, want)
 	}
 	if d := list[0].Attempts[0].Result.Detail; d != "not all artifacts were kept: 1 of 3 files could not be read" {
-		t.Errorf("detail = %q", d)
+		t.Errorf(`detail = %q, want "not all artifacts were kept: 1 of 3 files could not be read"`, d)
 	}
 	body, _, err := s.Jobs.Artifact(t.Context(), bob, j.ID, 0, "a\nb")
 	if err != nil {
@@ -34,7 +34,7 @@ func TestUnreadableArtifactDoesNotHideOthers(t *testing.T) {
 	}
 	defer body.Close()
 	if text, err := io.ReadAll(body); err != nil || string(text) != "a\nb" {
-		t.Errorf("artifact = %q, %v", text, err)
+		t.Errorf(`artifact = %q, %v; want "a\nb"`, text, err)
 	}
 	if _, _, err := s.Jobs.Artifact(t.Context(), bob, j.ID, 0, "refused"); !errdefs.IsNotFound(err) {
 		t.Errorf("artifact that was not kept: %v, want NotFound", err)

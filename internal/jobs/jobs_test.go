@@ -23,7 +23,7 @@ func TestJobRunsListAndKeepsResults(t *testing.T) {
 		Name: "list", Parallelism: 3, Commands: texts("zero", "exit 7", "signal", "oom", "refused"),
 	})
 	if j.Commands.Total != 5 || j.Caller != "bob" || j.Name != "list" {
-		t.Errorf("new job = %+v", j)
+		t.Errorf("new job = %+v, want job list of bob with 5 commands", j)
 	}
 	got, list := s.await(t, bob, j.ID)
 	if want := (v1.JobCounts{Total: 5, Succeeded: 1, Failed: 4}); got.Ending != "failed" || got.Commands != want ||
@@ -60,7 +60,7 @@ func TestMatrixRunsEveryCombinationInOrder(t *testing.T) {
 		t.Errorf("commands = %q, want %q", names, want)
 	}
 	if ran := w.started(); !slices.Equal(ran, []string{"a", "a", "a", "a", "b", "b", "b", "b"}) {
-		t.Errorf("order of commands at parallelism 1 = %q", ran)
+		t.Errorf("order of commands at parallelism 1 = %q, want that of the list", ran)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestCancelEndsQueuedAndRunningCommands(t *testing.T) {
 		t.Errorf("job = %+v, want cancelled with %+v", got, want)
 	}
 	if detail := list[0].Attempts[0].Result.Detail; detail != "the job was cancelled" {
-		t.Errorf("detail = %q", detail)
+		t.Errorf(`detail = %q, want "the job was cancelled"`, detail)
 	}
 	if ran := w.started(); len(ran) != 1 {
 		t.Errorf("commands ran = %q, want only the first", ran)
@@ -206,7 +206,7 @@ func TestOutputByOffset(t *testing.T) {
 	r.Wait = 30 * time.Second
 	out, err := s.Jobs.Output(t.Context(), bob, j.ID, r)
 	if err != nil || out.Data != "held\n" || out.EOF || out.NextOffset != 5 {
-		t.Fatalf("output of a running command = %+v, %v", out, err)
+		t.Fatalf(`output of a running command = %+v, %v; want "held\n", next offset 5 and no EOF`, out, err)
 	}
 	w.release()
 	s.await(t, bob, j.ID)

@@ -66,11 +66,11 @@ func TestOutputWithoutSpaceIsCounted(t *testing.T) {
 func TestSpaceIsBoundedPerCaller(t *testing.T) {
 	sp := newSpace(10)
 	if !sp.take("a", 6) || sp.take("b", 5) || !sp.take("b", 4) {
-		t.Error("take did not bound the jobs of a caller together")
+		t.Error("take of 6, then 5, then 4 of the 10 bytes of a caller: want true, false, true")
 	}
 	sp.drop("a")
 	if !sp.take("b", 6) {
-		t.Error("take refused the room of a dropped job")
+		t.Error("take of the room of a dropped job = false, want true")
 	}
 }
 
@@ -124,7 +124,7 @@ func TestLargeRequestsOfCallerTakeTurns(t *testing.T) {
 	}
 	sp.leave()
 	if err := sp.enter(t.Context()); err != nil {
-		t.Errorf("enter after leave: %v", err)
+		t.Errorf("enter after leave: %v, want no error", err)
 	}
 }
 
@@ -137,14 +137,14 @@ func TestWaitersOfOtherCommandsSleep(t *testing.T) {
 	select {
 	case <-first:
 	default:
-		t.Error("the request that waits for the command is not woken")
+		t.Error("the request that waits for the command sleeps, want it woken")
 	}
 	select {
 	case <-second:
-		t.Error("a request that waits for another command is woken")
+		t.Error("a request that waits for another command is woken, want it asleep")
 	default:
 	}
 	if s.changedOf("other", 0) != nil {
-		t.Error("changedOf(an ended job) is not nil")
+		t.Error("changedOf(an ended job) is a channel, want nil")
 	}
 }
