@@ -220,7 +220,7 @@ func socketOf(b *testing.B, pod string) string {
 			return path
 		}
 	}
-	b.Fatalf("pod %s has none of the sockets %q", pod, found)
+	b.Fatalf("none of the sockets %q is of pod %s, want one", found, pod)
 	return ""
 }
 

@@ -103,7 +103,7 @@ func sentryOf(t *testing.T, pod string) int {
 			return pid
 		}
 	}
-	t.Fatalf("no process of gVisor found for pod %s", pod)
+	t.Fatalf("no process of gVisor found for pod %s, want one", pod)
 	return 0
 }
 

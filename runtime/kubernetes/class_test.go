@@ -17,7 +17,7 @@ func TestClassSelectsARuntimeClass(t *testing.T) {
 	d.opts.Pod.RuntimeClass = "crun"
 	spec := testSpec()
 	if got := d.podOf(spec).Spec.RuntimeClassName; got == nil || *got != "crun" {
-		t.Errorf("RuntimeClass of class container = %v, want that of the pod options", got)
+		t.Errorf("RuntimeClass of class container = %v, want crun as in the pod options", got)
 	}
 	spec.Class = runtime.ClassGVisor
 	err := d.checkSpec(spec)

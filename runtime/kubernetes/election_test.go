@@ -235,7 +235,7 @@ func TestLeaseIsHandedOverAtClose(t *testing.T) {
 			t.Errorf("second Acquire = epoch %d after %d, after %v; want %d at the first one's end", after, before, took, want)
 		}
 		if len(first.lost) > 0 {
-			t.Errorf("a candidate that was closed reports %v", <-first.lost)
+			t.Errorf("a candidate that was closed reports %v, want nothing", <-first.lost)
 		}
 	})
 }

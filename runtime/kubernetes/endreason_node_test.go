@@ -17,7 +17,7 @@ func awaitEnd(t *testing.T, s *Sandbox) string {
 	select {
 	case <-s.Done():
 	case <-time.After(patience):
-		t.Fatal("end of the pod was not reported")
+		t.Fatalf("the end of the pod was not reported in %s, want it reported", patience)
 	}
 	return s.EndReason()
 }
@@ -56,6 +56,6 @@ func TestEvictionAndMemoryLimitAreReportedAsReasons(t *testing.T) {
 		t.Errorf("EndReason after the first process exceeded the memory limit = %q, want %q", got, errOOM)
 	}
 	if _, err := d.Adopt(bounded(t), full.ID()); err == nil {
-		t.Error("Adopt of an ended sandbox succeeded")
+		t.Error("Adopt of an ended sandbox succeeded, want an error")
 	}
 }

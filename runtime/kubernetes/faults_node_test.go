@@ -207,10 +207,10 @@ func TestCutStreamLosesNothing(t *testing.T) {
 			}
 			feed.Close()
 			if err := <-ended; err != nil {
-				t.Errorf("call on the cut stream: %v", err)
+				t.Errorf("call on the cut stream: %v, want no error", err)
 			}
 			if want := "here\n" + string(said) + "end\n"; output.String() != want {
-				t.Errorf("%d bytes of output, want %d", output.Len(), len(want))
+				t.Errorf("the output has %d bytes, want the %d bytes that were sent", output.Len(), len(want))
 			}
 			pong, err := c.Ping(bounded(t))
 			if err != nil || pong.Shells != 1 {
@@ -233,7 +233,7 @@ func wantNoConnectionPerCall(t *testing.T, h *hole, c *guest.Client, connected i
 	for range 20 {
 		if r, err := c.Exec(bounded(t), wire.Command{Argv: []string{"true"}}, guest.IO{}); err != nil ||
 			r.Ending != runtime.Exited {
-			t.Fatalf("Exec after the cut = %+v, %v", r, err)
+			t.Fatalf("Exec after the cut = %+v, %v; want %s and no error", r, err, runtime.Exited)
 		}
 	}
 	if after := h.connections(); after != before {
@@ -266,13 +266,13 @@ func TestDeletedPodEndsItsSandboxWithTheReason(t *testing.T) {
 	select {
 	case <-s.Done():
 	case <-time.After(patience):
-		t.Fatal("end of the pod was not reported")
+		t.Fatalf("the end of the pod was not reported in %s, want it reported", patience)
 	}
 	if _, err := s.Open(bounded(t)); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "the pod was deleted") {
 		t.Errorf("Open after the deletion: %v, want Unavailable with the reason", err)
 	}
 	if _, err := d.Adopt(bounded(t), s.ID()); err == nil {
-		t.Error("Adopt of a deleted pod succeeded")
+		t.Error("Adopt of a deleted pod succeeded, want an error")
 	}
 }
 

@@ -59,7 +59,7 @@ func TestOlderDriverIsFencedFromAdoptedPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-running; err == nil {
-		t.Error("a command of the older driver goes on after the adoption")
+		t.Error("a command of the older driver succeeded after the adoption, want an error")
 	}
 	wantGuestRefusesOlder(t, before)
 	if err := stale.Destroy(bounded(t)); !errdefs.IsFailedPrecondition(err) {
@@ -72,7 +72,7 @@ func TestOlderDriverIsFencedFromAdoptedPod(t *testing.T) {
 		t.Errorf("Adopt by the older driver, which holds it = %v, want AlreadyExists", err)
 	}
 	if len(reports) == 0 {
-		t.Error("the older driver did not report that it was superseded")
+		t.Error("the older driver sent 0 reports that it was superseded, want at least one")
 	}
 	if err := stale.Release(); err != nil {
 		t.Error(err)
@@ -81,7 +81,7 @@ func TestOlderDriverIsFencedFromAdoptedPod(t *testing.T) {
 		t.Errorf("Adopt by the older driver = %v, want FailedPrecondition", err)
 	}
 	if err := after.Claim(bounded(t), wire.Claim{Lease: "new"}); err != nil {
-		t.Errorf("Claim by the newer driver: %v", err)
+		t.Errorf("Claim by the newer driver: %v, want no error", err)
 	}
 	p, err := newer.api.get(bounded(t), podName(spec.ID))
 	if err != nil || epochOf(p) != 2 || p.Status.Phase != corev1.PodRunning {

@@ -149,7 +149,7 @@ func configOf(t testing.TB, archive string) string {
 		var manifest []struct{ Config string }
 		text, err := io.ReadAll(r)
 		if err = errors.Join(err, json.Unmarshal(text, &manifest)); err != nil || len(manifest) != 1 {
-			t.Fatalf("manifest of %s: %q, %v", archive, text, err)
+			t.Fatalf("manifest of %s: %q, %v; want one image", archive, text, err)
 		}
 		return "sha256:" + strings.TrimSuffix(manifest[0].Config, ".json")
 	}

@@ -102,7 +102,7 @@ func TestProgressOfAStartingPod(t *testing.T) {
 		"gone":                {nil, errdefs.IsUnavailable},
 	} {
 		if ready, err := progress(c.pod); ready || !c.is(err) {
-			t.Errorf("progress(%s) = %v, %v", name, ready, err)
+			t.Errorf("progress(%s) = %v, %v; want false and an error of the right class", name, ready, err)
 		}
 	}
 }
@@ -179,7 +179,7 @@ func TestPodCacheWaitsForTheRightPod(t *testing.T) {
 		done <- c.wait(t.Context(), "p", "uid-1", func(p *corev1.Pod) bool { seen <- p != nil; return p == nil })
 	}()
 	if !<-seen {
-		t.Error("wait did not see the pod")
+		t.Error("wait saw no pod, want one")
 	}
 	c.mu.Lock()
 	c.set("p", pod("2")) // another pod of the same name
