@@ -84,7 +84,7 @@ func TestChartValues(t *testing.T) {
 		out,
 		`resourceNames: ["runsc"]`,
 	) {
-		t.Errorf("helm template with a class lacks the role for its RuntimeClass: %s", out)
+		t.Errorf("helm template with a class = %s, want a role for its RuntimeClass", out)
 	}
 	want, err := os.ReadFile(manifests)
 	if err != nil {
@@ -92,7 +92,7 @@ func TestChartValues(t *testing.T) {
 	}
 	got := do(t, "../../integration/scripts/manifests.sh")
 	if got != strings.TrimSpace(string(want)) {
-		t.Errorf("%s is not what the chart makes: run make manifests", manifests)
+		t.Errorf("%s differs from the output of manifests.sh, want it the same: run make manifests", manifests)
 	}
 }
 

@@ -213,10 +213,10 @@ func TestServiceRunsCommandsAndToolsInPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.cmd.Wait(); err != nil {
-		t.Errorf("end of the service: %v", err)
+		t.Errorf("the service ended with %v, want no error", err)
 	}
 	s.do(t, "down")
 	if left := c.do(t, "get", "pods", "--namespace", namespace, "--output", "name"); left != "" {
-		t.Errorf("pods after down: %s", left)
+		t.Errorf("pods after down = %s, want none", left)
 	}
 }

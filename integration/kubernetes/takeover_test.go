@@ -141,7 +141,7 @@ func TestStandbyTakesOverAfterKill(t *testing.T) {
 	adopted := c.pods(t)
 	for uid, name := range before {
 		if adopted[uid] == "" {
-			t.Errorf("pod %s was not adopted", name)
+			t.Errorf("pod %s is gone after the takeover, want it adopted", name)
 		}
 	}
 	standby.end(t)
@@ -154,7 +154,7 @@ func (s *service) end(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.cmd.Wait(); err != nil {
-		t.Errorf("end of the service: %v", err)
+		t.Errorf("the service ended with %v, want no error", err)
 	}
 	s.do(t, "down")
 }
@@ -198,13 +198,13 @@ func TestPausedServiceIsFenced(t *testing.T) {
 	}
 	for range 2 * callers {
 		if got := <-answers; strings.Contains(got, "wrote\n") || strings.HasSuffix(got, "<nil> wrote") {
-			t.Errorf("the old service ran a command in a pod of the new one: %s", got)
+			t.Errorf("the old service ran a command in a pod of the new one: %s; want it refused", got)
 		}
 	}
 	now := c.pods(t)
 	for uid, name := range owned {
 		if now[uid] == "" {
-			t.Errorf("pod %s of the new service is gone", name)
+			t.Errorf("pod %s of the new service is gone, want it kept", name)
 		}
 	}
 	if got := next.do(t, "tool", "call", "system.bash", "command=cat note", "--session", "s1"); !strings.Contains(got, "governed") {
