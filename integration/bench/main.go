@@ -148,6 +148,7 @@ func (b *bench) measure(ctx context.Context) error {
 	}{
 		{"many sandboxes on oci", b.manyOCI},
 		{"single calls on oci", b.callsOCI},
+		{"calls after a pause on oci", b.pauses},
 		{"jobs on oci", b.jobs},
 		{"governed calls on oci", b.governed},
 		{"egress on oci", b.egress},

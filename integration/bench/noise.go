@@ -33,16 +33,19 @@ func noise(ctx context.Context, when string) ([]noiseRow, error) {
 	if err != nil {
 		return nil, err
 	}
-	fork, err := timed(200, func(int) error {
-		var out, errOut bytes.Buffer
-		c := exec.CommandContext(ctx, "/bin/true")
-		c.Stdout, c.Stderr = &out, &errOut
-		return c.Run()
-	})
+	fork, err := timed(200, func(int) error { return forkTrue(ctx) })
 	return []noiseRow{
 		{"SHA-256 of 4 MiB, " + when, loop},
 		{"fork and exec of `/bin/true` on the host, " + when, fork},
 	}, err
+}
+
+// forkTrue forks and executes true with two pipes and waits for its end.
+func forkTrue(ctx context.Context) error {
+	var out, errOut bytes.Buffer
+	c := exec.CommandContext(ctx, "/bin/true")
+	c.Stdout, c.Stderr = &out, &errOut
+	return c.Run()
 }
 
 // cpuTicks returns the used and stolen time of all processors since boot, in ticks. Stolen time

@@ -109,6 +109,8 @@ the pool sizes.
   The two alternate.
   *Engine's exec*: create and start over the engine's socket, read to the end of the stream, on one
   of the service's sandboxes.
+- *calls apart, calls after silence*: in one leased sandbox, alternating with fork and exec on the
+  host after the same pauses.
 - *8 callers, 50 at once*: each on its own lease.
   Of the rounds of 50, the slowest counts.
 - *lease*: ` + "`POST /v1/sandboxes`" + ` with two variables and a workspace, one after the other, from a full
