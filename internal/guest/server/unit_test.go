@@ -307,3 +307,42 @@ func TestDeadSparesAreReplaced(t *testing.T) {
 		}
 	})
 }
+
+func TestSparesForLimits(t *testing.T) {
+	for _, tt := range []struct {
+		pidsCap     int64
+		files, want int
+	}{
+		{0, 4096, maxSpares}, {96, 4096, maxSpares}, {4096, 1 << 20, maxSpares}, {48, 4096, 3}, {16, 4096, minSpares},
+		{96, 512, 4}, {0, 256, minSpares},
+	} {
+		if got := sparesFor(tt.pidsCap, tt.files); got != tt.want {
+			t.Errorf("sparesFor(%d, %d) = %d, want %d", tt.pidsCap, tt.files, got, tt.want)
+		}
+	}
+}
+
+func TestUsedUpPoolKeepsMoreSpares(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		t.Helper()
+		var running []*call
+		for range minSpares + 1 {
+			k := dial(t, s, wire.OpExec, wire.Command{Argv: []string{"sleep", "8555"}})
+			k.untilStarted()
+			running = append(running, k)
+		}
+		for _, k := range running {
+			k.nc.Close()
+		}
+		want := minSpares
+		if s.spares.maker.tree != nil {
+			want = sparesFor(s.spares.maker.tree.PidsCap(), openFiles())
+		}
+		eventually(t, "the pool is full", func() bool {
+			s.spares.mu.Lock()
+			defer s.spares.mu.Unlock()
+			return len(s.spares.free) == want && s.spares.target == want
+		})
+		eventually(t, "all commands are dead", func() bool { return ask[wire.Pong](t, s, wire.OpPing, nil).Commands == 0 })
+	})
+}
