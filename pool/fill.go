@@ -109,7 +109,7 @@ func (p *Pool[T]) retire(ctx context.Context, now time.Time) {
 // shrink destroys surplus warm sandboxes: at once while the pool is over Max, otherwise slowly, one
 // at a time, since demand may return.
 func (p *Pool[T]) shrink(ctx context.Context, now time.Time) {
-	for p.count() > p.opts.Settings.Max && len(p.warm) > 0 {
+	for p.count()-p.retiring > p.opts.Settings.Max && len(p.warm) > 0 {
 		p.destroyOldest(ctx, tooMany)
 	}
 	if p.retiring > 0 || len(p.warm) <= p.target(now) {

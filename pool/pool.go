@@ -2,7 +2,7 @@
 // before it hands them out, and replaces each after a single use.
 //
 // A pool counts a sandbox before it creates it, so warm, creating and taken sandboxes together
-// never exceed Max. The pool stores values of type T; its owner supplies the functions that create,
+// never exceed Max, except while those that Make has displaced are destroyed. The pool stores values of type T; its owner supplies the functions that create,
 // probe and destroy them. A taken value never returns: its owner calls Gone when nothing is left of
 // it.
 //
@@ -156,6 +156,7 @@ type Pool[T comparable] struct {
 	warm     []item[T]      // oldest first; empty while a caller waits
 	taken    map[T]struct{} // handed out, or being destroyed
 	creating int
+	making   int // by Make
 	retiring int
 	wait     queue[T]
 	stopped  bool
@@ -275,7 +276,7 @@ func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode, again bool)
 		return got, true, nil
 	}
 	// A sandbox being created, or a free place, may already be promised to another waiter.
-	full := len(p.taken)+max(p.creating, p.wait.len()) >= p.opts.Settings.Max
+	full := len(p.taken)+p.making+max(p.creating, p.wait.len()) >= p.opts.Settings.Max
 	if mode == Refuse || mode == Cold && full {
 		err = &EmptyError{Template: p.opts.Name, RetryAfter: p.retryAfter()}
 		p.mu.Unlock()
@@ -365,7 +366,7 @@ func (p *Pool[T]) offer(i item[T]) {
 }
 
 // count returns the number of sandboxes that exist or are being created. The caller holds mu.
-func (p *Pool[T]) count() int { return len(p.warm) + p.creating + len(p.taken) }
+func (p *Pool[T]) count() int { return len(p.warm) + p.creating + p.making + len(p.taken) }
 
 // Gone reports that nothing is left of a taken sandbox. It no longer counts toward Max.
 func (p *Pool[T]) Gone(v T) {
@@ -425,7 +426,7 @@ func (p *Pool[T]) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return Stats{
-		Settings: p.opts.Settings, Creating: p.creating, Warm: len(p.warm), Leased: len(p.taken), Waiting: p.wait.len(),
+		Settings: p.opts.Settings, Creating: p.creating + p.making, Warm: len(p.warm), Leased: len(p.taken), Waiting: p.wait.len(),
 		Created: p.created, Failed: p.failed, LastError: p.lastErr, Target: p.wanted(time.Now()),
 	}
 }

@@ -17,8 +17,8 @@ type FairOrder struct {
 // goes first.
 const maxTurns = 4096
 
-// lastServed returns the number of the caller's last turn, 0 if there was none.
-func (t *FairOrder) lastServed(caller string) uint64 {
+// LastServed returns the number of the caller's last turn, 0 if there was none.
+func (t *FairOrder) LastServed(caller string) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.last[caller]
@@ -83,7 +83,7 @@ func (q *queue[T]) pop() *waiter[T] {
 	best := -1
 	var least uint64
 	for i, l := range q.lines {
-		if turn := q.order.lastServed(l.caller); best < 0 || turn < least {
+		if turn := q.order.LastServed(l.caller); best < 0 || turn < least {
 			best, least = i, turn
 		}
 	}
@@ -110,7 +110,7 @@ func (q *queue[T]) turn(before int) (uint64, bool) {
 	// Each caller is served once before any caller is served twice.
 	order := make([]uint64, 0, len(q.lines))
 	for _, l := range q.lines {
-		order = append(order, q.order.lastServed(l.caller))
+		order = append(order, q.order.LastServed(l.caller))
 	}
 	if before >= len(order) {
 		return ^uint64(0), true // after every first turn
