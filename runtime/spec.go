@@ -85,6 +85,9 @@ type Spec struct {
 	// OrphanTimeout is how long the guest waits without a host before it shuts the sandbox down.
 	// Zero means DefaultOrphanTimeout.
 	OrphanTimeout time.Duration
+	// Claim, if not nil, is the volume to mount at WorkspaceDir. Only drivers that implement
+	// ClaimKeeper get it.
+	Claim *Claim `json:",omitempty"`
 }
 
 // DefaultOrphanTimeout is the default of Spec.OrphanTimeout.
@@ -186,6 +189,8 @@ func (s Spec) Validate() error {
 		return bad("image.root", fmt.Sprintf("%q is not absolute", s.Image.Root))
 	case s.OrphanTimeout < 0:
 		return bad("alone", "is negative")
+	case s.Claim != nil && !ValidID(s.Claim.Workspace):
+		return bad("claim.workspace", fmt.Sprintf("%q does not match %s", s.Claim.Workspace, idPattern))
 	}
 	if _, err := ParseClass(string(s.Class)); err != nil {
 		return fmt.Errorf("spec.class: %w", err)

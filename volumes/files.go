@@ -31,6 +31,9 @@ func (m *Manager) Edit(ctx context.Context, name string) (*Files, error) {
 
 func (m *Manager) openFiles(ctx context.Context, name string, write bool) (f *Files, err error) {
 	err = m.withMounted(ctx, name, func(ws *mountedWorkspace) error {
+		if ws.e.claim != nil {
+			return ws.e.claimError("and the host cannot reach its files: use a sandbox that has it")
+		}
 		if write {
 			if err := ws.beginEdit(ctx); err != nil {
 				return err

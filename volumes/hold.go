@@ -48,6 +48,8 @@ type BusyError struct {
 	Lease string
 	// Overlay reports that this lease writes to an overlay.
 	Overlay bool
+	// Claim reports that the files are in a volume claim, which one lease has at a time.
+	Claim bool
 }
 
 // Error implements error.
@@ -55,6 +57,9 @@ func (e *BusyError) Error() string {
 	switch {
 	case e.Lease == "":
 		return fmt.Sprintf("workspace %s is being written from the host: try again", e.Workspace)
+	case e.Claim:
+		return fmt.Sprintf("workspace %s is a volume claim, which lease %s has: wait until it ends",
+			e.Workspace, e.Lease)
 	case e.Overlay:
 		return fmt.Sprintf("workspace %s has an overlay of lease %s: wait until it ends, or use mode ro or overlay",
 			e.Workspace, e.Lease)
@@ -101,7 +106,7 @@ func (e *FullError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 //
 // It returns *BusyError if other leases exclude the mode, FailedPrecondition if the lease has
 // another mode, ResourceExhausted if there are too many overlays, and *FullError if an overlay does
-// not fit.
+// not fit. A workspace in a volume claim is a *ClaimError: see AcquireClaim.
 func (m *Manager) Acquire(ctx context.Context, name, lease string, mode Mode) (*Hold, error) {
 	if !leasePattern.MatchString(lease) {
 		return nil, fmt.Errorf("acquire workspace %s: invalid lease %q: must match %s: %w",
@@ -109,6 +114,9 @@ func (m *Manager) Acquire(ctx context.Context, name, lease string, mode Mode) (*
 	}
 	var h *Hold
 	err := m.withMounted(ctx, name, func(ws *mountedWorkspace) (err error) {
+		if ws.e.claim != nil {
+			return ws.e.claimError(needsClaim)
+		}
 		h, err = ws.acquireHold(ctx, lease, mode)
 		return err
 	})
@@ -159,6 +167,9 @@ func (ws *mountedWorkspace) reserveHold(lease string, mode Mode) (h *Hold, fresh
 
 // prepareHold creates what the hold's binding refers to.
 func (ws *mountedWorkspace) prepareHold(ctx context.Context, h *Hold) error {
+	if ws.e.claim != nil {
+		return nil
+	}
 	switch h.mode {
 	case Overlaid:
 		n, err := ws.mountOverlay(ctx, h.lease)
@@ -185,6 +196,9 @@ func (ws *mountedWorkspace) prepareHold(ctx context.Context, h *Hold) error {
 
 // checkAvailable returns nil if a lease can have the workspace now. The caller has m.mu.
 func (m *Manager) checkAvailable(e *entry, lease string, mode Mode) error {
+	if e.claim != nil {
+		return e.checkClaimFree(mode)
+	}
 	switch mode {
 	case ReadOnly:
 		return nil
@@ -221,7 +235,7 @@ func (m *Manager) checkAvailable(e *entry, lease string, mode Mode) error {
 func (h *Hold) Workspace() string { return h.entry.meta.Name }
 
 // Binding returns what a driver binds into the sandbox. An overlay's source is an ordinary
-// directory while its lease is live.
+// directory while its lease is live. The source of a volume claim is empty.
 func (h *Hold) Binding() runtime.Binding {
 	return runtime.Binding{Source: h.source, ReadOnly: h.mode == ReadOnly}
 }

@@ -90,6 +90,8 @@ type Manager struct {
 	mu        sync.Mutex
 	byName    map[string]*entry
 	undeleted []string // rest of deleted workspaces; see deleteFilesLater
+	// removeClaim deletes a workspace's volume claim; nil if the driver has none.
+	removeClaim func(ctx context.Context, id string) error
 	// leasesRestored reports that every live lease of an earlier process has its hold.
 	leasesRestored bool
 }
@@ -97,8 +99,9 @@ type Manager struct {
 // entry is a workspace. Manager.mu guards its fields. The holder of lock may read state and root
 // without mu; only the holder uses mountedBefore and prepared.
 type entry struct {
-	meta           meta
-	creating       bool // reserves the name until Create returns
+	meta           meta   // without the claim
+	claim          *claim // not changed, but replaced; nil if the files are on the host
+	creating       bool   // reserves the name until Create returns
 	holds          map[string]*Hold
 	readers        map[int]int // open Files by generation
 	writers        int         // open Files that may write
@@ -116,8 +119,10 @@ type entry struct {
 }
 
 func newEntry(w meta) *entry {
+	c := w.Claim
+	w.Claim = nil
 	return &entry{
-		meta: w, holds: map[string]*Hold{}, readers: map[int]int{}, overlays: map[string]*overlay{},
+		meta: w, claim: c, holds: map[string]*Hold{}, readers: map[int]int{}, overlays: map[string]*overlay{},
 		lock: make(chan struct{}, 1), state: state{Version: stateVersion},
 	}
 }
@@ -224,7 +229,10 @@ func (m *Manager) diskPath(w meta) (dir string, ok bool) {
 func (m *Manager) Sweep(ctx context.Context) error {
 	var errs []error
 	for _, name := range m.interrupted {
-		errs = append(errs, m.deleteFiles(ctx, name))
+		if err := m.deleteFiles(ctx, name); err != nil {
+			m.deleteFilesLater(name)
+			errs = append(errs, err)
+		}
 	}
 	m.mu.Lock()
 	m.leasesRestored = true

@@ -51,6 +51,7 @@ type meta struct {
 	Name      string    `json:"name"`
 	CreatedAt time.Time `json:"created_at"`
 	Shared    bool      `json:"shared"`
+	Claim     *claim    `json:"claim,omitempty"`
 }
 
 // readMeta reads and checks the metadata of the workspace in dir.

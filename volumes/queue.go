@@ -23,6 +23,9 @@ func (m *Manager) Free(name string, mode Mode) error {
 	if err != nil {
 		return err
 	}
+	if e.claim != nil {
+		return e.claimError(needsClaim)
+	}
 	return m.checkAvailable(e, "", mode)
 }
 

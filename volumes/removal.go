@@ -60,8 +60,11 @@ func (ws *mountedWorkspace) renameUpperAway(ctx context.Context, id string) (gon
 	return gone, nil
 }
 
-// deleteFiles unmounts and removes a directory in m.dir.
+// deleteFiles unmounts and removes a directory in m.dir, and the volume claim that it names.
 func (m *Manager) deleteFiles(ctx context.Context, name string) error {
+	if err := m.deleteClaim(ctx, name); err != nil {
+		return err
+	}
 	if dir := filepath.Join(m.dir, name, contentDir, diskDir); pathExists(dir) {
 		if err := quotadir.Unmount(ctx, dir); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove workspace files: %w", err)

@@ -116,6 +116,8 @@ func (m *Manager) quiesce(ctx context.Context, e *entry) error {
 	m.mu.Lock()
 	var err error
 	switch {
+	case e.claim != nil:
+		err = e.claimError("which has no snapshots: copy its files in a sandbox")
 	case len(e.holds) > 0:
 		for id := range e.holds {
 			err = fmt.Errorf("workspace %s is in use by sandbox %s: end it first: %w",

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/hostfile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
@@ -36,6 +37,9 @@ type Workspace struct {
 	Leases []Lease
 	// Overlays and Snapshots are their numbers.
 	Overlays, Snapshots int
+	// Claim is the name of the volume claim that has the files, or "". Its size is QuotaBytes, and
+	// UsedBytes is unknown.
+	Claim string
 }
 
 // Lease is a lease that uses a workspace.
@@ -189,6 +193,10 @@ func (m *Manager) describe(e *entry) Workspace {
 		w.Leases = append(w.Leases, Lease{ID: h.lease, Mode: h.mode})
 	}
 	slices.SortFunc(w.Leases, func(a, b Lease) int { return strings.Compare(a.ID, b.ID) })
+	if e.claim != nil {
+		w.Claim, w.QuotaBytes = runtime.ClaimName(e.meta.ID), e.claim.Bytes
+		return w
+	}
 	dir, ok := m.diskPath(e.meta)
 	if !ok {
 		return w
@@ -222,6 +230,9 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 		return Workspace{}, err
 	}
 	defer m.unlockWorkspace(ctx, e)
+	if e.claim != nil {
+		return Workspace{}, e.claimError("whose size the service cannot change: edit the claim with kubectl")
+	}
 	dir, ok := m.diskPath(e.meta)
 	if !ok {
 		return Workspace{}, fmt.Errorf("workspace %s was created by an earlier version and has no quota: "+
@@ -251,7 +262,7 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	return m.Get(name)
 }
 
-// Delete removes a workspace with its files, overlays and snapshots. It returns FailedPrecondition
+// Delete removes a workspace with its files or volume claim, overlays and snapshots. It returns FailedPrecondition
 // if a lease or open Files use it. If ctx ends during the removal of files, the workspace is
 // deleted and an error says that its space is not free yet. Run frees the space, or Sweep after a
 // restart.
@@ -265,6 +276,8 @@ func (m *Manager) Delete(ctx context.Context, name string) error {
 	if e.inUse() || m.hasOrphanedOverlay(e) {
 		err = fmt.Errorf("workspace %s is in use by %d leases: end them first: %w",
 			name, len(e.holds), errdefs.ErrFailedPrecondition)
+	} else if e.claim != nil && m.removeClaim == nil {
+		err = e.claimError("which only a service with runtime kubernetes can delete: start one")
 	}
 	m.mu.Unlock()
 	if err == nil {
