@@ -246,6 +246,9 @@ type Workspace struct {
 	// Overlays and Snapshots are how many it has.
 	Overlays  int `json:"overlays,omitempty"`
 	Snapshots int `json:"snapshots,omitempty"`
+	// Claim is the volume claim of the cluster that has its files, if there is one. QuotaBytes is
+	// then the size that was asked for, and UsedBytes is unknown.
+	Claim string `json:"claim,omitempty"`
 }
 
 // Pool is the state of one template's warm pool.

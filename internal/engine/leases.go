@@ -105,6 +105,9 @@ func (e *Engine) acquire(
 	if err := e.checkKnown(p, r); err != nil {
 		return nil, err
 	}
+	if err := e.checkClaim(ctx, p, r); err != nil {
+		return nil, err
+	}
 	g, err := e.requestedGrant(p, r, a)
 	if err != nil {
 		return nil, err
@@ -178,6 +181,15 @@ func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
 		}
 	}
 	return nil
+}
+
+// checkClaim refuses a volume claim that exceeds the caller's disk quota.
+func (e *Engine) checkClaim(ctx context.Context, p caller.Principal, r v1.SandboxRequest) error {
+	bytes := e.sched.ClaimBytes(r.Template)
+	if r.Workspace == "" || bytes == 0 {
+		return nil
+	}
+	return e.Workspaces.CheckClaim(ctx, p, r.Workspace, bytes)
 }
 
 // Sandboxes lists the caller's leases, newest first. If ended is set, it includes ended ones.

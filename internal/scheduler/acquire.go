@@ -47,6 +47,7 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if !ok {
 		return nil, s.unknownTemplate(r.Template)
 	}
+	r.Lease.Claim = r.Lease.Workspace != "" && s.ClaimBytes(r.Template) > 0
 	if err := s.checkWorkspace(r.Lease); err != nil {
 		return nil, err
 	}
@@ -89,7 +90,13 @@ func (s *Scheduler) acquire(ctx context.Context, r Request, t Template, st *temp
 		return nil, err
 	}
 	r.memory = memory
-	l, err := s.takeSandbox(ctx, r, st.pool)
+	var l *Lease
+	var err error
+	if r.Lease.Claim {
+		l, err = s.takeWithClaim(ctx, r, t, st)
+	} else {
+		l, err = s.takeSandbox(ctx, r, st.pool)
+	}
 	if err != nil {
 		s.releaseQuota(r.Caller, memory)
 		return nil, err
@@ -138,16 +145,23 @@ func modeOf(l store.Lease) volumes.Mode {
 // checkWorkspace returns an error if the workspace is in use, before a sandbox is taken. The
 // decision is made by holdWorkspace.
 func (s *Scheduler) checkWorkspace(l store.Lease) error {
-	if l.Workspace == "" {
+	switch {
+	case l.Workspace == "":
 		return nil
+	case l.Claim:
+		return s.opts.Volumes.FreeClaim(l.Workspace, modeOf(l))
 	}
 	return s.opts.Volumes.Free(l.Workspace, modeOf(l))
 }
 
 // holdWorkspace locks the workspace of a lease. It returns nil without a workspace.
 func (s *Scheduler) holdWorkspace(ctx context.Context, id string, l store.Lease) (*volumes.Hold, error) {
-	if l.Workspace == "" {
+	switch {
+	case l.Workspace == "":
 		return nil, nil
+	case l.Claim:
+		hold, _, err := s.opts.Volumes.AcquireClaim(ctx, l.Workspace, id, modeOf(l), 0)
+		return hold, err
 	}
 	return s.opts.Volumes.Acquire(ctx, l.Workspace, id, modeOf(l))
 }

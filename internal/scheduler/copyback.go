@@ -35,14 +35,18 @@ type copiedWorkspace struct {
 // carryBytes returns the maximum size of a workspace that is copied into a sandbox of the template.
 // It returns 0 if workspaces are mounted.
 func (s *Scheduler) carryBytes(t Template, l store.Lease) int64 {
-	if l.Workspace == "" || s.opts.Driver.Capabilities(t.Spec.Class).Has(runtime.CapLateBind) {
+	if l.Workspace == "" || l.Claim || s.opts.Driver.Capabilities(t.Spec.Class).Has(runtime.CapLateBind) {
 		return 0
 	}
 	return t.Spec.Limits.WithDefaults().ScratchBytes
 }
 
-// bindWorkspace mounts the workspace of the lease or copies it into the sandbox.
+// bindWorkspace mounts the workspace of the lease or copies it into the sandbox. A sandbox has a
+// volume claim from its creation.
 func (s *Scheduler) bindWorkspace(ctx context.Context, l *Lease) error {
+	if l.claimed {
+		return nil
+	}
 	b := l.hold.Binding()
 	// Finish a copy that an earlier process had received completely.
 	if err := s.recoverWorkspace(ctx, b.Source); err != nil {

@@ -53,9 +53,18 @@ func (m *instance) dead() bool {
 	}
 }
 
-// create creates a sandbox of a template and waits for its guest and its warm-up. The row is stored
-// before the driver is called, so that recovery finds every sandbox after a crash.
-func (s *Scheduler) create(ctx context.Context, t Template, from *poolDemand) (m *instance, err error) {
+// create creates a sandbox of a template with a new id and waits for its guest and its warm-up.
+func (s *Scheduler) create(ctx context.Context, t Template, from *poolDemand) (*instance, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return nil, err
+	}
+	return s.createAs(ctx, id.String(), t, from)
+}
+
+// createAs is create with a given id. The row is stored before the driver is called, so that
+// recovery finds every sandbox after a crash.
+func (s *Scheduler) createAs(ctx context.Context, id string, t Template, from *poolDemand) (m *instance, err error) {
 	memory := t.Spec.Limits.MemoryBytes
 	if err := s.capacity.reserve(ctx, memory, from); err != nil {
 		return nil, err
@@ -67,13 +76,8 @@ func (s *Scheduler) create(ctx context.Context, t Template, from *poolDemand) (m
 		fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTimeout, context.DeadlineExceeded),
 	)
 	defer cancel()
-	id, err := uuid.NewV7()
-	if err != nil {
-		s.capacity.release(memory)
-		return nil, err
-	}
 	row := store.Sandbox{
-		ID: id.String(), State: store.Creating, Template: t.Name, Runtime: s.opts.Driver.Name(), Image: t.Spec.Image.ID,
+		ID: id, State: store.Creating, Template: t.Name, Runtime: s.opts.Driver.Name(), Image: t.Spec.Image.ID,
 		Build: s.fingerprint(t), Memory: memory, Created: time.Now(),
 	}
 	if err := s.opts.Store.Insert(short, row); err != nil {

@@ -75,11 +75,12 @@ type Lease struct {
 	private bool // used by a tool only; callers cannot use it by id
 	native  bool // started by the engine's queue, outside of the pools and of admission
 
-	hold   *volumes.Hold    // nil without a workspace
-	copied *copiedWorkspace // nil if the workspace is mounted or there is none
-	memory int64
-	noBash atomic.Bool
-	bound  chan struct{} // closed when bind has returned; the sandbox is used or removed only then
+	hold    *volumes.Hold    // nil without a workspace
+	copied  *copiedWorkspace // nil if the workspace is mounted or there is none
+	claimed bool             // the workspace is a volume claim
+	memory  int64
+	noBash  atomic.Bool
+	bound   chan struct{} // closed when bind has returned; the sandbox is used or removed only then
 
 	mu       sync.Mutex
 	instance *instance // nil while unknown after a restart; constant once reason is set
@@ -98,7 +99,8 @@ type Lease struct {
 func newLease(row store.Sandbox, m *instance, hold *volumes.Hold) *Lease {
 	l := &Lease{
 		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
-		Network: row.Lease.Network, private: row.Lease.Private, native: row.Lease.Native, hold: hold, memory: row.Memory,
+		Network: row.Lease.Network, private: row.Lease.Private, native: row.Lease.Native, hold: hold, claimed: row.Lease.Claim,
+		memory: row.Memory,
 		bound: make(chan struct{}), instance: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())

@@ -116,6 +116,9 @@ func New(opts Options) *Scheduler {
 	for _, t := range opts.Templates {
 		s.Put(t)
 	}
+	if k, ok := opts.Driver.(runtime.ClaimKeeper); ok && opts.Volumes != nil { // nil: only DestroyAll is called
+		opts.Volumes.RemoveClaims(k.RemoveClaim)
+	}
 	return s
 }
 

@@ -47,8 +47,10 @@ type Lease struct {
 	Overlay bool `json:"overlay,omitempty"`
 	// CarryBytes is positive if the workspace cannot be mounted. Its files are then copied in and
 	// out, up to this many bytes.
-	CarryBytes int64             `json:"carry_bytes,omitempty"`
-	Labels     map[string]string `json:"labels,omitempty"`
+	CarryBytes int64 `json:"carry_bytes,omitempty"`
+	// Claim reports that the workspace is a volume claim, which its sandbox has from its creation.
+	Claim  bool              `json:"claim,omitempty"`
+	Labels map[string]string `json:"labels,omitempty"`
 	// Class is the isolation class of its sandbox, or "" in rows that predate classes.
 	Class string `json:"class,omitempty"`
 	// OneShot leases serve one call and end with it.

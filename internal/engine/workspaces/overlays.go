@@ -237,7 +237,7 @@ func overlayError(err error, disk, name string) error {
 	if _, ok := errors.AsType[*volumes.BusyError](err); ok {
 		return Error(err, disk, name)
 	}
-	if _, ok := errors.AsType[*volumes.FullError](err); ok {
+	if errors.As(err, new(*volumes.FullError)) || errors.As(err, new(*volumes.ClaimError)) {
 		return Error(err, disk, name)
 	}
 	if small, ok := errors.AsType[*disks.NoRoomError](err); ok {

@@ -93,6 +93,16 @@ func (s *Service) createWithinQuota(
 	return w, spaceError(err)
 }
 
+// CheckClaim returns a *QuotaError if a volume claim of so many bytes for the caller's workspace
+// exceeds the disk quota. A workspace that is a claim already counts.
+func (s *Service) CheckClaim(ctx context.Context, p caller.Principal, name string, bytes int64) error {
+	w, err := s.Find(p, name)
+	if err != nil || w.Claim != "" {
+		return err
+	}
+	return s.checkSpace(ctx, p, bytes-w.QuotaBytes)
+}
+
 // checkQuota validates the requested size of a workspace. 0 selects the default size.
 func (s *Service) checkQuota(bytes int64) error {
 	if bytes == 0 {

@@ -72,6 +72,10 @@ func Error(err error, disk, name string) error {
 		return &usererror.InvalidError{Field: "workspace", Class: errdefs.ErrFailedPrecondition,
 			Message: fmt.Sprintf("%q has no room for %s: remove files, discard overlays, or resize it", name, full.For)}
 	}
+	if c, ok := errors.AsType[*volumes.ClaimError](err); ok {
+		return &usererror.InvalidError{Field: "workspace", Class: errdefs.ErrFailedPrecondition,
+			Message: fmt.Sprintf("%q %s", name, c.Message)}
+	}
 	if disk == name || disk == "" {
 		return err
 	}
@@ -83,6 +87,8 @@ func busyText(b *volumes.BusyError, name string) string {
 	switch {
 	case b.Lease == "":
 		return fmt.Sprintf("%q is being written to from the host: try again", name)
+	case b.Claim:
+		return fmt.Sprintf("%q is a volume claim, which sandbox %s has: wait for its end, or remove it", name, b.Lease)
 	case b.Overlay:
 		return fmt.Sprintf(
 			"%q has an overlay of sandbox %s and cannot be written to: wait for its end, remove it, or ask with read_only or mode overlay",
@@ -226,7 +232,7 @@ func (s *Service) Delete(ctx context.Context, p caller.Principal, name string) e
 	if _, find := s.Find(p, name); find == nil {
 		err = errors.Join(err, s.recordOwner(again, p, disk, name))
 	}
-	if errdefs.IsFailedPrecondition(err) {
+	if errdefs.IsFailedPrecondition(err) && !errors.As(err, new(*volumes.ClaimError)) {
 		return usererror.Errorf(
 			errdefs.ErrFailedPrecondition,
 			"workspace %q is in use: remove the sandboxes that have it first",
@@ -241,6 +247,7 @@ func PresentWorkspace(w volumes.Workspace) v1.Workspace {
 	out := v1.Workspace{
 		Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: make([]string, 0, len(w.Leases)),
 		QuotaBytes: w.QuotaBytes, UsedBytes: w.UsedBytes, Overlays: w.Overlays, Snapshots: w.Snapshots,
+		Claim: w.Claim,
 	}
 	for _, l := range w.Leases {
 		out.Sandboxes = append(out.Sandboxes, l.ID)

@@ -1,0 +1,92 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
+)
+
+// ClaimBytes returns the size of the volume claims that leases of a template get for their
+// workspaces, or 0 if the template has none.
+func (s *Scheduler) ClaimBytes(template string) int64 {
+	if k, ok := s.opts.Driver.(runtime.ClaimKeeper); ok {
+		return k.ClaimBytes(template)
+	}
+	return 0
+}
+
+// takeWithClaim creates a sandbox that has the volume claim of the lease's workspace, and records
+// the lease. A warm sandbox cannot get one. If it fails, the caller has to release the quota.
+func (s *Scheduler) takeWithClaim(ctx context.Context, r Request, t Template, st *templatePool) (*Lease, error) {
+	if r.Mode == pool.Refuse {
+		return nil, &usererror.InvalidError{
+			Field: "when_empty", Class: errdefs.ErrFailedPrecondition,
+			Message: "is refuse, and a volume claim needs a new sandbox: use wait or cold",
+		}
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return nil, err
+	}
+	// Hold the workspace before a sandbox can have the volume: it has one writer.
+	hold, claim, err := s.opts.Volumes.AcquireClaim(ctx, r.Lease.Workspace, id.String(), modeOf(r.Lease), s.ClaimBytes(t.Name))
+	if err != nil {
+		return nil, err
+	}
+	t.Spec.Claim = &runtime.Claim{Workspace: claim.ID, Made: claim.Made, ReadOnly: r.Lease.ReadOnly}
+	m, err := s.makeWithClaim(ctx, id.String(), r, t, st)
+	if err != nil {
+		hold.Release()
+		return nil, err
+	}
+	failpoint.Hit("scheduler.claim.created")
+	l, err := s.leaseWithClaim(ctx, m, hold, r)
+	if err != nil {
+		err = errors.Join(err, s.destroyUnleased(ctx, m, err))
+		hold.Release() // only now: the sandbox had the volume
+		return nil, err
+	}
+	return l, nil
+}
+
+func (s *Scheduler) leaseWithClaim(ctx context.Context, m *instance, hold *volumes.Hold, r Request) (*Lease, error) {
+	if err := s.opts.Volumes.ClaimMade(ctx, hold); err != nil {
+		return nil, err
+	}
+	return s.recordLease(ctx, m, hold, r, false)
+}
+
+// makeWithClaim creates the sandbox. If the template is at its maximum, mode Wait asks again until
+// ctx ends.
+func (s *Scheduler) makeWithClaim(
+	ctx context.Context,
+	id string,
+	r Request,
+	t Template,
+	st *templatePool,
+) (*instance, error) {
+	from := &poolDemand{nextWaiter: func(int) (uint64, bool) { return s.order.LastServed(r.Caller), true }}
+	for {
+		m, err := st.pool.Make(ctx, r.Caller, func(ctx context.Context) (*instance, error) {
+			return s.createAs(ctx, id, t, from)
+		})
+		full, ok := errors.AsType[*pool.EmptyError](err)
+		if !ok || r.Mode != pool.Wait {
+			return m, err
+		}
+		select {
+		case <-time.After(full.RetryAfter):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}

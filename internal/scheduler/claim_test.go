@@ -1,0 +1,179 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
+)
+
+// claimDriver is a fake cluster whose default template has volume claims.
+type claimDriver struct {
+	*fake.Driver
+
+	mu      sync.Mutex
+	fail    error
+	created []runtime.Claim
+	removed []string
+}
+
+func (d *claimDriver) ClaimBytes(template string) int64 {
+	if template == "default" {
+		return 1 << 30
+	}
+	return 0
+}
+
+func (d *claimDriver) RemoveClaim(_ context.Context, workspace string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.removed = append(d.removed, workspace)
+	return nil
+}
+
+func (d *claimDriver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
+	d.mu.Lock()
+	if spec.Claim != nil {
+		d.created = append(d.created, *spec.Claim)
+	}
+	fail := d.fail
+	d.mu.Unlock()
+	if spec.Claim != nil && fail != nil {
+		return nil, fail
+	}
+	return d.Driver.Create(ctx, spec)
+}
+
+func (d *claimDriver) setFail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = err
+}
+
+// claims returns the claims of the sandboxes that were created.
+func (d *claimDriver) claims() []runtime.Claim {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.created
+}
+
+func (w *world) startWithClaims(t *testing.T) (*service, *claimDriver) {
+	t.Helper()
+	caps := runtime.AllYes()
+	caps[runtime.CapLateBind] = "no: it is a cluster"
+	d := &claimDriver{Driver: fake.New(fake.Options{Host: w.host, Capabilities: caps})}
+	s := w.start(t, func(o *Options) {
+		o.Driver = d
+		plain := o.Templates[0]
+		plain.Name, plain.Pool.Min = "plain", 0
+		o.Templates = append(o.Templates, plain)
+	})
+	return s, d
+}
+
+func inWorkspace(r *Request) { r.Lease.Workspace = "w" }
+
+// TestLeaseWithClaimGetsItsOwnSandbox checks that the volume is part of the sandbox's creation, that
+// it has one lease, and that a restart keeps it.
+func TestLeaseWithClaimGetsItsOwnSandbox(t *testing.T) {
+	w := newWorld(t)
+	s, d := w.startWithClaims(t)
+	made, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := s.acquire(t, inWorkspace)
+	if got := d.claims(); len(got) != 1 || got[0] != (runtime.Claim{Workspace: made.ID}) {
+		t.Fatalf("created with claims %+v, want one of workspace %s", got, made.ID)
+	}
+	if row := s.row(t, l.ID); row.Warm || !row.Lease.Claim || row.Lease.CarryBytes != 0 {
+		t.Errorf("row = %+v, want a cold sandbox with a claim and no copy", row)
+	}
+	var busy *volumes.BusyError
+	if _, err := s.tryAcquire(t.Context(), inWorkspace); !errors.As(err, &busy) || busy.Lease != l.ID {
+		t.Errorf("second lease: %v, want a BusyError that names %s", err, l.ID)
+	}
+	s.stop()
+	s, d = w.startWithClaims(t)
+	l = s.Live(l.ID)
+	if l == nil {
+		t.Fatal("the lease is lost after a restart")
+	}
+	if _, err := s.tryAcquire(t.Context(), inWorkspace); !errors.As(err, &busy) {
+		t.Errorf("second lease after a restart: %v, want a BusyError", err)
+	}
+	if err := s.End(t.Context(), l, Removed, true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the workspace is free", func() bool { return s.volumes.FreeClaim("w", volumes.ReadWrite) == nil })
+	l = s.acquire(t, inWorkspace, func(r *Request) { r.Lease.ReadOnly = true })
+	if got := d.claims(); len(got) != 1 || got[0] != (runtime.Claim{Workspace: made.ID, Made: true, ReadOnly: true}) {
+		t.Errorf("created with claims %+v, want the read-only one that was made", got)
+	}
+	if err := s.End(t.Context(), l, Removed, true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the workspace is deleted", func() bool { return s.volumes.Delete(t.Context(), "w") == nil })
+	if len(d.removed) != 1 || d.removed[0] != made.ID {
+		t.Errorf("removed claims %q, want %s", d.removed, made.ID)
+	}
+}
+
+// TestDestroyAllNeedsNoWorkspaces checks the scheduler of a service that is taken down: it has none.
+func TestDestroyAllNeedsNoWorkspaces(t *testing.T) {
+	w := newWorld(t)
+	s, d := w.startWithClaims(t)
+	l := s.acquire(t)
+	s.stop()
+	st, err := store.Open(t.Context(), w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if err := New(Options{Driver: d, Store: st}).DestroyAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := d.List(t.Context(), st.Owner()); err != nil || len(found) > 0 {
+		t.Errorf("after DestroyAll, List = %v, %v; want no sandbox, not even %s", found, err, l.ID)
+	}
+}
+
+// TestLeaseThatClaimCannotServeIsRefused checks what a claim excludes, and that a failed creation
+// leaves the workspace free.
+func TestLeaseThatClaimCannotServeIsRefused(t *testing.T) {
+	s, d := newWorld(t).startWithClaims(t)
+	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.setFail(errdefs.ErrResourceExhausted)
+	if _, err := s.tryAcquire(t.Context(), inWorkspace); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("lease without a volume: %v, want the driver's error", err)
+	}
+	d.setFail(nil)
+	eventually(t, "the workspace is free", func() bool { return s.volumes.FreeClaim("w", volumes.ReadWrite) == nil })
+	for name, change := range map[string]func(*Request){
+		"overlay":            func(r *Request) { r.Lease.Overlay = true },
+		"a template without": func(r *Request) { r.Template = "plain" },
+	} {
+		if _, err := s.tryAcquire(t.Context(), inWorkspace, change); !errors.As(err, new(*volumes.ClaimError)) {
+			t.Errorf("lease with %s: %v, want a ClaimError", name, err)
+		}
+	}
+	refuse := func(r *Request) { r.Mode = pool.Refuse }
+	if _, err := s.tryAcquire(t.Context(), inWorkspace, refuse); !errors.As(err, new(*usererror.InvalidError)) {
+		t.Errorf("lease that refuses a new sandbox: %v, want an InvalidError", err)
+	}
+	if l := s.acquire(t); s.row(t, l.ID).Lease.Claim {
+		t.Error("a lease without a workspace has a claim")
+	}
+	eventually(t, "no sandbox is left over", func() bool { return s.Pools()[0].Leased == 1 })
+}
