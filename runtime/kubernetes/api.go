@@ -153,6 +153,11 @@ func (o Options) permissions() []authorizationv1.ResourceAttributes {
 		needed = append(needed, authorizationv1.ResourceAttributes{Verb: "patch", Resource: "pods"})
 		needed = append(needed, leasePermissions()...)
 	}
+	if o.hasClaims() {
+		for _, verb := range []string{"create", "get", "delete"} {
+			needed = append(needed, authorizationv1.ResourceAttributes{Verb: verb, Resource: claims})
+		}
+	}
 	return needed
 }
 

@@ -156,16 +156,21 @@ func TestMissingRuntimeClassIsNamed(t *testing.T) {
 	}
 }
 
-// grantPods gives a user the permissions of docs/examples/kubernetes.yaml.
+// grantPods gives a user the permissions on pods of docs/examples/kubernetes.yaml.
 func grantPods(t *testing.T, namespace, user string) {
+	t.Helper()
+	grant(t, namespace, user, "pods", `{"apiGroups":[""],"resources":["pods"],"verbs":["create","get","list","watch","delete"]},
+		{"apiGroups":[""],"resources":["pods/exec"],"verbs":["create","get"]}`)
+}
+
+// grant gives a user a role with these rules.
+func grant(t *testing.T, namespace, user, role, rules string) {
 	t.Helper()
 	a := admin(t)
 	for resource, body := range map[string]string{
-		"roles": `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"Role","metadata":{"name":"pods"},"rules":[
-			{"apiGroups":[""],"resources":["pods"],"verbs":["create","get","list","watch","delete"]},
-			{"apiGroups":[""],"resources":["pods/exec"],"verbs":["create","get"]}]}`,
-		"rolebindings": `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"RoleBinding","metadata":{"name":"pods"},
-			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"pods"},
+		"roles": `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"Role","metadata":{"name":"` + role + `"},"rules":[` + rules + `]}`,
+		"rolebindings": `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"RoleBinding","metadata":{"name":"` + role + `"},
+			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"` + role + `"},
 			"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"` + user + `"}]}`,
 	} {
 		to := "/apis/rbac.authorization.k8s.io/v1/namespaces/" + namespace + "/" + resource

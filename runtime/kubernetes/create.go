@@ -81,6 +81,9 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec) error {
 		return fmt.Errorf("kubernetes: sandbox %s: %w: %w", s.id, errdefs.ErrUnavailable, context.Cause(ctx))
 	}
 	failpoint.Hit("kubernetes.create.intent")
+	if err := s.d.ensureClaim(ctx, spec); err != nil {
+		return fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
+	}
 	asked := s.d.podOf(spec)
 	post, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), postTime, errSlow)
 	defer stop()
@@ -94,7 +97,7 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec) error {
 	if err := checkUnchanged(asked, got); err != nil {
 		return fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
 	}
-	if err := s.awaitStart(ctx, spec.Image.Ref); err != nil {
+	if err := s.awaitStart(ctx, spec); err != nil {
 		return err
 	}
 	s.attach()
@@ -106,14 +109,18 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec) error {
 }
 
 // awaitStart waits until the pod runs.
-func (s *Sandbox) awaitStart(ctx context.Context, image string) error {
+func (s *Sandbox) awaitStart(ctx context.Context, spec runtime.Spec) error {
 	var (
 		final error
 		last  *corev1.Pod
+		image = spec.Image.Ref
 	)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var events sync.WaitGroup
 	events.Go(func() { s.watchEvents(ctx, image, cancel) })
+	if spec.Claim != nil {
+		events.Go(func() { s.watchClaim(ctx, spec, cancel) })
+	}
 	defer events.Wait()
 	defer cancel(nil)
 	err := s.d.pods.wait(ctx, s.name, s.uid, func(p *corev1.Pod) bool {

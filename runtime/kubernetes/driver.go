@@ -3,7 +3,8 @@
 // The driver uses the API server only. An init container copies the guest into the pod, and one
 // exec of "guest bridge" per sandbox carries all requests, so that a request costs no call of the
 // API server. One watch follows all pods of the namespace. Nothing can be mounted into a running
-// pod: files travel over the stream.
+// pod: files travel over the stream, unless the pod was created with the volume claim of a
+// workspace.
 //
 // A cluster may not enforce what a pod asks for. The guest therefore checks from inside that it has
 // no network and no writable mount that nobody asked for, and Create returns a sandbox only after
@@ -123,6 +124,8 @@ type PodOptions struct {
 	ImagePullSecrets            []string
 	// UserNamespaces runs the pod in a user namespace: root inside is an ordinary user of the node.
 	UserNamespaces bool
+	// Workspace configures volume claims for workspaces.
+	Workspace WorkspaceOptions
 }
 
 // Toleration is a toleration of a pod, as Kubernetes defines it.
@@ -172,6 +175,9 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 		return nil, err
 	}
 	if err := d.checkClasses(askCtx); err != nil {
+		return nil, err
+	}
+	if err := d.checkStorageClasses(askCtx); err != nil {
 		return nil, err
 	}
 	if d.pods, err = openPodCache(askCtx, api, d.log); err != nil {
@@ -232,7 +238,7 @@ func (o Options) validate() error {
 			errdefs.ErrInvalidArgument,
 		)
 	}
-	return o.validateClasses()
+	return errors.Join(o.validateClasses(), o.validateWorkspaces())
 }
 
 // Name returns "kubernetes".

@@ -47,7 +47,7 @@ func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
 	where := d.podOptions(spec.Template)
 	no, yes := false, true
 	grace, deadline, root := int64(graceSeconds), int64(d.opts.Deadline.Seconds()), int64(0)
-	volumes, mounts := memoryVolumes(spec)
+	volumes, mounts := podVolumes(spec)
 	volumes = append(volumes, volume(guestVolume, corev1.StorageMediumDefault, diskBytes))
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -106,13 +106,14 @@ func (d *Driver) initContainers(spec runtime.Spec, mounts []corev1.VolumeMount) 
 	install := base
 	install.Name, install.SecurityContext = "install", confined("CHOWN", "FOWNER")
 	install.Command = []string{ownGuest, "install"}
-	for _, t := range memoryFiles(spec) {
+	for _, t := range writableFiles(spec) {
 		install.Command = append(install.Command, "--dir", fmt.Sprintf("%s=%o:%d:%d", t.Path, t.Mode, t.UID, t.GID))
 	}
-	install.VolumeMounts = append(
-		append([]corev1.VolumeMount(nil), mounts...),
-		corev1.VolumeMount{Name: guestVolume, MountPath: runtime.RunDir},
-	)
+	for _, m := range mounts {
+		m.ReadOnly = false // to set owners
+		install.VolumeMounts = append(install.VolumeMounts, m)
+	}
+	install.VolumeMounts = append(install.VolumeMounts, corev1.VolumeMount{Name: guestVolume, MountPath: runtime.RunDir})
 	// The container runtime makes the file, so that it exists when the volume is mounted read-only.
 	install.TerminationMessagePath = endFile
 	return append(out, install)
@@ -126,24 +127,32 @@ func (d *Driver) command(spec runtime.Spec, mounts []corev1.VolumeMount) []strin
 		args = append(args, "--env", e)
 	}
 	for _, m := range mounts {
-		args = append(args, "--writable", m.MountPath)
+		if !m.ReadOnly {
+			args = append(args, "--writable", m.MountPath)
+		}
 	}
 	args = append(args, "--writable", endFile, "--")
 	args = append(args, ocispec.Args(spec)...)
 	return append(args, "--stdio")
 }
 
-// memoryFiles are the file systems in memory, in mount order.
-func memoryFiles(spec runtime.Spec) []ocispec.TmpfsMount {
+// writableFiles are the writable file systems, in mount order. All are in memory, except for the
+// workspace of a sandbox with a volume claim.
+func writableFiles(spec runtime.Spec) []ocispec.TmpfsMount {
 	list := append(ocispec.Tmpfs(spec.Limits), ocispec.Scratch(spec.Limits))
 	return append(list, ocispec.TemplateTmpfs(spec)...)
 }
 
-func memoryVolumes(spec runtime.Spec) ([]corev1.Volume, []corev1.VolumeMount) {
-	files := memoryFiles(spec)
+func podVolumes(spec runtime.Spec) ([]corev1.Volume, []corev1.VolumeMount) {
+	files := writableFiles(spec)
 	volumes := make([]corev1.Volume, 0, len(files))
 	mounts := make([]corev1.VolumeMount, 0, len(files))
 	for i, t := range files {
+		if spec.Claim != nil && t.Path == runtime.WorkspaceDir {
+			v, m := claimVolume(*spec.Claim)
+			volumes, mounts = append(volumes, v), append(mounts, m)
+			continue
+		}
 		name := "memory-" + strconv.Itoa(i)
 		volumes = append(volumes, volume(name, corev1.StorageMediumMemory, t.Bytes))
 		mounts = append(mounts, corev1.VolumeMount{Name: name, MountPath: path.Clean(t.Path)})
