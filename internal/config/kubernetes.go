@@ -50,6 +50,17 @@ type KubernetesPod struct {
 	PriorityClass    string                 `json:"priority_class"`
 	ImagePullSecrets []string               `json:"image_pull_secrets"`
 	UserNamespaces   bool                   `json:"user_namespaces"`
+	Workspace        KubernetesWorkspace    `json:"workspace"`
+}
+
+// KubernetesWorkspace configures volume claims for workspaces.
+type KubernetesWorkspace struct {
+	// StorageClass is a StorageClass of the cluster (default: the cluster's default).
+	StorageClass string `json:"storage_class"`
+	// Size is the size of a claim; 0 means no claims.
+	Size Size `json:"size"`
+	// AccessMode is "ReadWriteOncePod" or "ReadWriteOnce" (default: ReadWriteOncePod).
+	AccessMode string `json:"access_mode"`
 }
 
 // KubernetesToleration is a toleration of a pod, as Kubernetes defines it.

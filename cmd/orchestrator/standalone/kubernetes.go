@@ -47,6 +47,10 @@ func podOptions(c config.KubernetesPod) kubernetes.PodOptions {
 	out := kubernetes.PodOptions{
 		NodeSelector: c.NodeSelector, RuntimeClass: c.RuntimeClass, PriorityClass: c.PriorityClass, ImagePullSecrets: c.ImagePullSecrets,
 		UserNamespaces: c.UserNamespaces,
+		Workspace: kubernetes.WorkspaceOptions{
+			StorageClass: c.Workspace.StorageClass, Bytes: int64(c.Workspace.Size),
+			AccessMode: c.Workspace.AccessMode,
+		},
 	}
 	for _, t := range c.Tolerations {
 		out.Tolerations = append(out.Tolerations, kubernetes.Toleration(t))
