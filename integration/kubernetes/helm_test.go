@@ -66,6 +66,7 @@ func TestChartValues(t *testing.T) {
 		"config.listen=unix:/x":                     "/config/listen",
 		"config.kubernetes.namespace=x":             "/config/kubernetes/namespace",
 		"config.kubernetes.classes.container=x":     "/config/kubernetes/classes",
+		"config.kubernetes.pod.workspace.mode=x":    "/config/kubernetes/pod/workspace",
 		"sandboxes.network=open":                    "/sandboxes/network",
 		"replicas=3":                                "replicas",
 		"sandboxes.namespace=" + release + "-other": "sandboxes.namespace",
@@ -85,6 +86,13 @@ func TestChartValues(t *testing.T) {
 		`resourceNames: ["runsc"]`,
 	) {
 		t.Errorf("helm template with a class = %s, want a role for its RuntimeClass", out)
+	}
+	storage := []string{"--set", "config.kubernetes.pods.a.workspace.storage_class=slow,config.kubernetes.pod.workspace.storage_class=fast"}
+	if out := do(t, helm, append(append([]string{"template", release, chart}, storage...), set...)...); !strings.Contains(
+		out,
+		`resourceNames: ["fast","slow"]`,
+	) {
+		t.Errorf("helm template with storage classes lacks the role for them: %s", out)
 	}
 	want, err := os.ReadFile(manifests)
 	if err != nil {

@@ -50,3 +50,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $_ := set $set "kubernetes" $cluster -}}
 {{- mergeOverwrite (deepCopy .Values.config) $set | toYaml -}}
 {{- end -}}
+
+{{/* The names of the storage classes that workspaces use, as a JSON array. */}}
+{{- define "orchestrator.storageClasses" -}}
+{{- $kubernetes := dig "kubernetes" dict .Values.config -}}
+{{- $pods := append (values (dig "pods" dict $kubernetes)) (dig "pod" dict $kubernetes) -}}
+{{- $names := list -}}
+{{- range $pods -}}
+{{- $names = append $names (dig "workspace" "storage_class" "" .) -}}
+{{- end -}}
+{{- $names | compact | uniq | sortAlpha | toJson -}}
+{{- end -}}
