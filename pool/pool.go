@@ -2,9 +2,9 @@
 // before it hands them out, and replaces each after a single use.
 //
 // A pool counts a sandbox before it creates it, so warm, creating and taken sandboxes together
-// never exceed Max, except while those that Make has displaced are destroyed. The pool stores values of type T; its owner supplies the functions that create,
-// probe and destroy them. A taken value never returns: its owner calls Gone when nothing is left of
-// it.
+// never exceed Max, except while those that Make has displaced are destroyed. The pool stores
+// values of type T; its owner supplies the functions that create, probe and destroy them. A taken
+// value never returns: its owner calls Gone when nothing is left of it.
 //
 // Run fills the pool and waits for every goroutine that creates or destroys. Errors are classed by
 // errdefs; an empty pool answers with an *EmptyError. All methods may be called concurrently.

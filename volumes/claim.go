@@ -11,8 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// claim describes the volume claim of a workspace. It is recorded before the volume is made, so that
-// the workspace's removal finds it.
+// claim describes the volume claim of a workspace. It is recorded before the volume is made, so
+// that the workspace's removal finds it.
 type claim struct {
 	Bytes int64 `json:"bytes"`
 	// Made reports that a sandbox has had the volume.
@@ -70,8 +70,8 @@ func (m *Manager) FreeClaim(name string, mode Mode) error {
 	return e.checkClaimFree(mode)
 }
 
-// checkClaimFree returns nil if a lease can have the workspace as a volume claim now. The caller has
-// Manager.mu.
+// checkClaimFree returns nil if a lease can have the workspace as a volume claim now. The caller
+// has Manager.mu.
 func (e *entry) checkClaimFree(mode Mode) error {
 	if mode == Overlaid {
 		return e.claimError(noOverlays)

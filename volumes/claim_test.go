@@ -100,7 +100,7 @@ func TestClaimRefusesHostFiles(t *testing.T) {
 		"Edit":     func() error { _, err := m.Edit(t.Context(), "w"); return err },
 		"Snapshot": func() error { _, err := m.Snapshot(t.Context(), "w", ""); return err },
 		"Resize":   func() error { _, err := m.Resize(t.Context(), "w", 64<<20); return err },
-		"Delete":   func() error { return m.Delete(t.Context(), "w") }, // there is no driver
+		"Delete":   func() error { return m.Delete(t.Context(), "w") }, // without a driver
 		"overlay":  func() error { return m.FreeClaim("w", Overlaid) },
 	} {
 		if err := do(); !errors.As(err, new(*ClaimError)) || !errdefs.IsFailedPrecondition(err) {

@@ -262,10 +262,10 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	return m.Get(name)
 }
 
-// Delete removes a workspace with its files or volume claim, overlays and snapshots. It returns FailedPrecondition
-// if a lease or open Files use it. If ctx ends during the removal of files, the workspace is
-// deleted and an error says that its space is not free yet. Run frees the space, or Sweep after a
-// restart.
+// Delete removes a workspace with its files or volume claim, overlays and snapshots. It returns
+// FailedPrecondition if a lease or open Files use it. If ctx ends during the removal of files, the
+// workspace is deleted and an error says that its space is not free yet. Run frees the space, or
+// Sweep after a restart.
 func (m *Manager) Delete(ctx context.Context, name string) error {
 	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {

@@ -82,8 +82,8 @@ func (w *world) startWithClaims(t *testing.T) (*service, *claimDriver) {
 
 func inWorkspace(r *Request) { r.Lease.Workspace = "w" }
 
-// TestLeaseWithClaimGetsItsOwnSandbox checks that the volume is part of the sandbox's creation, that
-// it has one lease, and that a restart keeps it.
+// TestLeaseWithClaimGetsItsOwnSandbox checks that the sandbox is created with the volume, that the
+// volume has one lease, and that a restart keeps it.
 func TestLeaseWithClaimGetsItsOwnSandbox(t *testing.T) {
 	w := newWorld(t)
 	s, d := w.startWithClaims(t)

@@ -161,8 +161,8 @@ func lostVolume(c *corev1.PersistentVolumeClaim) error {
 	return refused("volume claim %s has lost volume %s: restore the volume, or remove the workspace", c.Name, c.Spec.VolumeName)
 }
 
-// RemoveClaim implements runtime.ClaimKeeper. What becomes of the volume is up to the reclaim policy
-// of its storage class.
+// RemoveClaim implements runtime.ClaimKeeper. The volume's reclaim policy decides whether the
+// volume is deleted, too.
 func (d *Driver) RemoveClaim(ctx context.Context, workspace string) error {
 	if !runtime.ValidID(workspace) {
 		return fmt.Errorf("kubernetes: workspace id %q: %w", workspace, errdefs.ErrInvalidArgument)
