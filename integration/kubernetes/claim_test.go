@@ -107,14 +107,18 @@ func TestWorkspaceInAVolumeClaim(t *testing.T) {
 	}
 	s.refused(t, "is a volume claim, which sandbox "+id+" has", "sandbox", "create", "--workspace", "w")
 	s.do(t, "sandbox", "rm", id)
-	if got := s.do(t, "run", "--workspace", "w", "--", "cat", "note"); got != "first\nsecond" {
+	id = s.do(t, "sandbox", "create", "--quiet", "--workspace", "w", "--mode", "ro")
+	if got := s.do(t, "exec", id, "--", "cat", "note"); got != "first\nsecond" {
 		t.Errorf("note in the next lease = %q, want both lines", got)
 	}
+	s.do(t, "sandbox", "rm", id)
 	s.refused(t, "which this template does not mount", "run", "--template", "plain", "--workspace", "w", "--", "true")
 	s.refused(t, "the host cannot reach its files", "workspace", "get", "w", "note", "-")
 	s.refused(t, "which has no snapshots", "workspace", "snapshot", "w")
 	s.do(t, "workspace", "create", "plain")
-	s.do(t, "run", "--template", "plain", "--workspace", "plain", "--", "sh", "-c", "echo carried >note")
+	id = s.do(t, "sandbox", "create", "--quiet", "--template", "plain", "--workspace", "plain")
+	s.do(t, "exec", id, "--", "sh", "-c", "echo carried >note")
+	s.do(t, "sandbox", "rm", id)
 	if got := s.do(t, "workspace", "get", "plain", "note", "-"); got != "carried" {
 		t.Errorf("file of a workspace without a claim = %q, want it on the host", got)
 	}
