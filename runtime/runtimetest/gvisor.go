@@ -31,7 +31,8 @@ func (b *box) findByPID(t *testing.T) hostView {
 	t.Helper()
 	v := hostView{init: b.suite.HostPID(t, b.spec.ID)}
 	dirs, err := cgroupsOf(v.init)
-	own := regexp.MustCompile(regexp.QuoteMeta(b.spec.ID) + "|[0-9a-f]{64}")
+	// All of a pod with gVisor runs in the pod's cgroup.
+	own := regexp.MustCompile(regexp.QuoteMeta(b.spec.ID) + "|[0-9a-f]{64}|/pod[0-9a-f-]{36}")
 	for _, dir := range dirs {
 		if own.MatchString(dir) {
 			v.cgroups = append(v.cgroups, dir)
@@ -60,6 +61,21 @@ func (s *suite) publicDevices() []string {
 		return append(containerDevices(), "/dev/fuse", "/dev/net/tun")
 	}
 	return containerDevices()
+}
+
+// isMemoryVolume reports whether a directory has the template's size. gVisor shows memory volumes
+// of a pod as its own type of file system, as it shows directories on a disk, but only they are
+// bounded.
+func (b *box) isMemoryVolume(t *testing.T, at string) bool {
+	t.Helper()
+	size := map[string]int64{"/tmp": b.spec.Limits.TmpBytes, "/workspace": b.spec.Limits.ScratchBytes}[at]
+	if !b.suite.hidesProcesses() || size == 0 {
+		return false
+	}
+	script := fmt.Sprintf("n=0; while ((n < %d)) && printf '%%*s' %d '' >>%[3]s/full; do ((++n)); done; echo $n; : >%[3]s/full",
+		2*size>>20, 1<<20, at)
+	n, err := strconv.ParseInt(strings.TrimSpace(b.mustOutput(t, script)), 10, 64)
+	return err == nil && n <= size>>20
 }
 
 // hostCPUTime returns the CPU time of the sandbox's live processes and their reaped children, as
