@@ -128,7 +128,8 @@ func TestLeaseWithClaimGetsItsOwnSandbox(t *testing.T) {
 	}
 }
 
-// TestDestroyAllNeedsNoWorkspaces checks the scheduler of a service that is taken down: it has none.
+// TestDestroyAllNeedsNoWorkspaces checks the scheduler of a service that is taken down: it has
+// none.
 func TestDestroyAllNeedsNoWorkspaces(t *testing.T) {
 	w := newWorld(t)
 	s, d := w.startWithClaims(t)

@@ -87,7 +87,7 @@ func (s *Sandbox) awaitQueue(ctx context.Context, spec runtime.Spec, waiting fun
 	if err := checkUnchanged(s.d.podOf(spec), p); err != nil {
 		return fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
 	}
-	if err := s.awaitStart(ctx, spec.Image.Ref); err != nil {
+	if err := s.awaitStart(ctx, spec); err != nil {
 		return err
 	}
 	s.attach()
