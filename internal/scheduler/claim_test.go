@@ -128,6 +128,16 @@ func TestLeaseWithClaimGetsItsOwnSandbox(t *testing.T) {
 	}
 }
 
+func TestNativeLeaseOfClaimIsRefused(t *testing.T) {
+	w := newWorld(t)
+	s, _ := w.startWithClaims(t)
+	r := Request{Caller: "ann", Template: "default", Lease: store.Lease{Workspace: "w"}}
+	_, err := s.AcquireQueued(t.Context(), r, Queued{Keep: func() bool { return false }})
+	if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != "workspace" || !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("AcquireQueued with a workspace = %v, want FailedPrecondition of field workspace", err)
+	}
+}
+
 // TestDestroyAllNeedsNoWorkspaces checks the scheduler of a service that is taken down: it has
 // none.
 func TestDestroyAllNeedsNoWorkspaces(t *testing.T) {
