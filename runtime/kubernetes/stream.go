@@ -90,19 +90,20 @@ func (d *Driver) executor(pod string) (remotecommand.Executor, error) {
 }
 
 // away reports whether an upgrade failed because the server, or the kubelet behind it, did not
-// work. This says nothing about the protocol.
+// work, or the kubelet did not know the pod yet. This says nothing about the protocol.
 func away(err error) bool {
 	if upgrade, ok := errors.AsType[*httpstream.UpgradeFailureError](err); ok {
 		err = upgrade.Cause
 	}
-	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		code := status.ErrStatus.Code
-		return code == 0 || code >= http.StatusInternalServerError // 0: it gave no reason
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	if ok && status.ErrStatus.Code == 0 {
+		return true // it gave no reason
 	}
 	for _, code := range []int{
-		http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
+		http.StatusNotFound, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable,
+		http.StatusGatewayTimeout,
 	} {
-		if strings.Contains(err.Error(), fmt.Sprintf("(%d ", code)) {
+		if ok && status.ErrStatus.Code == int32(code) || strings.Contains(err.Error(), fmt.Sprintf("(%d ", code)) {
 			return true
 		}
 	}

@@ -28,6 +28,8 @@ func TestServerThatDoesNotWorkKeepsTheProtocol(t *testing.T) {
 		{status(0), true},
 		{text(http.StatusInternalServerError), true},
 		{text(http.StatusBadGateway), true},
+		{text(http.StatusNotFound), true},
+		{status(http.StatusNotFound), true},
 		{status(http.StatusBadRequest), false},
 		{text(http.StatusBadRequest), false},
 		{text(http.StatusNotImplemented), false},
