@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs in the virtual machine: the service as a unit of systemd keeps its sandboxes over a reload of systemd's
-# configuration, restarts, a crash and a stop, on each driver; with Docker also over a change of its cgroup driver.
+# configuration, restarts, a crash and a stop, on each driver, or on those that are named; with Docker also over a change
+# of its cgroup driver.
 set -Eeuo pipefail
 trap 'echo "failed: line $LINENO: $BASH_COMMAND" >&2' ERR
 
@@ -39,7 +40,8 @@ install -m 0755 orchestrator /usr/local/bin/
 install -m 0644 orchestrator.service /etc/systemd/system/
 systemctl daemon-reload
 
-for runtime in oci docker containerd; do
+(($# > 0)) || set -- oci docker containerd
+for runtime in "$@"; do
     printf 'ORCHESTRATOR_RUNTIME=%s\n' "$runtime" >/etc/default/orchestrator
     export ORCHESTRATOR_RUNTIME=$runtime
     orchestrator image import sandbox.tar >/dev/null
