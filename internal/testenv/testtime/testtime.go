@@ -14,9 +14,9 @@ import (
 const EnvFactor = "ORCHESTRATOR_TEST_TIME_FACTOR"
 
 // Scale returns d times the factor. It panics if the factor is invalid.
-func Scale(d time.Duration) time.Duration { return d * factor() }
+func Scale(d time.Duration) time.Duration { return time.Duration(int64(d) * factor()) }
 
-var factor = sync.OnceValue(func() time.Duration {
+var factor = sync.OnceValue(func() int64 {
 	n, err := parse(os.Getenv(EnvFactor))
 	if err != nil {
 		panic(err)
@@ -24,13 +24,13 @@ var factor = sync.OnceValue(func() time.Duration {
 	return n
 })
 
-func parse(text string) (time.Duration, error) {
+func parse(text string) (int64, error) {
 	if text == "" {
 		return 1, nil
 	}
-	n, err := strconv.ParseUint(text, 10, 8)
-	if err != nil || n == 0 {
+	n, err := strconv.ParseInt(text, 10, 9) // at most 255
+	if err != nil || n <= 0 {
 		return 0, fmt.Errorf("invalid %s %q: use an integer from 1 to 255", EnvFactor, text)
 	}
-	return time.Duration(n), nil
+	return n, nil
 }
