@@ -194,20 +194,3 @@ func TestFixForConfinedHost(t *testing.T) {
 		t.Errorf("Fix(%q) = %q, want it to contain %q", CPU, got, want)
 	}
 }
-
-func TestPidsCap(t *testing.T) {
-	for name, tt := range map[string]struct {
-		files map[string]string
-		want  int64
-	}{
-		"v1":     {map[string]string{"memory/cgroup.procs": "", "pids/pids.max": "96\n"}, 96},
-		"hybrid": {map[string]string{"pids/pids.max": "96\n", "unified/cgroup.procs": ""}, 96},
-		"v2":     {map[string]string{"unified/pids.max": "20\n"}, 20},
-		"no cap": {map[string]string{"unified/pids.max": "max\n"}, 0},
-		"none":   {map[string]string{"memory/cgroup.procs": ""}, 0},
-	} {
-		if got := fakeTree(t, tt.files).PidsCap(); got != tt.want {
-			t.Errorf("%s: PidsCap() = %d, want %d", name, got, tt.want)
-		}
-	}
-}

@@ -163,16 +163,6 @@ func initGroup(parent, d dir, kind string) error {
 	return d.write("pids.max", most)
 }
 
-// PidsCap returns the cap on processes and threads of all commands together, or 0 if there is none.
-func (t *Tree) PidsCap() int64 {
-	for _, d := range t.dirs {
-		if n, ok := d.readNumber("pids.max"); ok {
-			return n
-		}
-	}
-	return 0
-}
-
 // Usage returns the usage of all commands together since the tree was made, see [Group.Usage]. On
 // v1, OOMKills and PidsDenied are counted per group only and are 0 here.
 func (t *Tree) Usage() (Usage, error) { return readUsage(t.dirs) }

@@ -2,9 +2,7 @@ package server
 
 import (
 	"os"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
@@ -24,31 +22,6 @@ func BenchmarkExecTrue(b *testing.B) {
 				run1(b, s, wire.Command{Argv: []string{"/bin/true"}})
 			}
 		})
-	}
-}
-
-// BenchmarkBurst runs ten commands after a second of silence. It reports the median of all commands
-// and of the slowest of each ten.
-func BenchmarkBurst(b *testing.B) {
-	if os.Getuid() != 0 || os.Getenv(cgroupEnv) == "" {
-		b.Skip("no cgroups to test with")
-	}
-	s := testServer(b, true)
-	ask[struct{}](b, s, wire.OpClaim, wire.Claim{Lease: "bench"})
-	var all, slowest []time.Duration
-	for b.Loop() {
-		time.Sleep(time.Second)
-		var burst []time.Duration
-		for range 10 {
-			began := time.Now()
-			run1(b, s, wire.Command{Argv: []string{"/bin/true"}})
-			burst = append(burst, time.Since(began))
-		}
-		all, slowest = append(all, burst...), append(slowest, slices.Max(burst))
-	}
-	for unit, took := range map[string][]time.Duration{"p50-ms": all, "slowest-ms": slowest} {
-		slices.Sort(took)
-		b.ReportMetric(took[len(took)/2].Seconds()*1e3, unit)
 	}
 }
 

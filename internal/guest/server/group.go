@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"math"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -32,31 +31,18 @@ type groupMaker struct {
 	gids            *gidRange
 	// sandbox holds the counters of the sandbox's own cgroup.
 	sandbox sandboxCounters
-	// busySpares is how many spares a sandbox needs whose commands have used up the first ones.
-	busySpares int
-	next       atomic.Int64
+	next    atomic.Int64
 }
 
 func newGroupMaker(tree *cgroup.Tree) (*groupMaker, error) {
 	if tree != nil {
-		return &groupMaker{tree: tree, useTreeCounters: !slices.Contains(tree.Hierarchies(), cgroup.Pids),
-			busySpares: sparesFor(tree.PidsCap(), openFiles())}, nil
+		return &groupMaker{tree: tree, useTreeCounters: !slices.Contains(tree.Hierarchies(), cgroup.Pids)}, nil
 	}
 	tags, err := newGIDRange()
 	if err != nil {
 		return nil, err
 	}
-	// Without cgroups nothing is moved, and a spare is made in the time of a fork.
-	return &groupMaker{gids: tags, sandbox: findSandboxCounters("/sys/fs/cgroup"), busySpares: minSpares}, nil
-}
-
-// sparesFor returns how many spares a busy sandbox keeps. They count for the pids cap (0: none) of
-// all commands, and the guest holds a dozen files for each.
-func sparesFor(pidsCap int64, files int) int {
-	if pidsCap == 0 {
-		pidsCap = math.MaxInt64
-	}
-	return int(max(minSpares, min(maxSpares, pidsCap/pidsPerSpare, int64(files/filesPerSpare))))
+	return &groupMaker{gids: tags, sandbox: findSandboxCounters("/sys/fs/cgroup")}, nil
 }
 
 // kind returns "cgroup" or "tag".

@@ -19,17 +19,11 @@ import (
 const (
 	// oomScore makes the kernel kill commands before the guest.
 	oomScore = "600"
-	// minSpares is how many spares are kept ready at first: the next command can start while the
-	// place of the last one is refilled. All are made before a sandbox has a user.
-	minSpares = 2
-	// maxSpares is how many are kept ready once commands have used up the first ones. The first
-	// move of a process to another cgroup after a pause takes the kernel 5 to 15 ms. So many spares
-	// last for the commands that come meanwhile, and the moves that follow take 20 µs.
-	maxSpares = 6
-	// pidsPerSpare and filesPerSpare bound the spares beyond minSpares by the pids cap and by the
-	// guest's limit of open files.
-	pidsPerSpare  = 16
-	filesPerSpare = 128
+	// spareCount is how many spares are kept ready: the next command can start while the place of
+	// the last one is refilled. All are made before a sandbox has a user. The first move of a
+	// process to another cgroup after a pause takes the kernel 5 to 15 ms and delays a command that
+	// starts meanwhile.
+	spareCount = 2
 	// refillPause is the pause after a spare could not be made.
 	refillPause = 500 * time.Millisecond
 )
@@ -124,12 +118,11 @@ type sparePool struct {
 
 	mu     sync.Mutex
 	free   []*spare
-	target int // number of spares to keep
 	closed bool
 }
 
 func newSparePool(forker *prefork.Forker, maker *groupMaker, log *slog.Logger) *sparePool {
-	return &sparePool{forker: forker, maker: maker, log: log, refillSignal: make(chan struct{}, 1), target: minSpares}
+	return &sparePool{forker: forker, maker: maker, log: log, refillSignal: make(chan struct{}, 1)}
 }
 
 func (p *sparePool) requestRefill() {
@@ -171,7 +164,7 @@ func (p *sparePool) refill() error {
 			}
 		}
 		p.free = alive
-		full := len(p.free) >= p.target || p.closed
+		full := len(p.free) >= spareCount || p.closed
 		p.mu.Unlock()
 		for _, sp := range dead {
 			sp.discard(p.log)
@@ -201,7 +194,7 @@ func (p *sparePool) add(sp *spare) bool {
 }
 
 // acquire returns a spare, and makes a new one if the pool is empty. The pool is refilled when it
-// becomes empty, or on requestRefill. Once it was empty, it keeps more spares.
+// becomes empty, or on requestRefill.
 func (p *sparePool) acquire() (*spare, error) {
 	for {
 		p.mu.Lock()
@@ -214,9 +207,6 @@ func (p *sparePool) acquire() (*spare, error) {
 			sp, p.free = p.free[n-1], p.free[:n-1]
 		}
 		left := len(p.free)
-		if left == 0 {
-			p.target = p.maker.busySpares
-		}
 		p.mu.Unlock()
 		if left == 0 {
 			p.requestRefill()
