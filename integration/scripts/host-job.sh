@@ -80,7 +80,8 @@ part() {
     docker-local | docker-stdio | containerd) suite "$1" ;;
     oci-faults) checks runtime/oci . ;;
     scenarios)
-        checks integration/scenarios '^Test(Endings|ShellsSurviveRestart|OutputSurvivesFiveKills|SandboxLost|LostState|KilledStart)'
+        checks integration/scenarios '^Test(ShellsSurviveRestart|OutputSurvivesFiveKills|SandboxLost|LostState|KilledStart)' &&
+            checks integration/scenarios '^TestOnOneServer$/./^endings$'
         ;;
     systemd) passes systemd ./service.sh ;;
     refusals) passes refusals ./refusals.sh ;;

@@ -10,8 +10,14 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 case ${1:-smoke} in
+smoke | full) (($# < 2)) || die "$1 takes no further parts: name the single parts instead" ;;
+esac
+case ${1:-smoke} in
 smoke) parts=(demo some-oci-runc some-oci-crun some-docker some-containerd kills) ;;
-full) parts=(demo oci-runc oci-crun docker-local docker-stdio containerd oci-faults scenarios systemd refusals) ;;
+full)
+    parts=(demo oci-runc oci-crun docker-local docker-stdio containerd oci-faults scenarios systemd refusals)
+    export ORCHESTRATOR_HOST_SECONDS="${ORCHESTRATOR_HOST_SECONDS:-14400}" # the processor is emulated
+    ;;
 *) parts=("$@") ;;
 esac
 ((EUID == 0)) || die "must be root: the disk of the machine is made with chroot (sudo make test-host)"

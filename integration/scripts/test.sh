@@ -115,15 +115,9 @@ golangci() {
 # other_systems compiles the client for macOS and Windows, and everything for Linux on arm64. It links nothing. Go caches
 # the results: this takes seconds if little has changed, and minutes the first time.
 other_systems() {
-    local target list
-    for target in darwin/arm64 windows/amd64 linux/arm64; do
-        export GOOS=${target%/*} GOARCH=${target#*/}
-        list=$(go list -deps ./cmd/orchestrator ./cmd/guest | grep "^$(go list -m)/")
-        [[ $GOOS == linux ]] || list=$(go list -deps ./cmd/orchestrator | grep "^$(go list -m)/")
-        # shellcheck disable=SC2086 # a list
-        go build $list
-    done
-    unset GOOS GOARCH
+    GOOS=darwin GOARCH=arm64 go list -export -deps ./cmd/orchestrator >/dev/null
+    GOOS=windows GOARCH=amd64 go list -export -deps ./cmd/orchestrator >/dev/null
+    GOOS=linux GOARCH=arm64 go list -export -deps ./cmd/... >/dev/null
 }
 
 # linter prints the path of golangci-lint. If the cache has none, it builds one from the module proxy.
