@@ -28,6 +28,8 @@ func (p *Pool[T]) Make(ctx context.Context, caller string, create func(context.C
 		return value, err
 	}
 	p.making++ // counted before it is created
+	// Also if it fails: a caller whose calls fail must not come first again and again.
+	p.opts.Order.served(caller)
 	p.wakeUp()
 	p.mu.Unlock()
 	value, err = create(ctx)
@@ -40,6 +42,5 @@ func (p *Pool[T]) Make(ctx context.Context, caller string, create func(context.C
 	}
 	p.created++
 	p.taken[value] = struct{}{}
-	p.opts.Order.served(caller)
 	return value, nil
 }

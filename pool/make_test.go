@@ -56,3 +56,19 @@ func TestMakeDisplacesWarm(t *testing.T) {
 		}
 	})
 }
+
+func TestFailedMakeIsATurn(t *testing.T) {
+	h := newHost(0)
+	order := &pool.FairOrder{}
+	p := pool.New(pool.Options[int]{
+		Name: "t", Settings: pool.Settings{Max: 2, Rate: 1000, Parallel: 2}, Order: order,
+		Create: h.create("warm"), Probe: h.probe, Destroy: h.destroy,
+	})
+	fail := errors.New("no volume")
+	if _, err := p.Make(t.Context(), "c", func(context.Context) (int, error) { return 0, fail }); !errors.Is(err, fail) {
+		t.Fatalf("Make = %v, want the error of the creation", err)
+	}
+	if got := order.LastServed("c"); got != 1 {
+		t.Errorf("last turn of the caller = %d, want 1: it must not come first again", got)
+	}
+}

@@ -107,11 +107,11 @@ func (s *Scheduler) createAs(ctx context.Context, id string, t Template, from *p
 		return nil, err
 	}
 	failpoint.Hit("scheduler.create.ready")
-	row, err = s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error { b.State = store.Warm; return nil })
+	warm, err := s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error { b.State = store.Warm; return nil })
 	if err != nil {
 		return nil, err
 	}
-	s.notifyStateChange(row)
+	s.notifyStateChange(warm)
 	return m, nil
 }
 
