@@ -25,7 +25,7 @@ const (
 	// still connected.
 	maxLines = 4
 	// drainTime is how long a guest that ends waits until the host has read its answers.
-	drainTime = time.Second
+	drainTime = 5 * time.Second
 	drainPoll = 5 * time.Millisecond
 )
 

@@ -20,7 +20,9 @@ type Redialer struct {
 	turn chan struct{} // held while dialling; guards all below
 	mux  *Mux
 	over bool
-	cut  bool // Cut ended the mux
+	// dialled is the end of the last dial, and pause the time from then to the next.
+	dialled time.Time
+	pause   time.Duration
 }
 
 // RedialOptions are the options of a Redialer.
@@ -96,7 +98,6 @@ func (r *Redialer) Cut(ctx context.Context) bool {
 	if r.mux == nil {
 		return false
 	}
-	r.cut = true
 	_ = r.mux.Close()
 	r.mux = nil
 	return true
@@ -131,15 +132,35 @@ func (r *Redialer) live(ctx context.Context) (*Mux, error) {
 			return r.mux, nil
 		}
 	}
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
 	m, err := r.o.Dial(ctx)
+	r.dialled = time.Now()
 	if err != nil {
 		return nil, err
 	}
-	if r.mux != nil && !r.cut && r.o.Redialled != nil {
+	if r.mux != nil && r.o.Redialled != nil {
 		r.o.Redialled()
 	}
 	r.mux = m
 	return m, nil
+}
+
+// wait waits before a dial if the last one was a short time ago: a guest whose mux ends at once must
+// not make the host dial in a loop, however many callers there are.
+func (r *Redialer) wait(ctx context.Context) error {
+	if r.dialled.IsZero() || time.Since(r.dialled) >= steady {
+		r.pause = 0
+		return nil
+	}
+	r.pause = min(max(2*r.pause, firstDial), lastDial)
+	select {
+	case <-time.After(time.Until(r.dialled.Add(r.pause))):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // maxStderr is how much of a bridge's stderr is kept, in bytes.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func TestRedialerReplacesLostMux(t *testing.T) {
@@ -81,6 +83,31 @@ func TestRedialerStopsAtFinalFailureAndEndOfContext(t *testing.T) {
 	if _, err := r.Open(ctx); !errors.Is(err, cause) || !errors.Is(err, refused) {
 		t.Errorf("Open with a context that ended = %v, want %v and %v", err, cause, refused)
 	}
+}
+
+func TestRedialerPausesForAllCallersTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var dialled atomic.Int32
+		r := NewRedialer(RedialOptions{
+			Dial:  func(context.Context) (*Mux, error) { dialled.Add(1); return nil, errors.New("not now") },
+			Final: func(error) bool { return false },
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				if _, err := r.Open(ctx); err == nil {
+					t.Error("Open succeeded, want the error of the dial")
+				}
+			})
+		}
+		wg.Wait()
+		if got, most := dialled.Load(), int32(time.Minute/lastDial)+10; got > most {
+			t.Errorf("8 callers dialled %d times in a minute, want at most %d", got, most)
+		}
+	})
 }
 
 func TestStderrIsBoundedAndNamesTheReason(t *testing.T) {

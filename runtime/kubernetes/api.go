@@ -72,8 +72,12 @@ func (f tokenFile) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the token: %w", err)
 	}
+	text := strings.TrimSpace(string(token))
+	if text == "" { // it is being written; without a token, the request would be that of an anonymous user
+		return nil, fmt.Errorf("read the token: %s is empty", f.name)
+	}
 	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	r.Header.Set("Authorization", "Bearer "+text)
 	return f.next.RoundTrip(r)
 }
 

@@ -54,6 +54,10 @@ func TestTokenFileIsReadForEachRequest(t *testing.T) {
 			t.Errorf("Authorization = %q, want the token %q", header, want)
 		}
 	}
+	replace("\n")
+	if _, err := a.serverVersion(t.Context()); err == nil {
+		t.Errorf("a request with an empty file succeeded with Authorization %q, want an error", <-got)
+	}
 	if err := os.Remove(token); err != nil {
 		t.Fatal(err)
 	}

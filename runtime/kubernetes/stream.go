@@ -7,7 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -117,26 +117,42 @@ func forbidden(err error) bool {
 		strings.Contains(text, "Unauthorized")
 }
 
+// closeTime bounds the wait for the end of an exec. An exec over SPDY whose server accepts the
+// connection and does not answer ends only when the connection does.
+const closeTime = 5 * time.Second
+
 // pipes is the stdio of an exec as one transport. Close ends the exec and waits for it.
 type pipes struct {
 	*io.PipeReader // what the bridge writes
 	in             *io.PipeWriter
 	cancel         context.CancelFunc
-	wg             sync.WaitGroup
+	ended          chan struct{}
 }
+
+// handshakeContext has a deadline that nothing but the handshake of a WebSocket obeys. That
+// handshake ignores a cancellation.
+type handshakeContext struct {
+	context.Context
+	deadline time.Time
+}
+
+// Deadline implements context.Context.
+func (c handshakeContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
 
 func newPipes(ctx context.Context, executor remotecommand.Executor) *pipes {
 	stdin, in := io.Pipe()
 	out, stdout := io.Pipe()
+	deadline, _ := ctx.Deadline()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p := &pipes{PipeReader: out, in: in, cancel: cancel}
-	p.wg.Go(func() {
+	p := &pipes{PipeReader: out, in: in, cancel: cancel, ended: make(chan struct{})}
+	go func() {
+		defer close(p.ended)
 		var stderr guestconn.Stderr
-		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: &stderr})
+		err := executor.StreamWithContext(handshakeContext{ctx, deadline}, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: &stderr})
 		err = classify(stderr.Reason(err))
 		_ = stdout.CloseWithError(err)
 		_ = stdin.CloseWithError(err)
-	})
+	}()
 	return p
 }
 
@@ -153,10 +169,13 @@ func classify(err error) error {
 
 func (p *pipes) Write(b []byte) (int, error) { return p.in.Write(b) }
 
-// Close ends the exec and waits for its goroutine.
+// Close ends the exec and waits up to closeTime for its goroutine.
 func (p *pipes) Close() error {
 	p.cancel()
 	err := errors.Join(p.in.Close(), p.PipeReader.Close())
-	p.wg.Wait()
+	select {
+	case <-p.ended:
+	case <-time.After(closeTime):
+	}
 	return err
 }
