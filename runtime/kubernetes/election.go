@@ -54,8 +54,8 @@ type ElectionOptions struct {
 	Log *slog.Logger
 }
 
-// Candidate competes for the Lease of an owner. Its methods may be called concurrently. It has one
-// goroutine from Acquire to Close.
+// Candidate competes for the Lease of an owner. Its methods may be called concurrently, but Close
+// only after Acquire has returned. It has a goroutine from then to Close.
 type Candidate struct {
 	opts   ElectionOptions
 	lock   *leaseLock
@@ -86,6 +86,10 @@ func newCandidate(ctx context.Context, config *rest.Config, o ElectionOptions) (
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	// With HTTP/2, requests would go on over a connection that silently broke for up to 45 s. With
+	// HTTP/1.1, a request that times out closes its connection.
+	config = rest.CopyConfig(config)
+	config.NextProtos = []string{"http/1.1"}
 	api, err := newAPI(config, o.Namespace)
 	if err != nil {
 		return nil, err
@@ -123,7 +127,9 @@ func (c *Candidate) Lease() string { return c.lock.String() }
 // called once. After an error the candidate must be closed.
 func (c *Candidate) Acquire(ctx context.Context, waiting func(holder string)) (epoch int64, err error) {
 	c.lock.duration = c.opts.LeaseTime
+	var sent time.Time
 	for last := ""; ; {
+		sent = time.Now()
 		holder, err := c.lock.acquire(ctx)
 		if holder == c.lock.identity && err == nil {
 			break
@@ -144,39 +150,76 @@ func (c *Candidate) Acquire(ctx context.Context, waiting func(holder string)) (e
 	// The renewals outlive ctx: Close ends them after everything that the Lease guards.
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.cancel = cancel
-	c.run.Go(func() { c.renewUntilLost(run) })
+	c.run.Go(func() { c.renewUntilLost(run, sent) })
 	return c.lock.currentEpoch(), nil
 }
 
-// renewUntilLost renews the Lease every second until ctx is done or the Lease is lost.
-func (c *Candidate) renewUntilLost(ctx context.Context) {
-	tick := time.NewTicker(retryTime)
-	defer tick.Stop()
-	var failing time.Time // start of the first renewal after the last one that succeeded
+// renewUntilLost renews the Lease every second until ctx is done or the Lease is lost. sent is when
+// the request was sent that made this process the holder.
+func (c *Candidate) renewUntilLost(ctx context.Context, sent time.Time) {
+	var end time.Time // when the Lease is lost unless a renewal succeeds; zero after one that did
 	for {
+		wait := retryTime
+		if !end.IsZero() {
+			wait = min(wait, time.Until(end))
+		}
 		select {
-		case <-tick.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return
 		}
-		if failing.IsZero() {
-			failing = time.Now()
+		began := time.Now()
+		if end.IsZero() {
+			end = c.lossTime(sent, began)
 		}
-		try, cancel := context.WithDeadlineCause(ctx, failing.Add(renewTime(c.opts.LeaseTime)), errSlow)
-		err := c.lock.keep(try)
-		cancel()
+		err := c.renewBefore(ctx, end)
 		switch {
 		case err == nil:
-			failing = time.Time{}
+			sent, end = began, time.Time{}
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, errSuperseded):
 			c.lose(err)
 			return
-		case time.Since(failing) >= renewTime(c.opts.LeaseTime):
-			c.lose(fmt.Errorf("it could not be renewed within %s: %w", renewTime(c.opts.LeaseTime), err))
+		case !time.Now().Before(end):
+			c.lose(fmt.Errorf("it could not be renewed for %s: %w", time.Since(sent).Round(time.Second), err))
 			return
 		}
+	}
+}
+
+// lossTime returns until when renewals are tried, of which the first begins now. The last one that
+// succeeded was sent before. After a pause of this process there is one try: a renewal succeeds only
+// if no other process has become the holder meanwhile.
+func (c *Candidate) lossTime(sent, now time.Time) time.Time {
+	renew := renewTime(c.opts.LeaseTime)
+	end := sent.Add(renew + requestTime + retryTime)
+	if tries := now.Add(renew); tries.Before(end) {
+		return tries
+	}
+	if !now.Before(end) {
+		return now.Add(requestTime)
+	}
+	return end
+}
+
+// renewBefore renews the Lease. It returns at end at the latest, or soon after the end of ctx, even
+// if the request does not: a program that gets credentials and a token file may hang.
+func (c *Candidate) renewBefore(ctx context.Context, end time.Time) error {
+	try, cancel := context.WithDeadlineCause(ctx, end, errSlow)
+	defer cancel()
+	result := make(chan error, 1)
+	go func() { result <- c.lock.keep(try) }()
+	select {
+	case err := <-result:
+		return err
+	case <-try.Done():
+	}
+	select {
+	case err := <-result: // it has ended with its context
+		return err
+	case <-time.After(retryTime / 10):
+		return context.Cause(try)
 	}
 }
 
@@ -188,9 +231,9 @@ func (c *Candidate) lose(why error) {
 }
 
 // Superseded reads the Lease after a pod or a guest has refused this process for a newer one. It
-// calls Lost if the Lease does not name this process and its epoch, or cannot be read within 2 s.
-// Otherwise the refusal says nothing about other sandboxes: guests are not trusted. Superseded
-// reads at most once per second.
+// calls Lost if the Lease does not name this process and its epoch. Otherwise the refusal says
+// nothing about other sandboxes: guests are not trusted. If the Lease cannot be read, the renewals
+// decide. Superseded reads at most once per second.
 func (c *Candidate) Superseded(why error) {
 	c.checks.Lock()
 	defer c.checks.Unlock()
@@ -199,8 +242,12 @@ func (c *Candidate) Superseded(why error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), requestTime, errSlow)
 	defer cancel()
-	if err := c.lock.check(ctx); err != nil {
+	switch err := c.lock.check(ctx); {
+	case errors.Is(err, errSuperseded):
 		c.lose(fmt.Errorf("%w: %w", err, why))
+		return
+	case err != nil:
+		c.opts.Log.Warn("a sandbox refuses this process, and the Lease cannot be read", "lease", c.Lease(), "error", err)
 		return
 	}
 	c.checked = time.Now()
@@ -232,7 +279,7 @@ func (c *Candidate) Close() error {
 	c.once.Do(func() {}) // Lost is not called any more
 	c.cancel()
 	c.run.Wait()
-	if c.lock.currentEpoch() == 0 {
+	if !c.lock.mayHold() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)

@@ -31,6 +31,7 @@ type leaseServer struct {
 	late    time.Duration
 	updated time.Time
 	gets    int
+	hung    chan struct{} // if not nil, answers come when it is closed, whatever the context
 }
 
 func (s *leaseServer) set(change func(*coordinationv1.Lease)) {
@@ -61,6 +62,12 @@ func (s *leaseServer) holder() string {
 
 // RoundTrip implements http.RoundTripper.
 func (s *leaseServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	hung := s.hung
+	s.mu.Unlock()
+	if hung != nil {
+		<-hung
+	}
 	resp, late, err := s.serve(r)
 	select {
 	case <-time.After(late):
@@ -298,7 +305,7 @@ func TestInheritTakesTheLeaseOfAProcessThatHeldTheLock(t *testing.T) {
 				if c.locked {
 					first.Locked()
 				}
-				time.Sleep(2 * retryTime)
+				time.Sleep(2*retryTime + retryTime/2) // not at the time of a renewal
 				if err := second.Inherit(t.Context()); err != nil {
 					t.Fatal(err)
 				}

@@ -40,6 +40,7 @@ type leaseLock struct {
 	lease  *coordinationv1.Lease // as last seen; guarded by mu, as is all below
 	epoch  int64                 // of this process; 0: it has not held the Lease
 	locked bool
+	asked  bool // a request was sent that may have made this process the holder
 }
 
 // acquire makes this process the holder if the Lease is free or has expired, and returns the
@@ -147,6 +148,7 @@ func (l *leaseLock) write(
 	lease.Annotations[annotationEpoch] = strconv.FormatInt(epoch, 10)
 	delete(lease.Annotations, annotationLocked)
 	l.mu.Lock()
+	l.asked = true
 	if l.locked && l.place != "" && holderOf(lease) == l.identity {
 		lease.Annotations[annotationLocked] = l.place
 	}
@@ -170,10 +172,10 @@ func (l *leaseLock) check(ctx context.Context) error {
 		return fmt.Errorf("it could not be read: %w", err)
 	}
 	if holder := holderOf(lease); holder != l.identity {
-		return fmt.Errorf("process %q holds it", holder)
+		return fmt.Errorf("process %q holds it: %w", holder, errSuperseded)
 	}
 	if got, want := epochOf(lease), l.currentEpoch(); got != want {
-		return fmt.Errorf("its epoch is %d, and that of this process %d", got, want)
+		return fmt.Errorf("its epoch is %d, and that of this process %d: %w", got, want, errSuperseded)
 	}
 	return nil
 }
@@ -214,6 +216,13 @@ func (l *leaseLock) setLocked() {
 	l.locked = true
 }
 
+// mayHold reports whether this process may be the holder, also if no answer has said so.
+func (l *leaseLock) mayHold() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.asked
+}
+
 func (l *leaseLock) currentEpoch() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -241,7 +250,7 @@ func holderOf(lease *coordinationv1.Lease) string {
 // epochOf returns the epoch in an object's annotations, or 0.
 func epochOf(object metav1.Object) int64 {
 	n, err := strconv.ParseInt(object.GetAnnotations()[annotationEpoch], 10, 64)
-	if err != nil || n < 0 || n > maxEpoch {
+	if err != nil || n < 0 || n >= maxEpoch {
 		return 0 // written by hand, or by a process without an election
 	}
 	return n

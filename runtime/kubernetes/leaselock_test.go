@@ -116,3 +116,45 @@ func TestPausedHolderRenewsUnlessReplaced(t *testing.T) {
 		})
 	}
 }
+
+// TestHungRenewalIsALoss lets a renewal hang whatever its context, as a program that gets credentials
+// may.
+func TestHungRenewalIsALoss(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &leaseServer{}
+		c := newTestCandidate(t, s, "")
+		c.acquire(t, none)
+		time.Sleep(time.Minute)
+		hung := make(chan struct{})
+		s.mu.Lock()
+		s.hung = hung
+		s.mu.Unlock()
+		err := <-c.lost
+		s.mu.Lock()
+		took := time.Since(s.updated)
+		s.mu.Unlock()
+		if took >= leaseTime || took < renewTime(leaseTime) {
+			t.Errorf("lost %v after %v, want %v to %v", err, took, renewTime(leaseTime), leaseTime)
+		}
+		close(hung)
+	})
+}
+
+// TestNewHolderThatCannotRenewEndsInTime stops the server right after its late answer to the request
+// that made a process the holder.
+func TestNewHolderThatCannotRenewEndsInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &leaseServer{late: requestTime - time.Millisecond}
+		s.set(func(*coordinationv1.Lease) {}) // to be acquired by an update
+		c := newTestCandidate(t, s, "")
+		c.acquire(t, none)
+		err := <-c.lost
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if took := time.Since(s.updated); took >= leaseTime {
+			t.Errorf("lost %v after %v, want less than %v", err, took, leaseTime)
+		}
+	})
+}
