@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // claimConfig configures template default with volume claims; template plain has none.
@@ -127,4 +128,65 @@ func TestWorkspaceInAVolumeClaim(t *testing.T) {
 	if got := claims(); got != "" {
 		t.Errorf("claims after the removal of the workspace: %s", got)
 	}
+}
+
+// TestVolumeClaimSurvivesCrashes kills the service at each step of a first lease with a claim, and of
+// the claim's removal. After the next start, the workspace has one pod again, and can be removed.
+func TestVolumeClaimSurvivesCrashes(t *testing.T) {
+	faults := given(t, "BIN_FAULTS")
+	c, s := newClaimService(t)
+	ordinary := s.bin
+	dieAt := func(t *testing.T, point string, args ...string) {
+		t.Helper()
+		s.kill(t)
+		s.bin, s.env = faults, []string{"ORCHESTRATOR_FAULT=" + point}
+		s.start(t)
+		s.awaitReady(t)
+		_, _ = output(s.bin, append([]string{"--config", s.config}, args...)...) // the service dies before it answers
+		if err := s.cmd.Wait(); err == nil {
+			t.Error("the service ended without an error, want it killed")
+		}
+		s.bin, s.env = ordinary, nil
+		s.start(t)
+		s.awaitReady(t)
+	}
+	for _, point := range []string{"kubernetes.claim.created", "scheduler.claim.created", "kubernetes.claim.deleted"} {
+		t.Run(point, func(t *testing.T) {
+			s.do(t, "workspace", "create", "w")
+			create := []string{"--config", s.config, "sandbox", "create", "--quiet", "--workspace", "w"}
+			if point == "kubernetes.claim.deleted" {
+				s.do(t, "sandbox", "rm", s.do(t, create[2:]...))
+				dieAt(t, point, "workspace", "rm", "w")
+			} else {
+				dieAt(t, point, create[2:]...)
+				id, err := output(s.bin, create...)
+				for end := time.Now().Add(patience); err != nil && time.Now().Before(end); { // the lost pod is removed first
+					time.Sleep(200 * time.Millisecond)
+					id, err = output(s.bin, create...)
+				}
+				if err != nil {
+					t.Fatalf("lease after the crash: %v: %s", err, id)
+				}
+				s.do(t, "sandbox", "rm", id)
+				s.do(t, "workspace", "rm", "w")
+			}
+			c.awaitNoClaims(t)
+		})
+	}
+}
+
+// awaitNoClaims waits until no volume claim exists, and makes the volume free for the next one.
+func (c cluster) awaitNoClaims(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		left := c.do(t, "get", "persistentvolumeclaims", "--namespace", namespace, "--output", "name")
+		if left == "" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("volume claims = %s, want none", left)
+		}
+	}
+	c.do(t, "patch", "persistentvolume", "orchestrator-test-workspace", "--type", "json",
+		"--patch", `[{"op": "remove", "path": "/spec/claimRef"}]`)
 }

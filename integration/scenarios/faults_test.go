@@ -59,6 +59,9 @@ func failpointsOf(t *testing.T, runtime string) []string {
 		if strings.HasPrefix(p, "scheduler.queue.") {
 			continue // reached only by native jobs: see TestNativeJobSurvivesCrashes
 		}
+		if strings.HasPrefix(p, "scheduler.claim.") {
+			continue // reached only with a volume claim: see TestVolumeClaimSurvivesCrashes
+		}
 		if strings.Contains(p, "carry.") {
 			continue // reached only when a workspace is copied: see TestCopiedWorkspaceSurvivesCrash
 		}
