@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -122,6 +123,9 @@ func (c *copying) start(from, to location) error {
 		return err
 	case err == nil && dst.kind == kindDir || strings.HasSuffix(target, "/"):
 		if name := path.Base(path.Clean(from.path)); name != "." && name != ".." && name != "/" {
+			if err := c.checkName(path.Dir(from.path), name); err != nil {
+				return err
+			}
 			target = join(target, name)
 		}
 	case err == nil && src.kind == kindDir:
@@ -179,8 +183,8 @@ func (c *copying) entry(e entry, from, to string) error {
 			return err
 		}
 		for _, below := range list {
-			if below.name == "" || below.name == "." || below.name == ".." || strings.ContainsAny(below.name, "/\x00") {
-				return fmt.Errorf("%s has an entry with the name %q: %w", from, below.name, errdefs.ErrInvalidArgument)
+			if err := c.checkName(from, below.name); err != nil {
+				return err
 			}
 			if err := c.entry(below, join(from, below.name), join(to, below.name)); err != nil {
 				return err
@@ -189,6 +193,20 @@ func (c *copying) entry(e entry, from, to string) error {
 		return nil
 	}
 	c.skipped = append(c.skipped, from)
+	return nil
+}
+
+// checkName returns an error if name, an entry of dir, would not name an entry of a directory at
+// the destination. It may come from a sandbox.
+func (c *copying) checkName(dir, name string) error {
+	bad := name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00")
+	if _, host := c.to.(hostFiles); host {
+		// Windows has more separators, and reserves the names of devices, drives and streams.
+		bad = bad || !filepath.IsLocal(name) || filepath.Base(name) != name
+	}
+	if bad {
+		return fmt.Errorf("%s has an entry with the name %q: %w", dir, name, errdefs.ErrInvalidArgument)
+	}
 	return nil
 }
 

@@ -146,6 +146,42 @@ func TestCopySkipsNonTextNames(t *testing.T) {
 	}
 }
 
+// listing is a sandbox's directory that lists one file under another name.
+type listing struct {
+	hostFiles
+	name string
+}
+
+func (l listing) list(context.Context, string) ([]entry, error) {
+	return []entry{{name: l.name, kind: kindFile, mode: "0600"}}, nil
+}
+
+func (l listing) open(context.Context, string) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader("x")), nil
+}
+
+func TestCopyRefusesNamesOutsideDirectory(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"": false, ".": false, "..": false, "/": false, "../x": false, "/x": false, "a/b": false, "a\x00b": false,
+		"a": true, "...": true, `..\x`: true, `C:\x`: true, "NUL": true, "file:stream": true,
+	} {
+		dir := t.TempDir()
+		src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
+		if err := os.Mkdir(src, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := copied(t, listing{name: name}, src, dst); (err == nil) != ok || !ok && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("copy of an entry %q = %v, want success %t, or InvalidArgument", name, err, ok)
+		}
+		if list, err := os.ReadDir(dir); err != nil || len(list) != 2 {
+			t.Errorf("ReadDir after a copy of an entry %q = %v, %v; want src and dst only", name, list, err)
+		}
+		if _, err := os.Lstat(filepath.Join(dst, name)); ok && err != nil {
+			t.Errorf("Lstat of the copy of an entry %q = %v, want a file", name, err)
+		}
+	}
+}
+
 type zeroes struct{}
 
 func (zeroes) Read(p []byte) (int, error) { clear(p); return len(p), nil }
