@@ -62,3 +62,17 @@ func TestInterruptedWaitReportsRunningJob(t *testing.T) {
 		t.Errorf("stderr = %q, want %q", notes.String(), want)
 	}
 }
+
+func TestSplitInput(t *testing.T) {
+	for _, c := range []struct{ arg, volume, from, to string }{
+		{"a/test.py", "", "a/test.py", "test.py"},
+		{"a/test.py:b/c.py", "", "a/test.py", "b/c.py"},
+		{"a:b:c", "", "a", "b:c"},
+		{`C:\a\test.py:b/c.py`, "C:", `C:\a\test.py`, "b/c.py"},
+		{"C:a/test.py", "C:", "C:a/test.py", "test.py"},
+	} {
+		if from, to := splitInput(c.arg, c.volume); from != c.from || to != c.to {
+			t.Errorf("splitInput(%q, %q) = %q, %q; want %q, %q", c.arg, c.volume, from, to, c.from, c.to)
+		}
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -190,14 +189,21 @@ func matrix(cmd *cobra.Command, list []string) (map[string][]string, error) {
 	return out, nil
 }
 
+// splitInput splits FILE[:PATH]. volume is the Windows volume that arg begins with, such as C:, or
+// "".
+func splitInput(arg, volume string) (from, to string) {
+	from, to, ok := strings.Cut(arg[len(volume):], ":")
+	if !ok {
+		to = filepath.Base(from)
+	}
+	return volume + from, to
+}
+
 // inputs reads the files of --file.
 func inputs(ctx context.Context, a *cli.App, list []string) ([]v1.JobFile, error) {
 	var out []v1.JobFile
 	for _, arg := range list {
-		from, to, ok := strings.Cut(arg, ":")
-		if !ok {
-			to = path.Base(filepath.ToSlash(from))
-		}
+		from, to := splitInput(arg, filepath.VolumeName(arg))
 		in, _, done, err := a.OpenInput(ctx, from)
 		if err != nil {
 			return nil, err

@@ -122,7 +122,7 @@ func (c *copying) start(from, to location) error {
 	case err != nil && !errdefs.IsNotFound(err):
 		return err
 	case err == nil && dst.kind == kindDir || strings.HasSuffix(target, "/"):
-		if name := path.Base(path.Clean(from.path)); name != "." && name != ".." && name != "/" {
+		if name := from.base(); name != "" {
 			if err := c.checkName(path.Dir(from.path), name); err != nil {
 				return err
 			}

@@ -43,6 +43,29 @@ func TestParseLocation(t *testing.T) {
 	}
 }
 
+// Only on Windows does parseLocation pass a volume.
+func TestLocateWindowsPath(t *testing.T) {
+	for text, volume := range map[string]string{
+		`C:\out`: "C:", `C:out`: "C:", `C:a:b`: "C:", `C:`: "C:", `\\host\share\x`: `\\host\share`,
+	} {
+		want := location{text: text, path: filepath.ToSlash(text)}
+		if got := locate(text, volume); got != want {
+			t.Errorf("locate(%q, %q) = %+v, want %+v", text, volume, got, want)
+		}
+	}
+}
+
+func TestLocationBase(t *testing.T) {
+	for text, want := range map[string]string{
+		"a/b": "b", "a/b/": "b", "a/..": "", ".": "", "..": "", "/": "", `a\b`: `a\b`,
+		"id:a/b": "b", "id:/": "", "id:.": "", "id:a/..": "", "workspace:w:a/b/": "b", `id:a\b`: `a\b`,
+	} {
+		if got := parseLocation(text).base(); got != want {
+			t.Errorf("base of %q = %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestNewPalette(t *testing.T) {
 	a := &cli.App{Stdout: &strings.Builder{}, Lookup: func(string) (string, bool) { return "", false }}
 	e := v1.ServiceEvent{At: time.Now(), Type: "sandbox.failed", Sandbox: "x", Reason: "two words\n\x1b[31m"}

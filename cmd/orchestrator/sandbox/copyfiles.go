@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -28,8 +30,14 @@ type location struct {
 func (p location) remote() bool { return p.sandbox != "" || p.workspace != "" }
 
 // parseLocation reads -, SANDBOX:PATH, workspace:NAME:PATH or a path of this host.
-func parseLocation(text string) location {
-	p := location{text: text, path: text, std: text == "-"}
+func parseLocation(text string) location { return locate(text, filepath.VolumeName(text)) }
+
+// locate is parseLocation. volume is the Windows volume that text begins with, such as C:, or "".
+func locate(text, volume string) location {
+	p := location{text: text, path: filepath.ToSlash(text), std: text == "-"}
+	if volume != "" {
+		return p
+	}
 	if rest, ok := strings.CutPrefix(text, "workspace:"); ok {
 		p.workspace, p.path, _ = strings.Cut(rest, ":")
 		return p
@@ -39,6 +47,18 @@ func parseLocation(text string) location {
 		p.sandbox, p.path = name, rest
 	}
 	return p
+}
+
+// base returns the last element of the path, or "" if the path ends without a name.
+func (p location) base() string {
+	name := path.Base(path.Clean(p.path))
+	if !p.remote() {
+		name = filepath.ToSlash(filepath.Base(filepath.Clean(p.path))) // without a volume
+	}
+	if name == "." || name == ".." || name == "/" {
+		return ""
+	}
+	return name
 }
 
 func (p location) files(cl *client.Client) files {
