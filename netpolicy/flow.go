@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sandbox-orchestrator/orchestrator/netpolicy/descriptors"
+	"github.com/sandbox-orchestrator/orchestrator/internal/descriptors"
 )
 
 // flow is one tunnel or one request, from the decision to the audit record.

@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sandbox-orchestrator/orchestrator/netpolicy/descriptors"
+	"github.com/sandbox-orchestrator/orchestrator/internal/descriptors"
 )
 
 // Options configures a Gateway. The zero value uses the host's name servers and roots, no
