@@ -22,7 +22,6 @@ import (
 // NewDownCommand returns "orchestrator down".
 func NewDownCommand(a *cli.App) *cobra.Command {
 	var name string
-	var wait time.Duration
 	c := &cobra.Command{
 		Use:   "down",
 		Short: "Destroy every sandbox and stop the server",
@@ -31,15 +30,19 @@ and images stay. Without a server, destroy what a stopped one left in the state
 directory.`,
 		Example: "  orchestrator down\n  orchestrator down --state-dir /var/lib/orchestrator",
 		Args:    cli.ExactArgs(),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return runDown(cmd.Context(), a, name, wait) },
+	}
+	bound := cli.WaitFlag(c)
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, cancel := bound(cmd.Context())
+		defer cancel()
+		return runDown(ctx, a, name)
 	}
 	c.Flags().
 		StringVar(&name, "runtime", "", "without a server, runtime `NAME`: auto, docker, containerd, oci or kubernetes")
-	c.Flags().DurationVar(&wait, "wait", 2*time.Minute, "maximum wait")
 	return c
 }
 
-func runDown(ctx context.Context, a *cli.App, name string, wait time.Duration) error {
+func runDown(ctx context.Context, a *cli.App, name string) error {
 	c, err := a.Settings()
 	if err != nil {
 		return err
@@ -48,42 +51,18 @@ func runDown(ctx context.Context, a *cli.App, name string, wait time.Duration) e
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, wait, cli.Refuse(errdefs.ErrUnavailable, "not down after %s", wait))
-	defer cancel()
 	cl, err := a.FindServer(ctx, c)
 	if err != nil && !errors.Is(err, client.ErrLost) { // another down was faster
 		return err
 	}
 	if cl != nil {
-		ours, err := downServer(ctx, cl, c)
+		ours, err := cli.DownServer(ctx, cl, c)
 		if err != nil || !ours {
 			return err
 		}
 	}
 	// Do this after a server, too: retry or report what it could not destroy.
 	return downLocally(ctx, a, c)
-}
-
-// downServer asks a server to take everything down and waits until it is gone. ours says whether it
-// has the local state directory, whose lock it then waits for.
-func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours bool, err error) {
-	pid := cli.ServerPID(c.StateDir)
-	// If it is gone, another down was faster.
-	if err := cl.Down(ctx); err != nil && !errors.Is(err, client.ErrLost) && !errors.Is(err, client.ErrNoServer) {
-		return false, err
-	}
-	for {
-		_, err := cl.Version(ctx)
-		cl.Close() // an idle connection would delay its end
-		if errors.Is(err, client.ErrNoServer) && (pid == "" || cli.ServerPID(c.StateDir) != pid) {
-			return pid != "", nil
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return false, context.Cause(ctx)
-		}
-	}
 }
 
 // lockState locks a state directory when a stopping server or another down releases it.
