@@ -19,8 +19,8 @@ func hostCommands(a *cli.App) []*cobra.Command {
 		refuse      func(what string) error
 	}{
 		{"serve", "Run the service", cli.NeedsLinux},
-		{"doctor", "Check what this host can enforce", cli.NeedsLinux},
-		{"kubernetes", "Prepare the nodes of a cluster", cli.NeedsLinux},
+		{"doctor", "Check what this host can enforce", cli.NeedsLinuxHost},
+		{"kubernetes", "Prepare the nodes of a cluster", cli.NeedsLinuxHost},
 	} {
 		list = append(list, &cobra.Command{
 			Use: c.name, Short: c.short + "; needs Linux", DisableFlagParsing: true,

@@ -9,5 +9,5 @@ import (
 )
 
 func runPackages(context.Context, *cli.App, buildOptions) error {
-	return cli.NeedsLinux("a build from packages")
+	return cli.NeedsLinuxHost("a build from packages")
 }
