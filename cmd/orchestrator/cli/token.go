@@ -16,8 +16,8 @@ const minToken = 32
 // maxToken bounds the size of a token file, in bytes.
 const maxToken = 4096
 
-// ReadToken reads a token from a file that only its owner can read. A file of root may also be
-// readable for a group of this process.
+// ReadToken reads a token from a file that only its owner can read. On Linux, a file of root may
+// also be readable for a group of this process. On Windows, it does not check who can read the file.
 func ReadToken(path string) (string, error) {
 	bad := func(why string) error {
 		return Refuse(errdefs.ErrInvalidArgument, "token file %s %s", path, why)
