@@ -1,12 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
@@ -30,7 +32,7 @@ func newVersionCommand(a *cli.App) *cobra.Command {
 			t := &cli.Table{}
 			t.Add("client", a.Version)
 			cl, err := a.FindServer(cmd.Context(), c)
-			if err != nil {
+			if err != nil && !errors.Is(err, client.ErrNoServer) {
 				return err
 			}
 			if cl == nil {

@@ -147,8 +147,14 @@ func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Durati
 }
 
 // FindServer returns a client for the server that answers, or nil if none does. It is an error if
-// something else answers, or if the server refuses the caller.
+// something else answers, or if the server refuses the caller. Outside of Linux, where commands need
+// a server, it returns a client.NoServerError instead of nil.
 func (a *App) FindServer(ctx context.Context, c config.Config) (*client.Client, error) {
+	return a.findServer(ctx, c, onLinux)
+}
+
+// findServer is FindServer. optional says that commands can work without a server.
+func (a *App) findServer(ctx context.Context, c config.Config, optional bool) (*client.Client, error) {
 	cl, err := a.ClientFor(c)
 	if err != nil {
 		return nil, err
@@ -166,10 +172,11 @@ func (a *App) FindServer(ctx context.Context, c config.Config) (*client.Client, 
 	)
 	defer cancel()
 	switch _, err := cl.Version(ask); {
-	case errors.Is(err, client.ErrNoServer):
+	case optional && errors.Is(err, client.ErrNoServer):
 		cl.Close()
 		return nil, nil
 	case err != nil:
+		cl.Close()
 		return nil, err
 	}
 	return cl, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 
@@ -142,7 +143,10 @@ func (a *App) Finish(err error) int {
 }
 
 // Describe returns an error's text. If no server answers, it says how to start one.
-func Describe(err error) string {
+func Describe(err error) string { return describe(err, onLinux) }
+
+// describe is Describe. here says that a server can run on this host.
+func describe(err error, here bool) string {
 	e, ok := errors.AsType[*client.NoServerError](err)
 	switch {
 	case !ok:
@@ -150,7 +154,18 @@ func Describe(err error) string {
 	case errors.Is(e.Err, os.ErrPermission):
 		return fmt.Sprintf("no permission for the server's socket %s: use the account that the server runs as", e.Address)
 	}
-	return fmt.Sprintf("no server answers on %s: start one with `orchestrator serve`", e.Address)
+	if here {
+		return fmt.Sprintf("no server answers on %s: start one with `orchestrator serve`", e.Address)
+	}
+	cause := e.Err
+	if dial, ok := errors.AsType[*net.OpError](cause); ok {
+		cause = dial.Err // the rest repeats the address
+	}
+	return fmt.Sprintf(
+		"no server answers on %s: %v: start one with `orchestrator serve` on a Linux host and name it with --address",
+		e.Address,
+		cause,
+	)
 }
 
 // WithoutClass removes the class that the text of a wrapped error ends with. The exit code shows

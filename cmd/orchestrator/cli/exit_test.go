@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -93,6 +96,20 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	for _, e := range runtime.Endings() {
 		if !strings.Contains(string(text), "`"+string(e)+"`") {
 			t.Errorf("docs/exit-codes.md has no ending %s, want it", e)
+		}
+	}
+}
+
+func TestDescribeNoServer(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	err := error(&client.NoServerError{Address: "h:1", Err: &url.Error{Op: "Get", URL: "http://h:1/", Err: refused}})
+	for here, want := range map[bool]string{
+		true: "no server answers on h:1: start one with `orchestrator serve`",
+		false: "no server answers on h:1: connect: connection refused: " +
+			"start one with `orchestrator serve` on a Linux host and name it with --address",
+	} {
+		if got := describe(err, here); got != want {
+			t.Errorf("describe(NoServerError, %t) = %q, want %q", here, got, want)
 		}
 	}
 }
