@@ -137,8 +137,13 @@ func (s *Scheduler) takeQueued(
 		err = withdrawn(err)
 		return nil, errors.Join(err, s.discard(ctx, row, store.Failed, firstLine(err), s.removeByID(row.ID)))
 	}
-	m := newInstance(row, sb)
-	l, err := s.leaseQueued(ctx, m, r, t)
+	if err := s.recordStart(ctx, row.ID); err != nil {
+		if q.Keep() { // the next process finds the row unchanged
+			return nil, errors.Join(err, sb.Release())
+		}
+		return nil, errors.Join(err, s.discard(ctx, row, store.Failed, firstLine(err), sb.Destroy))
+	}
+	l, err := s.leaseQueued(ctx, newInstance(row, sb), r, t)
 	if err != nil {
 		return nil, errors.Join(err, s.discard(ctx, row, store.Failed, firstLine(err), sb.Destroy))
 	}
@@ -153,16 +158,21 @@ func withdrawn(err error) error {
 	return err
 }
 
-// leaseQueued prepares a sandbox that the engine has started, and records its lease. From here on a
-// crash loses the sandbox: its warm-up may have begun.
-func (s *Scheduler) leaseQueued(ctx context.Context, m *instance, r Request, t Template) (*Lease, error) {
-	if _, err := s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error {
+// recordStart records that the engine has started a sandbox. From here on a crash loses the
+// sandbox: its warm-up may have begun.
+func (s *Scheduler) recordStart(ctx context.Context, id string) error {
+	_, err := s.opts.Store.Update(ctx, id, func(b *store.Sandbox) error {
 		b.Lease.Queued = false
 		return nil
-	}); err != nil {
-		return nil, err
+	})
+	if err == nil {
+		failpoint.Hit("scheduler.queue.started")
 	}
-	failpoint.Hit("scheduler.queue.started")
+	return err
+}
+
+// leaseQueued prepares a sandbox that the engine has started, and records its lease.
+func (s *Scheduler) leaseQueued(ctx context.Context, m *instance, r Request, t Template) (*Lease, error) {
 	short, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	if err := m.awaitGuest(short); err != nil {
