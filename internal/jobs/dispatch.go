@@ -155,6 +155,10 @@ func (s *Service) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	live, err := s.opts.Store.Live(ctx)
+	if err != nil {
+		return err
+	}
 	started := map[string]string{} // sandboxes by attempt
 	queued := map[string]bool{}    // attempts of native commands that have not started
 	for _, row := range rows {
@@ -168,13 +172,10 @@ func (s *Service) Recover(ctx context.Context) error {
 		for _, c := range j.queued {
 			queued[attemptID(j.id, c.index, c.number)] = j.request.Native
 		}
+		j.heldFirst(live)
 		s.add(j)
 	}
 	if err := s.opts.Scheduler.WithdrawQueued(ctx, func(attempt string) bool { return queued[attempt] }); err != nil {
-		return err
-	}
-	live, err := s.opts.Store.Live(ctx)
-	if err != nil {
 		return err
 	}
 	for _, row := range live {

@@ -6,6 +6,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -38,6 +39,26 @@ func (s *Service) hold(a *attempt, reason string) {
 		s.publish(a.job, "held", reason)
 	}
 	held[a.index], a.waiting = reason, ""
+}
+
+// heldFirst moves the commands whose sandboxes wait in the cluster's queue to the front. Otherwise a
+// retry could take their place, and the cluster could start a sandbox that no command waits for.
+func (j *job) heldFirst(live []store.Sandbox) {
+	waits := map[string]bool{}
+	for _, row := range live {
+		if row.Waits() {
+			waits[row.Lease.Attempt] = true
+		}
+	}
+	var held, rest []command
+	for _, c := range j.queued {
+		if waits[attemptID(j.id, c.index, c.number)] {
+			held = append(held, c)
+		} else {
+			rest = append(rest, c)
+		}
+	}
+	j.queued = append(held, rest...)
 }
 
 // held returns the commands of a job that the cluster's queue holds.

@@ -72,6 +72,40 @@ func TestNativeJobWaitsForClusterAcrossRestarts(t *testing.T) {
 	}
 }
 
+// TestRestartAwaitsHeldCommandBeforeRetry has a retry of the first command wait behind the second
+// command, which the cluster holds.
+func TestRestartAwaitsHeldCommandBeforeRetry(t *testing.T) {
+	w := newQueue(t)
+	s := w.start(t, 20)
+	j := s.suspended(t, w, v1.JobRequest{Commands: texts("exit 3", "two"), Retries: 1, RetryOn: []string{"exited"}})
+	first := slices.Collect(maps.Keys(w.host.Queued()))
+	w.host.Resume(first[0])
+	eventually(t, "the cluster holds the second command", func() bool { return len(w.host.Queued()) == 1 })
+	held := slices.Collect(maps.Keys(w.host.Queued()))
+	s.stop()
+	s = w.start(t, 20)
+	eventually(t, "the next service waits for a command", func() bool {
+		got, err := s.Jobs.Get(t.Context(), bob, j.ID, 0)
+		return err == nil && got.QueuedBy == "cluster"
+	})
+	list, err := s.Jobs.Results(t.Context(), bob, j.ID, 0, 0)
+	if err != nil || list[0].QueuedBy != "" || list[1].QueuedBy != "cluster" {
+		t.Errorf("commands = %+v, %v; want only the second one queued by the cluster", list, err)
+	}
+	if now := slices.Collect(maps.Keys(w.host.Queued())); !slices.Equal(now, held) {
+		t.Errorf("the cluster holds %v, want %v", now, held)
+	}
+	w.host.Resume(held[0])
+	eventually(t, "the cluster holds the retry", func() bool { return len(w.host.Queued()) == 1 })
+	for id := range w.host.Queued() {
+		w.host.Resume(id)
+	}
+	s.await(t, bob, j.ID)
+	if ran, want := w.started(), []string{"exit 3", "two", "exit 3"}; !slices.Equal(ran, want) {
+		t.Errorf("commands ran = %q, want %q", ran, want)
+	}
+}
+
 func TestCancelWithdrawsHeldCommand(t *testing.T) {
 	w := newQueue(t)
 	s := w.start(t, 20)
