@@ -288,7 +288,8 @@ func (s *Service) postpone(a *attempt, why string) bool {
 	if a.stopped != "" {
 		return false
 	}
-	a.notBefore, a.waiting = time.Now().Add(retryPause), why
+	a.postponed++
+	a.notBefore, a.waiting = time.Now().Add(pauseOf(a.request.Native, a.postponed)), why
 	a.queued = append([]command{a.command}, a.queued...)
 	return true
 }

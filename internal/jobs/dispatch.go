@@ -44,9 +44,10 @@ type job struct {
 
 // command is a queued command of a job.
 type command struct {
-	index  int
-	number int // of its next attempt
-	setups int // how often its sandbox was lost before that attempt started
+	index     int
+	number    int // of its next attempt
+	setups    int // how often its sandbox was lost before that attempt started
+	postponed int // how often that attempt got no sandbox
 }
 
 // Reasons to stop a job, as stored.
@@ -69,9 +70,10 @@ func stopDetail(why string) string {
 
 // Times of the dispatcher.
 const (
-	retryPause    = time.Second // before a command that got no sandbox is tried again
-	failurePause  = time.Second // before the store is tried again
-	sweepInterval = time.Minute // removing expired jobs
+	retryPause    = time.Second      // before a command that got no sandbox is tried again
+	maxRetryPause = 30 * time.Second // the same, after several attempts to get one from the cluster
+	failurePause  = time.Second      // before the store is tried again
+	sweepInterval = time.Minute      // removing expired jobs
 )
 
 // newJob returns a job without its commands.

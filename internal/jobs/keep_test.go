@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
@@ -146,5 +147,20 @@ func TestWaitersOfOtherCommandsSleep(t *testing.T) {
 	}
 	if s.changedOf("other", 0) != nil {
 		t.Error("changedOf(an ended job) is a channel, want nil")
+	}
+}
+
+func TestPauseGrowsForNativeCommands(t *testing.T) {
+	for _, c := range []struct {
+		native    bool
+		postponed int
+		want      time.Duration
+	}{
+		{false, 1, time.Second}, {false, 100, time.Second}, {true, 1, time.Second}, {true, 2, 2 * time.Second},
+		{true, 5, 16 * time.Second}, {true, 6, 30 * time.Second}, {true, 1000, 30 * time.Second},
+	} {
+		if got := pauseOf(c.native, c.postponed); got != c.want {
+			t.Errorf("pauseOf(%t, %d) = %v, want %v", c.native, c.postponed, got, c.want)
+		}
 	}
 }

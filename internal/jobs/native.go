@@ -3,6 +3,7 @@ package jobs
 import (
 	"maps"
 	"slices"
+	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
@@ -59,6 +60,15 @@ func (j *job) heldFirst(live []store.Sandbox) {
 		}
 	}
 	j.queued = append(held, rest...)
+}
+
+// pauseOf returns the pause before a command that was postponed so many times is tried again. It
+// grows for native commands, because every try creates a Job.
+func pauseOf(native bool, postponed int) time.Duration {
+	if !native {
+		return retryPause
+	}
+	return min(retryPause<<min(postponed-1, 10), maxRetryPause)
 }
 
 // held returns the commands of a job that the cluster's queue holds.
