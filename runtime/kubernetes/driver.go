@@ -165,7 +165,7 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{opts: o, config: config, api: api, log: o.Log.With("driver", "kubernetes"), held: map[string]*Sandbox{}}
+	d := newDriver(o, config, api)
 	askCtx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
 	if d.version, err = api.serverVersion(askCtx); err != nil {
@@ -184,6 +184,14 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// newDriver returns a driver that follows no pods yet.
+func newDriver(o Options, config *rest.Config, a *api) *Driver {
+	return &Driver{
+		opts: o, config: config, api: a, jobs: jobList{turn: make(chan struct{}, 1)},
+		log: o.Log.With("driver", "kubernetes"), held: map[string]*Sandbox{},
+	}
 }
 
 // quietLibrary discards the library's own log, once for the process: it reports a closed stream as

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -31,16 +31,18 @@ const (
 	jobExtra = time.Minute
 	// jobPoll is the age of the last known state of Jobs at which they are listed again.
 	jobPoll = 2 * time.Second
-	// removalPoll is the pause between two questions whether a deleted Job is gone.
+	// removalPoll is the first pause between two questions whether a deleted Job is gone. It doubles
+	// up to jobPoll.
 	removalPoll = 100 * time.Millisecond
 )
 
 // jobList has the Jobs of an owner as last listed, for all that wait for one.
 type jobList struct {
-	mu      sync.Mutex
-	at      time.Time
-	items   map[string]*batchv1.Job
-	allowed bool // the permissions were checked
+	turn  chan struct{} // held while listing; guards at and items
+	at    time.Time
+	items map[string]*batchv1.Job
+
+	allowed atomic.Bool // the permissions were found
 }
 
 // jobOf returns the Job whose pod is a sandbox. Its limits have their defaults.
@@ -112,23 +114,34 @@ func (a *api) listJobs(ctx context.Context, owner string) ([]batchv1.Job, error)
 func (d *Driver) job(ctx context.Context, owner, name string) (*batchv1.Job, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
-	d.jobs.mu.Lock()
-	defer d.jobs.mu.Unlock()
-	if time.Since(d.jobs.at) >= jobPoll {
-		list, err := d.api.listJobs(ctx, owner)
-		if err != nil {
-			return nil, err
-		}
-		d.jobs.at, d.jobs.items = time.Now(), map[string]*batchv1.Job{}
-		for i := range list {
-			d.jobs.items[list[i].Name] = &list[i]
-		}
-	}
-	if j := d.jobs.items[name]; j != nil {
-		return j, nil
+	if j, err := d.listedJob(ctx, owner, name); j != nil || err != nil {
+		return j, err
 	}
 	j, err := d.api.getJob(ctx, name) // it may be newer than the list
 	return j, d.api.failed(ctx, "look for Job "+name, err)
+}
+
+// listedJob returns a Job from a list that is at most jobPoll old, or nil. One caller at a time
+// lists, and the others wait for that.
+func (d *Driver) listedJob(ctx context.Context, owner, name string) (*batchv1.Job, error) {
+	select {
+	case d.jobs.turn <- struct{}{}:
+		defer func() { <-d.jobs.turn }()
+	case <-ctx.Done():
+		return nil, d.api.failed(ctx, "list Jobs", ctx.Err())
+	}
+	if time.Since(d.jobs.at) < jobPoll {
+		return d.jobs.items[name], nil
+	}
+	list, err := d.api.listJobs(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	d.jobs.at, d.jobs.items = time.Now(), map[string]*batchv1.Job{}
+	for i := range list {
+		d.jobs.items[list[i].Name] = &list[i]
+	}
+	return d.jobs.items[name], nil
 }
 
 // takeOverJob records this process' epoch in a Job, so that older processes cannot delete it.
@@ -170,7 +183,7 @@ func (d *Driver) annotateJob(ctx context.Context, j *batchv1.Job) error {
 // gone. With an epoch, it deletes only a state of the Job in which no newer process manages it.
 func (d *Driver) removeJob(ctx context.Context, id string) error {
 	name := podName(id)
-	for {
+	for pause := removalPoll; ; pause = min(2*pause, jobPoll) {
 		j, err := d.api.getJob(ctx, name)
 		switch {
 		case apierrors.IsNotFound(err), apierrors.IsForbidden(err): // who may not see Jobs has none
@@ -187,7 +200,7 @@ func (d *Driver) removeJob(ctx context.Context, id string) error {
 			failpoint.Hit("kubernetes.destroy.deleted")
 		}
 		select {
-		case <-time.After(removalPoll):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return fmt.Errorf("kubernetes: Job %s was deleted, but its pod has not ended: %w: %w",
 				name, errdefs.ErrUnavailable, context.Cause(ctx))

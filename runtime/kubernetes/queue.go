@@ -17,15 +17,15 @@ var _ runtime.Queuer = (*Driver)(nil)
 // CheckQueue returns an error that names the missing permissions for Jobs. Once it has found them,
 // it does not ask again.
 func (d *Driver) CheckQueue(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
-	defer cancel()
-	d.jobs.mu.Lock()
-	defer d.jobs.mu.Unlock()
-	if d.jobs.allowed {
+	if d.jobs.allowed.Load() {
 		return nil
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
+	defer cancel()
 	err := d.api.checkPermissions(ctx, d.opts.jobPermissions())
-	d.jobs.allowed = err == nil
+	if err == nil {
+		d.jobs.allowed.Store(true)
+	}
 	return err
 }
 

@@ -1,6 +1,12 @@
 package kubernetes
 
 import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -113,5 +120,47 @@ func TestJobEnd(t *testing.T) {
 	}
 	if err := jobEnd(&batchv1.Job{}); err != nil {
 		t.Errorf("jobEnd of a waiting Job = %v, want nil", err)
+	}
+}
+
+// serveJobs returns a driver whose API server answers requests for Jobs with a status, and has one
+// pod until that is deleted.
+func serveJobs(t *testing.T, status int, pod corev1.Pod) (*Driver, *atomic.Bool) {
+	t.Helper()
+	deleted := new(atomic.Bool)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/jobs") {
+			w.WriteHeader(status)
+			return
+		}
+		list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}}
+		switch {
+		case r.Method == http.MethodDelete:
+			deleted.Store(strings.HasSuffix(r.URL.Path, "/"+pod.Name))
+		case !deleted.Load():
+			list.Items = append(list.Items, pod)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+	}))
+	t.Cleanup(server.Close)
+	config := &rest.Config{Host: server.URL, QPS: -1}
+	a, err := newAPI(config, "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDriver(Options{Namespace: "default", GuestImage: "guest:1"}.withDefaults(), config, a)
+	d.pods = &podCache{api: a, log: d.log, entries: map[string]*podEntry{}}
+	return d, deleted
+}
+
+func TestWaitForListOfJobsEndsWithContext(t *testing.T) {
+	t.Parallel()
+	d, _ := serveJobs(t, http.StatusNotFound, corev1.Pod{})
+	d.jobs.turn <- struct{}{} // another caller lists
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := d.job(ctx, "owner", "name"); !errdefs.IsUnavailable(err) {
+		t.Errorf("job = %v, want Unavailable", err)
 	}
 }
