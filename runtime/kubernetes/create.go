@@ -10,8 +10,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
@@ -211,6 +209,7 @@ func (s *Sandbox) adopt(ctx context.Context) error {
 		return err
 	}
 	if s.ofJob = ownedByJob(p); s.ofJob {
+		s.d.jobs.made.Store(s.id, nil)
 		if err := s.d.takeOverJob(ctx, s.name, s.id); err != nil {
 			return err
 		}
@@ -231,31 +230,45 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
 	defer cancel()
+	return d.removeAll(ctx, id)
+}
+
+// removeAll removes the Job of a sandbox, if it has one, and then every pod with its label: those
+// that no Job has created, and those that outlive a Job which something else has deleted.
+func (d *Driver) removeAll(ctx context.Context, id string) error {
 	if err := d.removeJob(ctx, id); err != nil {
 		return err
 	}
-	p, err := d.api.get(ctx, podName(id))
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil
-	case err != nil:
-		return d.api.failed(ctx, "look for sandbox "+id, err)
-	case p.Labels[labelID] != id:
-		return nil // a pod of somebody else
+	for pause := time.Duration(0); ; pause = min(2*pause+removalPoll, jobPoll) {
+		list, err := d.api.list(ctx, ofID(id))
+		if err != nil {
+			return d.api.failed(ctx, "look for sandbox "+id, err)
+		}
+		if len(list.Items) == 0 {
+			return nil
+		}
+		for i := range list.Items {
+			if err := d.remove(ctx, &list.Items[i]); err != nil {
+				return err
+			}
+		}
+		select { // the watch may be behind the list
+		case <-time.After(pause):
+		case <-ctx.Done(): // the next list fails
+		}
 	}
-	d.pods.add(p)
-	return d.remove(ctx, p.Name, p.UID)
 }
 
-// remove deletes a pod and waits until the API server has forgotten it. With a grace period, that
-// is after the kubelet has reported the end of its containers.
-func (d *Driver) remove(ctx context.Context, name string, uid types.UID) error {
-	if err := d.delete(ctx, name, uid); err != nil {
+// remove deletes a pod, of which it takes the last known state, and waits until the API server has
+// forgotten it. With a grace period, that is after the kubelet has reported the end of its
+// containers.
+func (d *Driver) remove(ctx context.Context, p *corev1.Pod) error {
+	if err := d.delete(ctx, p); err != nil {
 		return err
 	}
 	failpoint.Hit("kubernetes.destroy.deleted")
-	if err := d.pods.wait(ctx, name, uid, func(p *corev1.Pod) bool { return p == nil }); err != nil {
-		return fmt.Errorf("kubernetes: pod %s was deleted, but its node has not reported its end: %w", name, err)
+	if err := d.pods.wait(ctx, entryName(p), p.UID, func(now *corev1.Pod) bool { return now == nil }); err != nil {
+		return fmt.Errorf("kubernetes: pod %s was deleted, but its node has not reported its end: %w", p.Name, err)
 	}
 	return nil
 }

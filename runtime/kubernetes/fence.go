@@ -70,14 +70,14 @@ func (d *Driver) takeOver(ctx context.Context, p *corev1.Pod) (*corev1.Pod, erro
 	}
 }
 
-// delete asks for the deletion of a pod. With an epoch, it deletes only a state of the pod in which
-// no newer process manages it. It succeeds if the pod is gone.
-func (d *Driver) delete(ctx context.Context, name string, uid types.UID) error {
-	grace := int64(graceSeconds)
+// delete asks for the deletion of a pod, of which it takes the last known state. With an epoch, it
+// deletes only a state of the pod in which no newer process manages it. It succeeds if the pod is
+// gone.
+func (d *Driver) delete(ctx context.Context, p *corev1.Pod) error {
+	name, uid, grace := p.Name, p.UID, int64(graceSeconds)
 	o := metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid}}
-	p := d.pods.get(name)
 	for {
-		if d.opts.Epoch != 0 && p != nil && p.UID == uid {
+		if d.opts.Epoch != 0 && p.ResourceVersion != "" {
 			if err := d.checkEpoch("pod", p); err != nil {
 				return err
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +44,7 @@ type jobList struct {
 	items map[string]*batchv1.Job
 
 	allowed atomic.Bool // the permissions were found
+	made    sync.Map    // ids of sandboxes that have Jobs, as far as this process knows
 }
 
 // jobOf returns the Job whose pod is a sandbox. Its limits have their defaults.
@@ -179,14 +181,19 @@ func (d *Driver) annotateJob(ctx context.Context, j *batchv1.Job) error {
 		Do(ctx).Error()
 }
 
-// removeJob deletes the Job of a sandbox, if it has one, and waits until the Job and its pods are
-// gone. With an epoch, it deletes only a state of the Job in which no newer process manages it.
+// removeJob deletes the Job of a sandbox, if it has one, and waits until the Job is gone. Its pods
+// may be left if something else has deleted the Job. With an epoch, removeJob deletes only a state
+// of the Job in which no newer process manages it.
 func (d *Driver) removeJob(ctx context.Context, id string) error {
 	name := podName(id)
 	for pause := removalPoll; ; pause = min(2*pause, jobPoll) {
 		j, err := d.api.getJob(ctx, name)
+		_, made := d.jobs.made.Load(id)
 		switch {
-		case apierrors.IsNotFound(err), apierrors.IsForbidden(err): // who may not see Jobs has none
+		case apierrors.IsForbidden(err) && !made: // who may not see Jobs has none
+			return nil
+		case apierrors.IsNotFound(err):
+			d.jobs.made.Delete(id)
 			return nil
 		case err != nil:
 			return d.api.failed(ctx, "look for Job "+name, err)

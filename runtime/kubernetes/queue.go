@@ -43,6 +43,7 @@ func (d *Driver) Submit(ctx context.Context, spec runtime.Spec, q runtime.Queue)
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), postTime, errSlow)
 	defer cancel()
 	failpoint.Hit("kubernetes.submit.intent")
+	d.jobs.made.Store(spec.ID, nil)
 	err := d.api.createJob(ctx, asked)
 	if apierrors.IsAlreadyExists(err) {
 		return d.takeOverJob(ctx, asked.Name, spec.ID)
@@ -106,6 +107,8 @@ func (s *Sandbox) awaitPod(ctx context.Context, owner string, waiting func(strin
 		switch {
 		case errdefs.IsNotFound(err):
 			return nil, fmt.Errorf("kubernetes: sandbox %s: %w: %w", s.id, endedError{errJobDeleted}, errdefs.ErrNotFound)
+		case errdefs.IsFailedPrecondition(err): // denied: another try does not help
+			return nil, fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
 		case err != nil: // the cluster goes on without us
 			s.d.log.Debug("failed to read the state of a Job; will retry", "job", s.name, "error", err)
 		default:

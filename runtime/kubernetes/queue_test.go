@@ -154,6 +154,52 @@ func serveJobs(t *testing.T, status int, pod corev1.Pod) (*Driver, *atomic.Bool)
 	return d, deleted
 }
 
+// ofJob returns a sandbox of a driver that a Job has created.
+func ofJob(d *Driver, id string) *Sandbox {
+	s := newSandbox(d, id)
+	s.ofJob = true
+	d.jobs.made.Store(id, nil)
+	<-s.turn
+	return s
+}
+
+// TestPodIsRemovedWithoutItsJob removes pods whose Job something else has deleted.
+func TestPodIsRemovedWithoutItsJob(t *testing.T) {
+	t.Parallel()
+	orphan := podOfJob("orchestrator-sandbox-1-abc", "1", 1)
+	orphan.OwnerReferences = nil
+	for name, pod := range map[string]*corev1.Pod{
+		"in background": podOfJob("orchestrator-sandbox-1-abc", "1", 1), "orphan": orphan,
+	} {
+		d, deleted := serveJobs(t, http.StatusNotFound, *pod)
+		if err := d.Remove(t.Context(), "sandbox-1"); err != nil || !deleted.Load() {
+			t.Errorf("%s: Remove = %v, pod deleted %t; want it deleted", name, err, deleted.Load())
+		}
+		d, deleted = serveJobs(t, http.StatusNotFound, *pod)
+		if err := ofJob(d, "sandbox-1").Destroy(t.Context()); err != nil || !deleted.Load() {
+			t.Errorf("%s: Destroy = %v, pod deleted %t; want it deleted", name, err, deleted.Load())
+		}
+	}
+}
+
+func TestForbiddenJobsAreReported(t *testing.T) {
+	t.Parallel()
+	d, _ := serveJobs(t, http.StatusForbidden, *podOfJob("orchestrator-sandbox-1-abc", "1", 1))
+	if err := ofJob(d, "sandbox-1").Destroy(t.Context()); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("Destroy = %v, want FailedPrecondition", err)
+	}
+	if err := d.Remove(t.Context(), "sandbox-1"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("Remove of a sandbox with a Job = %v, want FailedPrecondition", err)
+	}
+	spec := testSpec()
+	if _, err := d.AwaitStart(t.Context(), spec, func(string) {}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("AwaitStart = %v, want FailedPrecondition", err)
+	}
+	if err := d.Remove(t.Context(), "sandbox-2"); err != nil {
+		t.Errorf("Remove of a sandbox without a Job = %v, want nil", err)
+	}
+}
+
 func TestWaitForListOfJobsEndsWithContext(t *testing.T) {
 	t.Parallel()
 	d, _ := serveJobs(t, http.StatusNotFound, corev1.Pod{})

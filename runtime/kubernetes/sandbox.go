@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
@@ -158,11 +160,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 		return nil
 	}
 	s.end(ctx)
-	remove := func() error { return s.d.remove(ctx, s.name, s.uid) }
-	if s.ofJob {
-		remove = func() error { return s.d.removeJob(ctx, s.id) }
-	}
-	if err := remove(); err != nil {
+	if err := s.remove(ctx); err != nil {
 		return err
 	}
 	s.gone = true
@@ -175,6 +173,18 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 		close(s.done)
 	}
 	return nil
+}
+
+// remove removes the pod, and the Job that has created it.
+func (s *Sandbox) remove(ctx context.Context) error {
+	if s.ofJob {
+		return s.d.removeAll(ctx, s.id)
+	}
+	p := s.d.pods.get(s.name)
+	if p == nil || p.UID != s.uid { // unknown to the watch
+		p = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: s.pod, UID: s.uid}}
+	}
+	return s.d.remove(ctx, p)
 }
 
 // end asks the guest to end. It ignores TERM, so that a pod whose guest was not asked takes the
