@@ -6,6 +6,9 @@ import "context"
 type Claim struct {
 	// Workspace is the id of the workspace. ClaimName makes the volume's name from it.
 	Workspace string
+	// Bytes is the recorded size of the volume. Create makes a missing one with it, whatever the
+	// template's size is.
+	Bytes int64
 	// Made reports that an earlier sandbox had the volume. If it is missing, its files are lost, and
 	// Create fails with FailedPrecondition. Otherwise Create makes it.
 	Made     bool

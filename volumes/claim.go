@@ -23,6 +23,8 @@ type claim struct {
 type Claim struct {
 	// ID is the workspace's id.
 	ID string
+	// Bytes is the recorded size of the volume.
+	Bytes int64
 	// Made reports that a sandbox has had the volume; see ClaimMade.
 	Made bool
 }
@@ -83,7 +85,7 @@ func (e *entry) checkClaimFree(mode Mode) error {
 }
 
 // AcquireClaim is Acquire for a lease that gets the workspace's files in a volume claim. The first
-// call records that the workspace is one, of this size in bytes.
+// call records that the workspace is one, of this size in bytes. Later calls keep the recorded size.
 //
 // One lease has a claim at a time, in mode ReadWrite or ReadOnly: others get a *BusyError. It
 // returns *ClaimError for mode Overlaid, and for a workspace with files, overlays or snapshots on
@@ -105,7 +107,7 @@ func (m *Manager) AcquireClaim(ctx context.Context, name, lease string, mode Mod
 			}
 			hitFailpoint("volumes.claim.recorded")
 		}
-		c = Claim{ID: ws.e.meta.ID, Made: ws.e.claim.Made}
+		c = Claim{ID: ws.e.meta.ID, Bytes: ws.e.claim.Bytes, Made: ws.e.claim.Made}
 		h, err = ws.acquireHold(ctx, lease, mode)
 		return err
 	})

@@ -59,8 +59,8 @@ func TestClaimHasOneLease(t *testing.T) {
 	}
 	again := openClaims(t, dir)
 	restored, c, err := again.AcquireClaim(t.Context(), "w", firstLease, ReadWrite, 0)
-	if err != nil || !c.Made || c.ID != made.ID {
-		t.Fatalf("AcquireClaim after a restart = %+v, %v; want one that was made", c, err)
+	if err != nil || !c.Made || c.ID != made.ID || c.Bytes != 1<<30 {
+		t.Fatalf("AcquireClaim after a restart = %+v, %v; want one that was made, of %d bytes", c, err, 1<<30)
 	}
 	if err := again.FreeClaim("w", ReadOnly); !errors.As(err, &busy) {
 		t.Errorf("FreeClaim after a restart = %v, want a BusyError", err)
@@ -68,6 +68,28 @@ func TestClaimHasOneLease(t *testing.T) {
 	restored.Release()
 	if err := again.FreeClaim("w", ReadOnly); err != nil {
 		t.Errorf("FreeClaim after Release = %v, want nil", err)
+	}
+}
+
+// TestClaimKeepsItsRecordedSize checks that a lease of a template with another size gets the size
+// that the first, failed one has recorded.
+func TestClaimKeepsItsRecordedSize(t *testing.T) {
+	t.Parallel()
+	m := openClaims(t, t.TempDir())
+	if _, err := m.Create(t.Context(), "w", CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h, _, err := m.AcquireClaim(t.Context(), "w", firstLease, ReadWrite, 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Release()
+	_, c, err := m.AcquireClaim(t.Context(), "w", secondLease, ReadWrite, 100<<30)
+	if err != nil || c.Made || c.Bytes != 1<<30 {
+		t.Errorf("second AcquireClaim = %+v, %v; want a claim of %d bytes that was not made", c, err, 1<<30)
+	}
+	if got, err := m.Get("w"); err != nil || got.QuotaBytes != 1<<30 {
+		t.Errorf("Get = %+v, %v; want a size of %d bytes", got, err, 1<<30)
 	}
 }
 

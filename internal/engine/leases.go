@@ -105,8 +105,8 @@ func (e *Engine) acquire(
 	if err := e.checkKnown(p, r); err != nil {
 		return nil, err
 	}
-	if err := e.checkClaim(ctx, p, r); err != nil {
-		return nil, err
+	req.ReserveClaim = func(ctx context.Context, bytes int64) (func(), error) {
+		return e.Workspaces.ReserveClaim(ctx, p, r.Workspace, bytes)
 	}
 	g, err := e.requestedGrant(p, r, a)
 	if err != nil {
@@ -181,15 +181,6 @@ func (e *Engine) checkKnown(p caller.Principal, r v1.SandboxRequest) error {
 		}
 	}
 	return nil
-}
-
-// checkClaim refuses a volume claim that exceeds the caller's disk quota.
-func (e *Engine) checkClaim(ctx context.Context, p caller.Principal, r v1.SandboxRequest) error {
-	bytes := e.sched.ClaimBytes(r.Template)
-	if r.Workspace == "" || bytes == 0 {
-		return nil
-	}
-	return e.Workspaces.CheckClaim(ctx, p, r.Workspace, bytes)
 }
 
 // Sandboxes lists the caller's leases, newest first. If ended is set, it includes ended ones.

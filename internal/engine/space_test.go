@@ -21,6 +21,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
@@ -179,6 +181,69 @@ func TestRestoreOfTooLargeSnapshotIsRefused(t *testing.T) {
 	if w, err := s.Workspaces.Get(t.Context(), ann, "a"); err != nil || w.QuotaBytes != 8<<20 || w.UsedBytes > 4<<20 {
 		t.Errorf("Get = %+v, %v; want a quota of %d and at most %d bytes used", w, err, 8<<20, 4<<20)
 	}
+}
+
+// claimDriver is a fake cluster whose templates have volume claims.
+type claimDriver struct{ *fake.Driver }
+
+func (claimDriver) ClaimBytes(string) int64 { return 1 << 30 }
+
+func (claimDriver) RemoveClaim(context.Context, string) error { return nil }
+
+// startWithClaims starts a service with volume claims of 1 GiB and a disk quota.
+func startWithClaims(t *testing.T, limit int64) *service {
+	t.Helper()
+	w := newWorld(t)
+	return w.startOptions(t, func(o *Options) {
+		caps := runtime.AllYes()
+		caps[runtime.CapLateBind] = "no: it is a cluster"
+		o.Driver = claimDriver{fake.New(fake.Options{Host: w.host, Serve: w.serve, Capabilities: caps})}
+		o.Quotas.DiskBytes = limit
+	})
+}
+
+// A first lease checks the disk quota and records its claim as one request for space.
+func TestDiskQuotaBoundsVolumeClaims(t *testing.T) {
+	s := startWithClaims(t, 3<<29)
+	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
+	for _, name := range []string{"a", "b"} {
+		if _, err := s.Workspaces.Create(t.Context(), ann, v1.WorkspaceRequest{Name: name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantClaim := func(name string, want bool) {
+		t.Helper()
+		if w, err := s.Workspaces.Get(t.Context(), ann, name); err != nil || (w.Claim != "") != want {
+			t.Errorf("Get(%q) = %+v, %v; want a claim: %t", name, w, err, want)
+		}
+	}
+	leave, err := s.idem.LockKey(t.Context(), workspaces.SpaceKey(ann))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Lease(t.Context(), ann, v1.SandboxRequest{Workspace: "a", WaitMS: 50})
+	leave()
+	if !errdefs.IsUnavailable(err) {
+		t.Errorf("Lease during another request for space: %v, want Unavailable", err)
+	}
+	wantClaim("a", false)
+	l, err := s.Lease(t.Context(), ann, v1.SandboxRequest{Workspace: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantClaim("a", true)
+	_, err = s.Lease(t.Context(), ann, v1.SandboxRequest{Workspace: "b"})
+	if q, ok := errors.AsType[*caller.QuotaError](err); !ok || q.Quota != "disk_bytes" || q.Used != 1<<30 {
+		t.Errorf("Lease beyond the quota: %v, want a disk_bytes quota error with %d bytes used", err, 1<<30)
+	}
+	wantClaim("b", false)
+	if err := s.Remove(t.Context(), ann, l.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a lease of a claim that counts already", func() bool {
+		_, err := s.Lease(t.Context(), ann, v1.SandboxRequest{Workspace: "a"})
+		return err == nil
+	})
 }
 
 // A slow request of one caller does not delay another's.

@@ -35,6 +35,9 @@ type Request struct {
 	Wait time.Duration
 	// Quotas limits the caller.
 	Quotas Quotas
+	// ReserveClaim, if set, returns an error if the caller cannot have a volume claim of so many
+	// bytes for the workspace. Acquire calls leave after the claim was recorded.
+	ReserveClaim func(ctx context.Context, bytes int64) (leave func(), err error)
 
 	memory int64 // the reserved memory quota in bytes
 }

@@ -38,11 +38,11 @@ func (s *Scheduler) takeWithClaim(ctx context.Context, r Request, t Template, st
 		return nil, err
 	}
 	// Hold the workspace before a sandbox can have the volume: it has one writer.
-	hold, claim, err := s.opts.Volumes.AcquireClaim(ctx, r.Lease.Workspace, id.String(), modeOf(r.Lease), s.ClaimBytes(t.Name))
+	hold, claim, err := s.acquireClaim(ctx, id.String(), r, s.ClaimBytes(t.Name))
 	if err != nil {
 		return nil, err
 	}
-	t.Spec.Claim = &runtime.Claim{Workspace: claim.ID, Made: claim.Made, ReadOnly: r.Lease.ReadOnly}
+	t.Spec.Claim = &runtime.Claim{Workspace: claim.ID, Bytes: claim.Bytes, Made: claim.Made, ReadOnly: r.Lease.ReadOnly}
 	m, err := s.makeWithClaim(ctx, id.String(), r, t, st)
 	if err != nil {
 		hold.Release()
@@ -56,6 +56,24 @@ func (s *Scheduler) takeWithClaim(ctx context.Context, r Request, t Template, st
 		return nil, err
 	}
 	return l, nil
+}
+
+// acquireClaim holds the workspace for a sandbox with this id. If the workspace becomes a claim, it
+// gets so many bytes of the caller's disk quota.
+func (s *Scheduler) acquireClaim(
+	ctx context.Context,
+	id string,
+	r Request,
+	bytes int64,
+) (*volumes.Hold, volumes.Claim, error) {
+	if r.ReserveClaim != nil {
+		leave, err := r.ReserveClaim(ctx, bytes)
+		if err != nil {
+			return nil, volumes.Claim{}, err
+		}
+		defer leave()
+	}
+	return s.opts.Volumes.AcquireClaim(ctx, r.Lease.Workspace, id, modeOf(r.Lease), bytes)
 }
 
 func (s *Scheduler) leaseWithClaim(ctx context.Context, m *instance, hold *volumes.Hold, r Request) (*Lease, error) {

@@ -92,7 +92,7 @@ func TestLeaseWithClaimGetsItsOwnSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := s.acquire(t, inWorkspace)
-	if got := d.claims(); len(got) != 1 || got[0] != (runtime.Claim{Workspace: made.ID}) {
+	if got := d.claims(); len(got) != 1 || got[0] != (runtime.Claim{Workspace: made.ID, Bytes: 1 << 30}) {
 		t.Fatalf("created with claims %+v, want one of workspace %s", got, made.ID)
 	}
 	if row := s.row(t, l.ID); row.Warm || !row.Lease.Claim || row.Lease.CarryBytes != 0 {
@@ -116,7 +116,7 @@ func TestLeaseWithClaimGetsItsOwnSandbox(t *testing.T) {
 	}
 	eventually(t, "the workspace is free", func() bool { return s.volumes.FreeClaim("w", volumes.ReadWrite) == nil })
 	l = s.acquire(t, inWorkspace, func(r *Request) { r.Lease.ReadOnly = true })
-	if got := d.claims(); len(got) != 1 || got[0] != (runtime.Claim{Workspace: made.ID, Made: true, ReadOnly: true}) {
+	if got := d.claims(); len(got) != 1 || got[0] != (runtime.Claim{Workspace: made.ID, Bytes: 1 << 30, Made: true, ReadOnly: true}) {
 		t.Errorf("created with claims %+v, want the read-only one that was made", got)
 	}
 	if err := s.End(t.Context(), l, Removed, true); err != nil {
@@ -125,6 +125,40 @@ func TestLeaseWithClaimGetsItsOwnSandbox(t *testing.T) {
 	eventually(t, "the workspace is deleted", func() bool { return s.volumes.Delete(t.Context(), "w") == nil })
 	if len(d.removed) != 1 || d.removed[0] != made.ID {
 		t.Errorf("removed claims %q, want %s", d.removed, made.ID)
+	}
+}
+
+// TestClaimIsReservedBeforeItIsRecorded checks that a refused reservation records no claim, and that
+// a reservation ends after the record.
+func TestClaimIsReservedBeforeItIsRecorded(t *testing.T) {
+	s, _ := newWorld(t).startWithClaims(t)
+	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	claimed := func() bool {
+		got, err := s.volumes.Get("w")
+		if err != nil {
+			t.Error(err)
+		}
+		return got.Claim != ""
+	}
+	refuse := func(r *Request) {
+		r.ReserveClaim = func(context.Context, int64) (func(), error) { return nil, errdefs.ErrResourceExhausted }
+	}
+	if _, err := s.tryAcquire(t.Context(), inWorkspace, refuse); !errdefs.IsResourceExhausted(err) || claimed() {
+		t.Errorf("refused reservation: %v, workspace is a claim %t; want ResourceExhausted and no claim", err, claimed())
+	}
+	var before, after bool
+	reserve := func(r *Request) {
+		r.ReserveClaim = func(_ context.Context, bytes int64) (func(), error) {
+			if before = claimed(); bytes != 1<<30 {
+				t.Errorf("ReserveClaim of %d bytes, want %d", bytes, 1<<30)
+			}
+			return func() { after = claimed() }, nil
+		}
+	}
+	if s.acquire(t, inWorkspace, reserve); before || !after {
+		t.Errorf("workspace is a claim at the reservation %t, and at its end %t; want false and true", before, after)
 	}
 }
 

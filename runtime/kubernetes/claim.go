@@ -92,7 +92,8 @@ func claimVolume(c runtime.Claim) (corev1.Volume, corev1.VolumeMount) {
 		}
 }
 
-// claimOf returns the claim of a new workspace.
+// claimOf returns the claim of a new workspace. Its size is the recorded one, which the disk quota
+// counts.
 func (d *Driver) claimOf(spec runtime.Spec) *corev1.PersistentVolumeClaim {
 	w := d.podOptions(spec.Template).Workspace
 	c := &corev1.PersistentVolumeClaim{
@@ -104,7 +105,7 @@ func (d *Driver) claimOf(spec runtime.Spec) *corev1.PersistentVolumeClaim {
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{w.accessMode()},
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceStorage: *resource.NewQuantity(w.Bytes, resource.BinarySI),
+				corev1.ResourceStorage: *resource.NewQuantity(spec.Claim.Bytes, resource.BinarySI),
 			}},
 		},
 	}

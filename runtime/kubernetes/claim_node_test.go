@@ -74,7 +74,7 @@ func withClaims(t *testing.T, class string) Options {
 func specWithClaim(t *testing.T, workspace string, made bool) runtime.Spec {
 	t.Helper()
 	spec := specOf(t)
-	spec.Claim = &runtime.Claim{Workspace: workspace, Made: made}
+	spec.Claim = &runtime.Claim{Workspace: workspace, Bytes: 32 << 20, Made: made}
 	return spec
 }
 

@@ -22,7 +22,7 @@ func claimDriver() *Driver {
 
 func claimSpec(readOnly bool) runtime.Spec {
 	spec := testSpec()
-	spec.Claim = &runtime.Claim{Workspace: testWorkspace, ReadOnly: readOnly}
+	spec.Claim = &runtime.Claim{Workspace: testWorkspace, Bytes: 1 << 30, ReadOnly: readOnly}
 	return spec
 }
 
@@ -67,6 +67,11 @@ func TestClaimIsWhatTheTemplateAsksFor(t *testing.T) {
 		c.Spec.Resources.Requests.Storage().Value() != 1<<30 ||
 		c.Labels[labelWorkspace] != testWorkspace || c.Labels[labelOwner] != "owner-of-1" {
 		t.Errorf("claim = %+v, want class, size, one pod and labels", c)
+	}
+	recorded := claimSpec(false)
+	recorded.Claim.Bytes = 2 << 30
+	if got := d.claimOf(recorded).Spec.Resources.Requests.Storage().Value(); got != 2<<30 {
+		t.Errorf("size of a claim that was recorded with %d bytes = %d, want the recorded size", 2<<30, got)
 	}
 	if d.ClaimBytes("default") != 1<<30 || d.ClaimBytes("other") != 0 {
 		t.Errorf("ClaimBytes = %d and %d, want those of the template only", d.ClaimBytes("default"), d.ClaimBytes("other"))

@@ -93,14 +93,28 @@ func (s *Service) createWithinQuota(
 	return w, spaceError(err)
 }
 
-// CheckClaim returns a *QuotaError if a volume claim of so many bytes for the caller's workspace
-// exceeds the disk quota. A workspace that is a claim already counts.
-func (s *Service) CheckClaim(ctx context.Context, p caller.Principal, name string, bytes int64) error {
-	w, err := s.Find(p, name)
-	if err != nil || w.Claim != "" {
-		return err
+// ReserveClaim returns a *QuotaError if a volume claim of so many bytes for the caller's workspace
+// exceeds the disk quota. A workspace that is a claim already counts. The caller's other requests
+// for space wait until leave is called: record the claim first.
+func (s *Service) ReserveClaim(
+	ctx context.Context,
+	p caller.Principal,
+	name string,
+	bytes int64,
+) (leave func(), err error) {
+	leave, err = s.opts.Keys.LockKey(ctx, SpaceKey(p))
+	if err != nil {
+		return nil, err
 	}
-	return s.checkSpace(ctx, p, bytes-w.QuotaBytes)
+	w, err := s.Find(p, name)
+	if err == nil && w.Claim == "" {
+		err = s.checkSpace(ctx, p, bytes-w.QuotaBytes)
+	}
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return leave, nil
 }
 
 // checkQuota validates the requested size of a workspace. 0 selects the default size.
