@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -43,16 +44,19 @@ func (s *Scheduler) takeWithClaim(ctx context.Context, r Request, t Template, st
 		return nil, err
 	}
 	t.Spec.Claim = &runtime.Claim{Workspace: claim.ID, Bytes: claim.Bytes, Made: claim.Made, ReadOnly: r.Lease.ReadOnly}
+	t.claimedBy = store.Lease{
+		Workspace: r.Lease.Workspace, Named: r.Lease.Named, ReadOnly: r.Lease.ReadOnly, Claim: true,
+	}
 	m, err := s.makeWithClaim(ctx, id.String(), r, t, st)
 	if err != nil {
-		hold.Release()
+		s.releaseAfterRemoval(id.String(), hold)
 		return nil, err
 	}
 	failpoint.Hit("scheduler.claim.created")
 	l, err := s.leaseWithClaim(ctx, m, hold, r)
 	if err != nil {
 		err = errors.Join(err, s.destroyUnleased(ctx, m, err))
-		hold.Release() // only now: the sandbox had the volume
+		s.releaseAfterRemoval(m.id, hold)
 		return nil, err
 	}
 	return l, nil
@@ -74,6 +78,44 @@ func (s *Scheduler) acquireClaim(
 		defer leave()
 	}
 	return s.opts.Volumes.AcquireClaim(ctx, r.Lease.Workspace, id, modeOf(r.Lease), bytes)
+}
+
+// holdClaims holds the volume claims of sandboxes that an earlier process created and did not lease.
+// They may have the volumes until they are removed. It returns the holds by sandbox id.
+func (s *Scheduler) holdClaims(ctx context.Context, rows []store.Sandbox) map[string]*volumes.Hold {
+	holds := map[string]*volumes.Hold{}
+	for _, row := range rows {
+		if row.Caller != "" || !row.Lease.Claim {
+			continue
+		}
+		hold, err := s.holdWorkspace(ctx, row.ID, row.Lease)
+		if err != nil {
+			s.log.Error("failed to hold the workspace of a sandbox",
+				"sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
+			continue
+		}
+		holds[row.ID] = hold
+	}
+	return holds
+}
+
+// releaseAfterRemoval releases the hold of a sandbox that was not leased. If the sandbox could not
+// be removed, it may have the volume, and the hold is released when a retry has removed it. hold
+// may be nil.
+func (s *Scheduler) releaseAfterRemoval(id string, hold *volumes.Hold) {
+	if hold == nil {
+		return
+	}
+	s.mu.Lock()
+	b, failed := s.failedRemovals[id]
+	if failed {
+		b.hold = hold
+		s.failedRemovals[id] = b
+	}
+	s.mu.Unlock()
+	if !failed {
+		hold.Release()
+	}
 }
 
 func (s *Scheduler) leaseWithClaim(ctx context.Context, m *instance, hold *volumes.Hold, r Request) (*Lease, error) {

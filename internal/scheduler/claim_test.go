@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -125,6 +126,75 @@ func TestLeaseWithClaimGetsItsOwnSandbox(t *testing.T) {
 	eventually(t, "the workspace is deleted", func() bool { return s.volumes.Delete(t.Context(), "w") == nil })
 	if len(d.removed) != 1 || d.removed[0] != made.ID {
 		t.Errorf("removed claims %q, want %s", d.removed, made.ID)
+	}
+}
+
+// TestClaimIsHeldUntilItsSandboxIsRemoved checks that a sandbox that could not be removed keeps the
+// workspace, also after a restart: it may have the volume.
+func TestClaimIsHeldUntilItsSandboxIsRemoved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s, d := w.startWithClaims(t)
+	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.host.SetHook(fake.Fail(errors.New("the engine is away"), -1, fake.OpDestroy))
+	d.setFail(errdefs.ErrResourceExhausted)
+	if _, err := s.tryAcquire(t.Context(), inWorkspace); !errdefs.IsResourceExhausted(err) {
+		t.Fatalf("lease that fails: %v, want the driver's error", err)
+	}
+	var busy *volumes.BusyError
+	if err := s.volumes.FreeClaim("w", volumes.ReadWrite); !errors.As(err, &busy) {
+		t.Errorf("FreeClaim after a failed removal = %v, want a BusyError", err)
+	}
+	s.stop()
+	s, _ = w.startWithClaims(t)
+	if err := s.volumes.FreeClaim("w", volumes.ReadWrite); !errors.As(err, &busy) {
+		t.Errorf("FreeClaim after a restart = %v, want a BusyError", err)
+	}
+	w.host.SetHook(nil)
+	eventually(t, "the workspace is free", func() bool { return s.volumes.FreeClaim("w", volumes.ReadWrite) == nil })
+	s.acquire(t, inWorkspace)
+}
+
+// TestRecoverHoldsClaimOfUnleasedSandbox checks a process that was killed before it recorded a
+// lease: the sandbox may have the volume until it is removed.
+func TestRecoverHoldsClaimOfUnleasedSandbox(t *testing.T) {
+	t.Parallel()
+	for _, state := range []store.State{store.Creating, store.Warm} {
+		t.Run(string(state), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			s, d := w.startWithClaims(t)
+			if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			d.setFail(errdefs.ErrResourceExhausted) // records the claim
+			if _, err := s.tryAcquire(t.Context(), inWorkspace); !errdefs.IsResourceExhausted(err) {
+				t.Fatalf("lease that fails: %v, want the driver's error", err)
+			}
+			s.stop()
+			row := store.Sandbox{
+				ID: "unleased-1", State: state, Template: "default", Runtime: d.Name(), Created: time.Now(),
+				Lease: store.Lease{Workspace: "w", Claim: true},
+			}
+			w.crashed(t, func(st *store.Store) {
+				if err := st.Insert(t.Context(), row); err != nil {
+					t.Fatal(err)
+				}
+			})
+			w.host.SetHook(fake.Fail(errors.New("the engine is away"), -1, fake.OpDestroy))
+			s, _ = w.startWithClaims(t)
+			var busy *volumes.BusyError
+			if err := s.volumes.FreeClaim("w", volumes.ReadWrite); !errors.As(err, &busy) || busy.Lease != row.ID {
+				t.Errorf("FreeClaim = %v, want a BusyError that names %s", err, row.ID)
+			}
+			w.host.SetHook(nil)
+			eventually(t, "the workspace is free", func() bool { return s.volumes.FreeClaim("w", volumes.ReadWrite) == nil })
+			if got := s.row(t, row.ID); !got.State.Ended() {
+				t.Errorf("state of the sandbox = %s, want an ended one", got.State)
+			}
+		})
 	}
 }
 

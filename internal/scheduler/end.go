@@ -170,9 +170,22 @@ func (s *Scheduler) destroy(ctx context.Context, l *Lease, reason string) bool {
 	return true
 }
 
-// scheduleRemoval queues a failed removal for retryRemovals.
+// scheduleRemoval queues a failed removal for retryRemovals. A hold that waits for it stays.
 func (s *Scheduler) scheduleRemoval(b failedRemoval) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	b.hold = s.failedRemovals[b.row.ID].hold
 	s.failedRemovals[b.row.ID] = b
+}
+
+// forgetFailedRemoval ends the retries for a sandbox that was removed, and releases what waited for
+// that.
+func (s *Scheduler) forgetFailedRemoval(id string) {
+	s.mu.Lock()
+	hold := s.failedRemovals[id].hold
+	delete(s.failedRemovals, id)
+	s.mu.Unlock()
+	if hold != nil {
+		hold.Release()
+	}
 }

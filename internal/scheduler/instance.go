@@ -78,7 +78,7 @@ func (s *Scheduler) createAs(ctx context.Context, id string, t Template, from *p
 	defer cancel()
 	row := store.Sandbox{
 		ID: id, State: store.Creating, Template: t.Name, Runtime: s.opts.Driver.Name(), Image: t.Spec.Image.ID,
-		Build: s.fingerprint(t), Memory: memory, Created: time.Now(),
+		Build: s.fingerprint(t), Memory: memory, Created: time.Now(), Lease: t.claimedBy,
 	}
 	if err := s.opts.Store.Insert(short, row); err != nil {
 		s.capacity.release(memory)
@@ -198,7 +198,9 @@ func (s *Scheduler) discard(
 	}
 	failpoint.Hit("scheduler.destroy.removed")
 	s.releaseCapacity(row)
-	return s.setState(ctx, row.ID, to, reason)
+	err := s.setState(ctx, row.ID, to, reason)
+	s.forgetFailedRemoval(row.ID)
+	return err
 }
 
 // removeByID returns a function that removes a sandbox without a handle.

@@ -60,6 +60,7 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 			}
 		}
 	}
+	holds := s.holdClaims(ctx, rows)
 	c := &recoveryCounter{}
 	var g errgroup.Group // no context: a failure does not stop the others
 	g.SetLimit(recoverParallel)
@@ -69,7 +70,11 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 		}
 	}
 	for _, row := range rows {
-		g.Go(func() error { s.recoverRow(ctx, row, c); return nil })
+		g.Go(func() error {
+			s.recoverRow(ctx, row, c)
+			s.releaseAfterRemoval(row.ID, holds[row.ID])
+			return nil
+		})
 	}
 	_ = g.Wait()
 	return c.total(), context.Cause(ctx)
@@ -113,7 +118,7 @@ func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *recove
 			s.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 		return
-	case row.State == store.Warm:
+	case row.State == store.Warm && !row.Lease.Claim:
 		m, err := s.adopt(ctx, row)
 		if err == nil && s.keepWarm(ctx, m, row) {
 			c.add(func(r *Recovered) { r.Warm++ })

@@ -37,6 +37,9 @@ type Template struct {
 	User string
 	// Warmup runs before a sandbox counts as warm.
 	Warmup []Hook
+
+	// claimedBy is what the row of a new sandbox says of the workspace whose volume claim it has.
+	claimedBy store.Lease
 }
 
 // Hook is a warm-up command.
@@ -97,7 +100,8 @@ type failedRemoval struct {
 	to     store.State
 	reason string
 	remove func(context.Context) error
-	lease  *Lease // if set, only reason is used as well
+	hold   *volumes.Hold // released after the removal, or nil
+	lease  *Lease        // if set, only reason is used as well
 }
 
 // New returns a Scheduler without leases.

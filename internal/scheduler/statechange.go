@@ -10,7 +10,8 @@ import (
 type StateChange struct {
 	ID, Template string
 	State        store.State
-	// Caller and Workspace belong to its lease, if any. Workspace is the caller's name of it.
+	// Caller and Workspace belong to its lease, if any. Workspace is the caller's name of it. A
+	// sandbox with a volume claim has Workspace before it is leased.
 	Caller, Workspace string
 	// Reason says why the sandbox ends.
 	Reason string

@@ -150,10 +150,8 @@ func (s *Scheduler) retryRemovals(ctx context.Context) {
 			s.destroy(ctx, b.lease, b.reason)
 			continue
 		}
-		s.mu.Lock()
-		delete(s.failedRemovals, b.row.ID)
-		s.mu.Unlock()
-		if err := s.discard(ctx, b.row, b.to, b.reason, b.remove); err != nil { // a failure queues it again
+		// It stays queued until it is removed, because a hold may wait for that.
+		if err := s.discard(ctx, b.row, b.to, b.reason, b.remove); err != nil {
 			s.log.Error("failed to remove sandbox; will retry", "sandbox", b.row.ID, "error", err)
 		}
 	}
