@@ -41,8 +41,9 @@ func (s jobSandboxes) Acquire(
 	return s.acquire(ctx, p, r, a)
 }
 
-// CheckLease returns an error about a request that can never be served.
-func (s jobSandboxes) CheckLease(p caller.Principal, r v1.SandboxRequest) error {
+// CheckLease returns an error about a request that can never be served. native reports that the
+// engine's own queue would start the sandbox.
+func (s jobSandboxes) CheckLease(p caller.Principal, r v1.SandboxRequest, native bool) error {
 	if err := s.Templates.Resolve(&r); err != nil {
 		return err
 	}
@@ -54,6 +55,11 @@ func (s jobSandboxes) CheckLease(p caller.Principal, r v1.SandboxRequest) error 
 	}
 	if err := s.checkKnown(p, r); err != nil {
 		return err
+	}
+	if native && r.Workspace != "" {
+		if err := s.sched.CheckNativeWorkspace(r.Template); err != nil {
+			return err
+		}
 	}
 	_, err := s.requestedGrant(p, r, core.Acquisition{})
 	return err

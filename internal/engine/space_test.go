@@ -246,6 +246,25 @@ func TestDiskQuotaBoundsVolumeClaims(t *testing.T) {
 	})
 }
 
+// A native sandbox cannot mount a claim, so its job is refused when it is created.
+func TestNativeJobRefusesVolumeClaim(t *testing.T) {
+	s := startWithClaims(t, 0)
+	if _, err := s.Workspaces.Create(t.Context(), me, v1.WorkspaceRequest{Name: "w"}); err != nil {
+		t.Fatal(err)
+	}
+	r := v1.SandboxRequest{Workspace: "w"}
+	err := jobSandboxes{s.Engine}.CheckLease(me, r, true)
+	if e, ok := errors.AsType[*usererror.InvalidError](err); !ok || e.Field != "workspace" || !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("CheckLease(%+v) of a native job = %v, want FailedPrecondition of field workspace", r, err)
+	}
+	if err := (jobSandboxes{s.Engine}).CheckLease(me, r, false); err != nil {
+		t.Errorf("CheckLease(%+v) = %v, want nil", r, err)
+	}
+	if err := (jobSandboxes{s.Engine}).CheckLease(me, v1.SandboxRequest{}, true); err != nil {
+		t.Errorf("CheckLease without a workspace of a native job = %v, want nil", err)
+	}
+}
+
 // A slow request of one caller does not delay another's.
 func TestSpaceLockIsPerCaller(t *testing.T) {
 	s := boundedWorld(t, 20<<20)

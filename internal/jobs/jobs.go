@@ -45,8 +45,9 @@ import (
 type Sandboxes interface {
 	// Acquire leases a sandbox for the caller.
 	Acquire(context.Context, caller.Principal, v1.SandboxRequest, core.Acquisition) (*scheduler.Lease, error)
-	// CheckLease returns an error about a request that Acquire would refuse whenever it is made.
-	CheckLease(caller.Principal, v1.SandboxRequest) error
+	// CheckLease returns an error about a request that Acquire would refuse whenever it is made. native
+	// reports that the engine's own queue would start the sandbox.
+	CheckLease(p caller.Principal, r v1.SandboxRequest, native bool) error
 	// CheckNative returns an *InvalidError of field native if the runtime has no queue of its own.
 	CheckNative(context.Context) error
 	// TemplateOfImage returns the template that has the image, or an *InvalidError of field image.

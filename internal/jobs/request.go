@@ -77,7 +77,7 @@ func (s *Service) expand(ctx context.Context, p caller.Principal, r *v1.JobReque
 		}
 		r.Template = name
 	}
-	if err := s.opts.Sandboxes.CheckLease(p, leaseRequest(r)); err != nil {
+	if err := s.opts.Sandboxes.CheckLease(p, leaseRequest(r), r.Native); err != nil {
 		return nil, err
 	}
 	list, err := baseCommands(r)

@@ -25,6 +25,18 @@ func (s *Scheduler) ClaimBytes(template string) int64 {
 	return 0
 }
 
+// CheckNativeWorkspace returns an *InvalidError of field workspace if AcquireQueued cannot give a
+// workspace to a sandbox of the template.
+func (s *Scheduler) CheckNativeWorkspace(template string) error {
+	if s.ClaimBytes(template) == 0 {
+		return nil
+	}
+	return &usererror.InvalidError{
+		Field: "workspace", Class: errdefs.ErrFailedPrecondition,
+		Message: "would be a volume claim, which native sandboxes do not mount: leave native or workspace out",
+	}
+}
+
 // takeWithClaim creates a sandbox that has the volume claim of the lease's workspace, and records
 // the lease. A warm sandbox cannot get one. If it fails, the caller has to release the quota.
 func (s *Scheduler) takeWithClaim(ctx context.Context, r Request, t Template, st *templatePool) (*Lease, error) {
