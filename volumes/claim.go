@@ -85,7 +85,8 @@ func (e *entry) checkClaimFree(mode Mode) error {
 }
 
 // AcquireClaim is Acquire for a lease that gets the workspace's files in a volume claim. The first
-// call records that the workspace is one, of this size in bytes. Later calls keep the recorded size.
+// call records that the workspace is one, of this size in bytes. Later calls keep the recorded
+// size.
 //
 // One lease has a claim at a time, in mode ReadWrite or ReadOnly: others get a *BusyError. It
 // returns *ClaimError for mode Overlaid, and for a workspace with files, overlays or snapshots on

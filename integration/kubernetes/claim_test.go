@@ -130,8 +130,9 @@ func TestWorkspaceInAVolumeClaim(t *testing.T) {
 	}
 }
 
-// TestVolumeClaimSurvivesCrashes kills the service at each step of a first lease with a claim, and of
-// the claim's removal. After the next start, the workspace has one pod again, and can be removed.
+// TestVolumeClaimSurvivesCrashes kills the service at each step of a first lease with a claim, and
+// of the claim's removal. After the next start, the workspace has one pod again, and can be
+// removed.
 func TestVolumeClaimSurvivesCrashes(t *testing.T) {
 	faults := given(t, "BIN_FAULTS")
 	c, s := newClaimService(t)

@@ -147,8 +147,8 @@ func (r *Redialer) live(ctx context.Context) (*Mux, error) {
 	return m, nil
 }
 
-// wait waits before a dial if the last one was a short time ago: a guest whose mux ends at once must
-// not make the host dial in a loop, however many callers there are.
+// wait waits before a dial if the last one was a short time ago: a guest whose mux ends at once
+// must not make the host dial in a loop, however many callers there are.
 func (r *Redialer) wait(ctx context.Context) error {
 	if r.dialled.IsZero() || time.Since(r.dialled) >= steady {
 		r.pause = 0

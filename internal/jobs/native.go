@@ -42,8 +42,8 @@ func (s *Service) hold(a *attempt, reason string) {
 	held[a.index], a.waiting = reason, ""
 }
 
-// heldFirst moves the commands whose sandboxes wait in the cluster's queue to the front. Otherwise a
-// retry could take their place, and the cluster could start a sandbox that no command waits for.
+// heldFirst moves the commands whose sandboxes wait in the cluster's queue to the front. Otherwise
+// a retry could take their place, and the cluster could start a sandbox that no command waits for.
 func (j *job) heldFirst(live []store.Sandbox) {
 	waits := map[string]bool{}
 	for _, row := range live {

@@ -92,8 +92,8 @@ func (s *Scheduler) acquireClaim(
 	return s.opts.Volumes.AcquireClaim(ctx, r.Lease.Workspace, id, modeOf(r.Lease), bytes)
 }
 
-// holdClaims holds the volume claims of sandboxes that an earlier process created and did not lease.
-// They may have the volumes until they are removed. It returns the holds by sandbox id.
+// holdClaims holds the volume claims of sandboxes that an earlier process created and did not
+// lease. They may have the volumes until they are removed. It returns the holds by sandbox id.
 func (s *Scheduler) holdClaims(ctx context.Context, rows []store.Sandbox) map[string]*volumes.Hold {
 	holds := map[string]*volumes.Hold{}
 	for _, row := range rows {

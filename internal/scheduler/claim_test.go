@@ -198,8 +198,8 @@ func TestRecoverHoldsClaimOfUnleasedSandbox(t *testing.T) {
 	}
 }
 
-// TestClaimIsReservedBeforeItIsRecorded checks that a refused reservation records no claim, and that
-// a reservation ends after the record.
+// TestClaimIsReservedBeforeItIsRecorded checks that a refused reservation records no claim, and
+// that a reservation ends after the record.
 func TestClaimIsReservedBeforeItIsRecorded(t *testing.T) {
 	s, _ := newWorld(t).startWithClaims(t)
 	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {

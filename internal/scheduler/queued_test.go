@@ -21,11 +21,13 @@ func TestStopAfterStartKeepsQueuedSandbox(t *testing.T) {
 	defer stop()
 	var id string
 	q := Queued{Queue: runtime.Queue{Suspended: true}, Keep: func() bool { return ctx.Err() != nil }}
-	q.Waiting = func(reason string) {
-		if reason == "" {
+	w.host.SetHook(func(_ context.Context, op fake.Op, _ string) error {
+		if op == fake.OpAdopt {
 			stop()
-			return
 		}
+		return nil
+	})
+	q.Waiting = func(string) {
 		for id = range w.host.Queued() {
 			w.host.Resume(id)
 		}

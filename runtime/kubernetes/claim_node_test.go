@@ -78,8 +78,8 @@ func specWithClaim(t *testing.T, workspace string, made bool) runtime.Spec {
 	return spec
 }
 
-// sh runs a script as a command of a sandbox, and returns its output. The order of what it writes to
-// its two streams is not known.
+// sh runs a script as a command of a sandbox, and returns its output. The order of what it writes
+// to its two streams is not known.
 func sh(t *testing.T, s runtime.Sandbox, script string) (string, int) {
 	t.Helper()
 	var out strings.Builder
@@ -94,6 +94,16 @@ func destroy(t *testing.T, s runtime.Sandbox) {
 	t.Helper()
 	if err := s.Destroy(bounded(t)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func wantReadOnly(t *testing.T, s runtime.Sandbox) {
+	t.Helper()
+	if out, code := sh(t, s, "cat /workspace/note"); code != 0 || out != "kept\nmore" {
+		t.Errorf("read-only workspace = %q, exit code %d; want both lines", out, code)
+	}
+	if out, code := sh(t, s, "echo x >>/workspace/note"); code == 0 || !strings.Contains(out, "Read-only") {
+		t.Errorf("write to a read-only workspace = %q, exit code %d; want it refused", out, code)
 	}
 }
 
@@ -141,12 +151,7 @@ func testClaimKeepsFiles(t *testing.T, binding string) {
 	reader := specWithClaim(t, workspace, true)
 	reader.Claim.ReadOnly = true
 	s = start(t, d, reader)
-	if out, code := sh(t, s, "cat /workspace/note"); code != 0 || out != "kept\nmore" {
-		t.Errorf("read-only workspace = %q, exit code %d; want both lines", out, code)
-	}
-	if out, code := sh(t, s, "echo x >>/workspace/note"); code == 0 || !strings.Contains(out, "Read-only") {
-		t.Errorf("write to a read-only workspace = %q, exit code %d; want it refused", out, code)
-	}
+	wantReadOnly(t, s)
 	destroy(t, s)
 	if s := start(t, d, specOf(t)); s != nil {
 		if out, _ := sh(t, s, "ls -A /workspace; stat -f -c %T /workspace"); out != "tmpfs" {

@@ -189,8 +189,8 @@ func (c *Candidate) renewUntilLost(ctx context.Context, sent time.Time) {
 }
 
 // lossTime returns until when renewals are tried, of which the first begins now. The last one that
-// succeeded was sent before. After a pause of this process there is one try: a renewal succeeds only
-// if no other process has become the holder meanwhile.
+// succeeded was sent before. After a pause of this process there is one try: a renewal succeeds
+// only if no other process has become the holder meanwhile.
 func (c *Candidate) lossTime(sent, now time.Time) time.Time {
 	renew := renewTime(c.opts.LeaseTime)
 	end := sent.Add(renew + requestTime + retryTime)

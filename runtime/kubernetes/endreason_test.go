@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
@@ -50,6 +51,29 @@ func TestDisruptionIsTheReasonOfAnEnd(t *testing.T) {
 	if w.seen(waiting("")) || !w.seen(nil) || !errors.Is(w.why, errDeleted) {
 		t.Errorf("end of a pod that disappeared = %v, want %v", w.why, errDeleted)
 	}
+}
+
+// TestReasonOfPodThatDisappearsAtOnce lets the reason and the deletion arrive before the sandbox looks.
+func TestReasonOfPodThatDisappearsAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &podCache{entries: map[string]*podEntry{}}
+		running, lost := waiting(""), disrupted("DeletionByPodGC")
+		running.Name, running.UID = "p", "u"
+		lost.Name, lost.UID = "p", "u"
+		c.add(running)
+		var w endWatch
+		ended := make(chan error)
+		go func() { ended <- c.wait(t.Context(), "p", "u", w.seen) }()
+		synctest.Wait()
+		c.mu.Lock()
+		c.update(lost, false)
+		c.update(lost, true)
+		c.mu.Unlock()
+		if err := <-ended; err != nil || !errors.Is(w.why, errNodeLost) {
+			t.Errorf("wait = %v with reason %v, want %v", err, w.why, errNodeLost)
+		}
+	})
 }
 
 func TestEndReasonIsOneShortLine(t *testing.T) {

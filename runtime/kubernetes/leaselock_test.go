@@ -117,8 +117,8 @@ func TestPausedHolderRenewsUnlessReplaced(t *testing.T) {
 	}
 }
 
-// TestHungRenewalIsALoss lets a renewal hang whatever its context, as a program that gets credentials
-// may.
+// TestHungRenewalIsALoss lets a renewal hang whatever its context, as a program that gets
+// credentials may.
 func TestHungRenewalIsALoss(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestHungRenewalIsALoss(t *testing.T) {
 	})
 }
 
-// TestNewHolderThatCannotRenewEndsInTime stops the server right after its late answer to the request
-// that made a process the holder.
+// TestNewHolderThatCannotRenewEndsInTime stops the server right after its late answer to the
+// request that made a process the holder.
 func TestNewHolderThatCannotRenewEndsInTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -38,6 +38,7 @@ type podCache struct {
 // none.
 type podEntry struct {
 	pod     *corev1.Pod   // nil: there is none
+	final   *corev1.Pod   // as the deletion reported it, if there is none
 	since   int           // podCache.lists when the pod was added
 	changed chan struct{} // closed by the next change
 	waiters int
@@ -115,6 +116,9 @@ func (c *podCache) set(name string, pod *corev1.Pod) {
 	if e.pod == nil || pod == nil || e.pod.UID != pod.UID {
 		e.since = c.lists
 	}
+	if pod != nil {
+		e.final = nil
+	}
 	e.pod = pod
 	close(e.changed)
 	e.changed = make(chan struct{})
@@ -130,6 +134,9 @@ func (c *podCache) update(pod *corev1.Pod, deleted bool) {
 		return
 	}
 	if deleted {
+		if e := c.entries[name]; e != nil {
+			e.final = pod
+		}
 		pod = nil
 	}
 	c.set(name, pod)
@@ -210,7 +217,8 @@ func (c *podCache) follow(ctx context.Context, version string) error {
 }
 
 // wait calls done with each state of the pod that has this UID, or of any pod if it is "", from the
-// present one, until done returns true. The state is nil when there is no such pod any more. It
+// present one, until done returns true. The state is nil when there is no such pod any more. States
+// may be left out, but not the last one of a pod with this UID, which has the reason of its end. It
 // returns an error only when ctx ends.
 func (c *podCache) wait(ctx context.Context, name string, uid types.UID, done func(*corev1.Pod) bool) error {
 	c.mu.Lock()
@@ -227,8 +235,11 @@ func (c *podCache) wait(ctx context.Context, name string, uid types.UID, done fu
 		c.drop(name, e)
 	}()
 	for {
-		pod, changed := e.pod, e.changed
+		pod, final, changed := e.pod, e.final, e.changed
 		c.mu.Unlock()
+		if pod == nil && final != nil && final.UID == uid && done(final) {
+			return nil
+		}
 		if pod != nil && uid != "" && pod.UID != uid {
 			pod = nil
 		}

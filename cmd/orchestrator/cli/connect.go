@@ -147,8 +147,8 @@ func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Durati
 }
 
 // FindServer returns a client for the server that answers, or nil if none does. It is an error if
-// something else answers, or if the server refuses the caller. Outside of Linux, where commands need
-// a server, it returns a client.NoServerError instead of nil.
+// something else answers, or if the server refuses the caller. Outside of Linux, where commands
+// need a server, it returns a client.NoServerError instead of nil.
 func (a *App) FindServer(ctx context.Context, c config.Config) (*client.Client, error) {
 	return a.findServer(ctx, c, onLinux)
 }

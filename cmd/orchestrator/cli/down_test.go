@@ -47,7 +47,7 @@ func TestDownServerWaitsForEnd(t *testing.T) {
 	}
 }
 
-// Another down that was faster is no error.
+// A down after another one that was faster succeeds.
 func TestDownServerOfEndingServer(t *testing.T) {
 	cl := serverFor(t, func(s *httptest.Server, _ http.ResponseWriter, _ *http.Request) {
 		s.Listener.Close()

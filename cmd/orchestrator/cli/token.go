@@ -17,7 +17,8 @@ const minToken = 32
 const maxToken = 4096
 
 // ReadToken reads a token from a file that only its owner can read. On Linux, a file of root may
-// also be readable for a group of this process. On Windows, it does not check who can read the file.
+// also be readable for a group of this process. On Windows, it does not check who can read the
+// file.
 func ReadToken(path string) (string, error) {
 	bad := func(why string) error {
 		return Refuse(errdefs.ErrInvalidArgument, "token file %s %s", path, why)
