@@ -53,7 +53,8 @@ func TestDisruptionIsTheReasonOfAnEnd(t *testing.T) {
 	}
 }
 
-// TestReasonOfPodThatDisappearsAtOnce lets the reason and the deletion arrive before the sandbox looks.
+// TestReasonOfPodThatDisappearsAtOnce lets the reason and the deletion arrive before the sandbox
+// looks.
 func TestReasonOfPodThatDisappearsAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
