@@ -59,7 +59,7 @@ func (j *job) heldFirst(live []store.Sandbox) {
 			rest = append(rest, c)
 		}
 	}
-	j.queued = append(held, rest...)
+	j.queued = slices.Concat(held, rest)
 }
 
 // pauseOf returns the pause before a command that was postponed so many times is tried again. It

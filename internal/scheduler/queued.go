@@ -49,10 +49,9 @@ func (s *Scheduler) AcquireQueued(ctx context.Context, r Request, q Queued) (*Le
 	if !ok {
 		return nil, s.CheckQueue(ctx)
 	}
-	if r.Lease.Workspace != "" && s.ClaimBytes(r.Template) > 0 {
-		return nil, &usererror.InvalidError{
-			Field: "workspace", Class: errdefs.ErrFailedPrecondition,
-			Message: "would be a volume claim, which native sandboxes do not mount: leave native or workspace out",
+	if r.Lease.Workspace != "" {
+		if err := s.CheckNativeWorkspace(r.Template); err != nil {
+			return nil, err
 		}
 	}
 	if err := s.checkWorkspace(r.Lease); err != nil {

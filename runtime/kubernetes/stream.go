@@ -136,6 +136,10 @@ type handshakeContext struct {
 	deadline time.Time
 }
 
+func withHandshake(ctx context.Context, deadline time.Time) context.Context {
+	return handshakeContext{ctx, deadline}
+}
+
 // Deadline implements context.Context.
 func (c handshakeContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
 
@@ -148,7 +152,9 @@ func newPipes(ctx context.Context, executor remotecommand.Executor) *pipes {
 	go func() {
 		defer close(p.ended)
 		var stderr guestconn.Stderr
-		err := executor.StreamWithContext(handshakeContext{ctx, deadline}, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: &stderr})
+		err := executor.StreamWithContext(withHandshake(ctx, deadline), remotecommand.StreamOptions{
+			Stdin: stdin, Stdout: stdout, Stderr: &stderr,
+		})
 		err = classify(stderr.Reason(err))
 		_ = stdout.CloseWithError(err)
 		_ = stdin.CloseWithError(err)

@@ -39,7 +39,7 @@ func TestDownServerWaitsForEnd(t *testing.T) {
 		if asked.Add(1) == 3 {
 			s.Listener.Close()
 		}
-		w.Write([]byte("{}")) //nolint:errcheck // the client reports a broken answer
+		w.Write([]byte("{}"))
 	})
 	ours, err := DownServer(t.Context(), cl, config.Config{StateDir: t.TempDir()})
 	if ours || err != nil || asked.Load() < 3 {
@@ -74,7 +74,7 @@ func TestDownServerErrors(t *testing.T) {
 		if r.Method == http.MethodGet {
 			cancel(late)
 		}
-		w.Write([]byte("{}")) //nolint:errcheck // the client reports a broken answer
+		w.Write([]byte("{}"))
 	})
 	if _, err := DownServer(ctx, stays, c); !errors.Is(err, late) {
 		t.Errorf("DownServer of a server that stays = %v, want %v", err, late)
