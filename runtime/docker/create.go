@@ -132,8 +132,8 @@ func (s *Sandbox) make(ctx context.Context, spec runtime.Spec, img image) error 
 	return checkWarnings(got.Warnings)
 }
 
-// answerTime is how long to wait for the engine's answer to a create after the caller has given up.
-// The engine goes on with the create, and undoing it needs the answer.
+// answerTime is how long to wait for the engine's answer to a create or a start after the caller has
+// given up. The engine goes on with it, and undoing it needs the answer.
 const answerTime = 2 * time.Second
 
 // outlast returns a context that ends by the given time later than ctx.
@@ -176,7 +176,13 @@ func (d *Driver) cellOptions(id string, scratch int64) rundir.Options {
 
 func (s *Sandbox) start(ctx context.Context) error {
 	s.started = true
-	_, err := s.d.api.ContainerStart(ctx, s.container, client.ContainerStartOptions{})
+	// An engine whose start is cut can block the removal for a long time.
+	patient, cancel := outlast(ctx, answerTime)
+	defer cancel(nil)
+	_, err := s.d.api.ContainerStart(patient, s.container, client.ContainerStartOptions{})
+	if err == nil {
+		err = ctx.Err()
+	}
 	switch {
 	case err == nil:
 	case client.IsErrConnectionFailed(err) || ctx.Err() != nil:
