@@ -132,8 +132,8 @@ func (s *Sandbox) make(ctx context.Context, spec runtime.Spec, img image) error 
 	return checkWarnings(got.Warnings)
 }
 
-// answerTime is how long to wait for the engine's answer to a create or a start after the caller has
-// given up. The engine goes on with it, and undoing it needs the answer.
+// answerTime is how long to wait for the engine's answer to a create or a start after the caller
+// has given up. The engine goes on with it, and undoing it needs the answer.
 const answerTime = 2 * time.Second
 
 // outlast returns a context that ends by the given time later than ctx.
