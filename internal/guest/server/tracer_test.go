@@ -138,13 +138,18 @@ var helperProgram = sync.OnceValues(func() (string, error) {
 	return name, err
 })
 
+// noPreemption keeps Go from preempting a helper with signals: a traced thread stops at every
+// signal, and its tracer here never lets it continue.
+const noPreemption = "asyncpreemptoff=1"
+
+// helperCommand runs the tests' program as a helper.
 func helperCommand(t *testing.T, env, how string) wire.Command {
 	t.Helper()
 	name, err := helperProgram()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return wire.Command{Argv: []string{name}, Env: map[string]string{env: how}}
+	return wire.Command{Argv: []string{name}, Env: map[string]string{env: how, "GODEBUG": noPreemption}}
 }
 
 // line waits for the first line of a command's output.
@@ -226,7 +231,10 @@ func TestSessionTracersCannotForgeEnding(t *testing.T) {
 		t.Helper()
 		traced, tracing := openSession(t, s, wire.SessionStart{}), openSession(t, s, wire.SessionStart{})
 		cmd := helperCommand(t, tracedEnv, "thread")
-		k := traced.dial(wire.SessionExec{Text: tracedEnv + "=thread " + cmd.Argv[0], Timeout: bound / 2})
+		k := traced.dial(wire.SessionExec{
+			Text:    fmt.Sprintf("GODEBUG=%s %s=thread %s", noPreemption, tracedEnv, cmd.Argv[0]),
+			Timeout: bound / 2,
+		})
 		_, other, _ := strings.Cut(line(k), " ")
 		// The shell itself becomes the tracer and must be killed.
 		tracing.dial(wire.SessionExec{Text: fmt.Sprintf("%s=%s exec %s", tracerEnv, other, cmd.Argv[0])})
