@@ -94,9 +94,9 @@ func BenchmarkThroughput(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer l.Close()
 	var all sync.WaitGroup
 	defer all.Wait()
+	defer l.Close() // ends sendToAll
 	all.Go(func() { sendToAll(l, &all, each) })
 	port := l.Addr().(*net.TCPAddr).Port
 	drain := func(b *testing.B, open func() net.Conn) {
