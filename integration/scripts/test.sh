@@ -6,12 +6,16 @@
 #
 # Complete logs are in build/logs/. The script repeats failures at the end, and the last line is
 # "N passed, N failed". A run of all steps stops the engine at the end. A run of some steps keeps an engine that
-# was already running. A second run waits for the first. A run of all steps builds the Kubernetes node in the background.
-# It leaves the tests on the node out if that takes too long, and says so at the end. With CI=true it waits for the build.
+# was already running. A second run waits for the first. A run of all steps builds the Kubernetes node in the background,
+# and tests on it beside other steps. It leaves these tests out if the build takes too long, and says so at the end. With
+# CI=true it waits for the build.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-ALL=(deps lint build image engine containerd unit fuzz conformance integration kubernetes left)
+ALL=(deps build image lint engine containerd unit fuzz conformance integration kubernetes left)
+# Steps that the step kubernetes can run beside: they change nothing that it uses, and it nothing of theirs. A soak in
+# step integration counts what is on the host.
+BESIDE=" lint engine containerd unit fuzz conformance "
 GOLANGCI_VERSION=v2.12.2
 FUZZ_TIME=2s
 LEFT_SECONDS=60 # time for processes that end after their test
@@ -421,13 +425,9 @@ run() {
     printf '\n=== %s\n' "$name"
     started=$SECONDS
     before=$(processors)
-    # Not in a condition: bash would ignore errors inside. Close the lock so that programs of the tests do not inherit it.
+    # Not in a condition: bash would ignore errors inside.
     set +e
-    (
-        set -Eeuo pipefail
-        trap - EXIT INT TERM HUP
-        "step_$name"
-    ) 7>&- 2>&1 </dev/null | tee "$LOGS/$name.log"
+    step "$name" | tee "$LOGS/$name.log"
     status=${PIPESTATUS[0]}
     set -e
     result[$name]=ok
@@ -436,6 +436,39 @@ run() {
     [[ $name != image || $status != 0 ]] || environment
     printf -- '--- %s: %s, %d s, %s\n' "$name" "${result[$name]}" $((SECONDS - started)) \
         "$(processors | awk -v BEFORE="$before" -f "$SCRIPTS/processors.awk")"
+}
+
+# step NAME runs a step. It closes the lock so that programs of the tests do not inherit it.
+step() (
+    set -Eeuo pipefail
+    trap - EXIT INT TERM HUP
+    "step_$1"
+) 7>&- 2>&1 </dev/null
+
+# start_beside starts the step kubernetes in the background, in a process group that finish can end. It does nothing
+# until the node is built, and after the first time.
+start_beside() {
+    [[ -z ${result[kubernetes]:-} && ${result[build]:-}${result[image]:-} == okok ]] || return 0
+    [[ -z $builder ]] || ! kill -0 "$builder" 2>/dev/null || return 0
+    set -m
+    step kubernetes >"$LOGS/kubernetes.log" &
+    set +m
+    beside=$! beside_started=$SECONDS
+    result[kubernetes]=running
+}
+
+# join waits for the step that start_beside started.
+join() {
+    local status=0
+    [[ -n $beside ]] || return 0
+    printf '\n=== kubernetes, beside the steps before\n'
+    wait "$beside" || status=$?
+    beside=
+    cat "$LOGS/kubernetes.log"
+    result[kubernetes]=ok
+    ((status == 0)) || result[kubernetes]=failed
+    order+=(kubernetes)
+    printf -- '--- kubernetes: %s, %d s\n' "${result[kubernetes]}" $((SECONDS - beside_started))
 }
 
 # processors prints the processors' time since the boot: the first line of /proc/stat.
@@ -459,6 +492,7 @@ finish() {
     local status=$? name bad=0
     trap - EXIT INT TERM HUP
     set +e
+    [[ -z $beside ]] || { kill -TERM -- "-$beside" && wait "$beside"; } 2>/dev/null
     if [[ -z $keep_containerd ]] && ! "$SCRIPTS/containerd.sh" down >"$LOGS/down-containerd.log" 2>&1 7>&-; then
         order+=(down-containerd)
         result[down-containerd]=failed
@@ -530,7 +564,7 @@ TMPDIR=$(mktemp -d /tmp/o.XXXX)
 export TMPDIR
 printf '%s\n' "$TMPDIR" >"$TEST_STATE/tmpdir"
 unset DOCKER_HOST DOCKER_CONTEXT DOCKER_TLS_VERIFY
-order=() builder=
+order=() builder='' beside='' beside_started=0
 keep_engine='' keep_containerd=''
 if (($# > 0)) && docker_is_up; then keep_engine=yes; fi
 if (($# > 0)) && containerd_is_up; then keep_containerd=yes; fi
@@ -539,6 +573,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 left_now | sort >"$LOGS/before"
 for step in "${steps[@]}"; do
+    if (($# == 0)) && [[ $BESIDE == *" $step "* ]]; then start_beside; else join; fi
     run "$step"
     if (($# == 0)) && [[ $step == deps && ${result[deps]} == ok ]]; then build_node; fi
 done
