@@ -65,23 +65,16 @@ func (r *Redialer) Open(ctx context.Context) (net.Conn, error) {
 // Keep dials again whenever the mux is lost, until ctx ends: a guest without a host ends after its
 // orphan timeout.
 func (r *Redialer) Keep(ctx context.Context) {
-	for pause := firstDial; ; pause = min(2*pause, lastDial) {
-		began := time.Now()
+	for ctx.Err() == nil {
 		m, err := r.live(ctx)
+		if errors.Is(err, errReleased) {
+			return
+		}
 		if err == nil {
 			select {
 			case <-m.Done():
 			case <-ctx.Done():
-				return
 			}
-			if time.Since(began) >= steady { // a guest must not make the host dial in a loop
-				pause = firstDial
-			}
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -108,6 +109,32 @@ func TestRedialerPausesForAllCallersTogether(t *testing.T) {
 			t.Errorf("8 callers dialled %d times in a minute, want at most %d", got, most)
 		}
 	})
+}
+
+func TestKeepPausesBetweenDials(t *testing.T) {
+	t.Parallel()
+	for name, dial := range map[string]func() (*Mux, error){
+		"failing": func() (*Mux, error) { return nil, errors.New("not now") },
+		"lost at once": func() (*Mux, error) {
+			host, guest := net.Pipe()
+			_ = guest.Close()
+			return newMux(host)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				dialled := 0
+				r := NewRedialer(RedialOptions{Dial: func(context.Context) (*Mux, error) { dialled++; return dial() }})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				r.Keep(ctx)
+				if least, most := int(time.Minute/lastDial), int(time.Minute/lastDial)+10; dialled < least || dialled > most {
+					t.Errorf("Keep dialled %d times in a minute, want %d to %d", dialled, least, most)
+				}
+			})
+		})
+	}
 }
 
 func TestStderrIsBoundedAndNamesTheReason(t *testing.T) {
