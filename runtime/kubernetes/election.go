@@ -64,7 +64,7 @@ type Candidate struct {
 	once   sync.Once // for the call of Lost, and for Close
 
 	checks  sync.Mutex // held during a check of the Lease by Superseded
-	checked time.Time  // when the last one has confirmed this process; guarded by checks
+	checked time.Time  // the end of the last one; guarded by checks
 }
 
 // NewCandidate connects to the cluster and checks the permissions that are needed. Its errors are
@@ -233,7 +233,7 @@ func (c *Candidate) lose(why error) {
 // Superseded reads the Lease after a pod or a guest has refused this process for a newer one. It
 // calls Lost if the Lease does not name this process and its epoch. Otherwise the refusal says
 // nothing about other sandboxes: guests are not trusted. If the Lease cannot be read, the renewals
-// decide. Superseded reads at most once per second.
+// decide. Superseded reads at most once per second, also when reading fails.
 func (c *Candidate) Superseded(why error) {
 	c.checks.Lock()
 	defer c.checks.Unlock()
@@ -242,7 +242,9 @@ func (c *Candidate) Superseded(why error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), requestTime, errSlow)
 	defer cancel()
-	switch err := c.lock.check(ctx); {
+	err := c.lock.check(ctx)
+	c.checked = time.Now()
+	switch {
 	case errors.Is(err, errSuperseded):
 		c.lose(fmt.Errorf("%w: %w", err, why))
 		return
@@ -250,7 +252,6 @@ func (c *Candidate) Superseded(why error) {
 		c.opts.Log.Warn("a sandbox refuses this process, and the Lease cannot be read", "lease", c.Lease(), "error", err)
 		return
 	}
-	c.checked = time.Now()
 	c.opts.Log.Warn("a sandbox refuses this process, which holds the Lease", "lease", c.Lease(), "error", why)
 }
 

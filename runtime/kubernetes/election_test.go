@@ -82,6 +82,9 @@ func (s *leaseServer) serve(r *http.Request) (resp *http.Response, late time.Dur
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.down {
+		if r.Method == http.MethodGet {
+			s.gets++
+		}
 		return nil, 0, io.ErrUnexpectedEOF
 	}
 	if s.late > 0 && r.Method == http.MethodPut {
