@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
@@ -60,7 +61,8 @@ func (d *Driver) takeOver(ctx context.Context, p *corev1.Pod) (*corev1.Pod, erro
 		if d.opts.Epoch == 0 || epochOf(p) == d.opts.Epoch {
 			return p, nil
 		}
-		got, err := d.api.annotate(ctx, p, d.epochs())
+		got := new(corev1.Pod)
+		err := annotate(ctx, d.api.core, "pods", p, d.epochs()).Into(got)
 		if !apierrors.IsConflict(err) {
 			return got, d.api.failed(ctx, "record the epoch in pod "+name, err)
 		}
@@ -104,17 +106,19 @@ func (d *Driver) delete(ctx context.Context, p *corev1.Pod) error {
 	}
 }
 
-// annotate adds annotations to a pod. It fails with a conflict if the pod has changed.
-func (a *api) annotate(ctx context.Context, p *corev1.Pod, annotations map[string]string) (*corev1.Pod, error) {
+// annotate returns the result of adding annotations to an object of a resource, such as "pods". It
+// fails with a conflict if the object has changed.
+func annotate(
+	ctx context.Context, c *rest.RESTClient, resource string, object metav1.Object, annotations map[string]string,
+) rest.Result {
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"resourceVersion": p.ResourceVersion, "annotations": annotations},
+		"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "annotations": annotations},
 	})
 	if err != nil {
-		return nil, err
+		panic(err) // strings can be encoded
 	}
-	got := new(corev1.Pod)
-	return got, a.core.Patch(types.MergePatchType).Namespace(a.namespace).Resource("pods").Name(p.Name).Body(patch).
-		Do(ctx).Into(got)
+	return c.Patch(types.MergePatchType).Namespace(object.GetNamespace()).Resource(resource).Name(object.GetName()).
+		Body(patch).Do(ctx)
 }
 
 // fencedOpener opens streams on which requests carry an epoch.

@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -162,23 +160,11 @@ func (d *Driver) takeOverJob(ctx context.Context, name, id string) error {
 		if d.opts.Epoch == 0 || epochOf(j) == d.opts.Epoch {
 			return nil
 		}
-		err = d.annotateJob(ctx, j)
+		err = annotate(ctx, d.api.batch, "jobs", j, d.epochs()).Error()
 		if !apierrors.IsConflict(err) {
 			return d.api.failed(ctx, "record the epoch in Job "+name, err)
 		}
 	}
-}
-
-// annotateJob adds the epoch to a Job. It fails with a conflict if the Job has changed.
-func (d *Driver) annotateJob(ctx context.Context, j *batchv1.Job) error {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"resourceVersion": j.ResourceVersion, "annotations": d.epochs()},
-	})
-	if err != nil {
-		return err
-	}
-	return d.api.batch.Patch(types.MergePatchType).Namespace(d.opts.Namespace).Resource("jobs").Name(j.Name).Body(patch).
-		Do(ctx).Error()
 }
 
 // removeJob deletes the Job of a sandbox, if it has one, and waits until the Job is gone. Its pods
