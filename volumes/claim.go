@@ -177,12 +177,18 @@ func (ws *mountedWorkspace) saveClaim(c claim) error {
 // deleteClaim deletes the volume claim that the metadata of a removed workspace names.
 func (m *Manager) deleteClaim(ctx context.Context, name string) error {
 	b, err := readBounded(filepath.Join(m.dir, name, metaFile), maxMeta)
-	if err != nil {
-		return nil //nolint:nilerr // it was never complete, or its claim is already deleted
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // it was never complete, or its claim is already deleted
 	}
-	w, err := decodeMeta(b)
-	if err != nil || w.Claim == nil {
-		return nil //nolint:nilerr // the same
+	var w meta
+	if err == nil {
+		w, err = decodeMeta(b)
+	}
+	if err != nil {
+		return fmt.Errorf("read whether a removed workspace has a volume claim: %w", err)
+	}
+	if w.Claim == nil {
+		return nil
 	}
 	m.mu.Lock()
 	remove := m.removeClaim

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -180,5 +182,27 @@ func TestDeleteRemovesClaim(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left in the directory: %v, %v", left, err)
+	}
+}
+
+// TestDeleteReportsUnreadableClaim checks that a removal does not forget a claim whose record
+// cannot be read.
+func TestDeleteReportsUnreadableClaim(t *testing.T) {
+	t.Parallel()
+	m := openClaims(t, t.TempDir())
+	m.RemoveClaims(func(context.Context, string) error { return nil })
+	w, err := m.Create(t.Context(), "w", CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := filepath.Join(m.dir, w.ID, metaFile)
+	if err := os.WriteFile(record, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.deleteFiles(t.Context(), w.ID); err == nil || !strings.Contains(err.Error(), metaFile) {
+		t.Errorf("deleteFiles with a broken record = %v, want an error that names %s", err, metaFile)
+	}
+	if !pathExists(record) {
+		t.Error("the record of the claim is gone, want it kept")
 	}
 }
