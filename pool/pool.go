@@ -134,6 +134,10 @@ type Stats struct {
 	Creating, Warm, Leased, Waiting int
 	Created, Failed                 int64
 	LastError                       string
+	// Failing says that a caller would get LastError: the last creations failed and nothing is warm.
+	// A pool that keeps nothing warm and has no waiting caller does not create, so it is failing only
+	// until it may try again.
+	Failing bool
 	// Target is the number of sandboxes that should be warm now.
 	Target int
 }
@@ -425,9 +429,12 @@ func (p *Pool[T]) AdoptTaken(v T) {
 func (p *Pool[T]) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now := time.Now()
+	target := p.wanted(now)
 	return Stats{
 		Settings: p.opts.Settings, Creating: p.creating + p.making, Warm: len(p.warm), Leased: len(p.taken), Waiting: p.wait.len(),
-		Created: p.created, Failed: p.failed, LastError: p.lastErr, Target: p.wanted(time.Now()),
+		Created: p.created, Failed: p.failed, LastError: p.lastErr, Target: target,
+		Failing: p.failures >= failWaitersAfter && len(p.warm) == 0 && (target > 0 || now.Before(p.notUntil)),
 	}
 }
 

@@ -3,6 +3,7 @@ package harness
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
@@ -210,14 +212,15 @@ func (s *Server) environment() []string {
 	return env
 }
 
-// Start starts the program and waits until it can serve calls.
+// Start starts the program and waits until it serves calls: see Ready.
 func (s *Server) Start(env ...string) {
 	s.t.Helper()
 	s.Begin(env...)
 	s.Ready()
 }
 
-// Ready waits until the server can serve calls.
+// Ready waits until the server answers calls. It does not wait for templates: some tests import the
+// image later, or check what callers get without one.
 func (s *Server) Ready() {
 	s.t.Helper()
 	p := s.proc
@@ -227,19 +230,20 @@ func (s *Server) Ready() {
 			s.t.Fatalf("the server ended before it was ready: %s", p.cmd.ProcessState)
 		default:
 		}
-		return s.status("/readyz") == http.StatusOK
+		return s.runs()
 	})
 }
 
-// status returns the HTTP status of a path, or 0 if the server does not answer.
-func (s *Server) status(path string) int {
+// runs reports whether /readyz says of at least one template that it is ready, or why it is not.
+func (s *Server) runs() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	a, err := s.ask(ctx, http.MethodGet, path, nil)
+	a, err := s.ask(ctx, http.MethodGet, "/readyz", nil)
 	if err != nil {
-		return 0
+		return false
 	}
-	return a.Status
+	var got v1.NotReady
+	return a.Status == http.StatusOK || json.Unmarshal(a.Body, &got) == nil && len(got.Templates) > 0
 }
 
 // Ended waits until the process exits and returns its state.

@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +24,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/testenv"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
 )
 
 // bearer creates a token and returns its header.
@@ -90,6 +94,42 @@ func TestOperatorRoutesRefuseCallers(t *testing.T) {
 	ask(t, srv, "GET", "/v1/version", "", ann...).into(t, &v)
 	if v.Why != "" || len(v.Capabilities) != 0 {
 		t.Errorf("version for a caller = %+v, want no reason and no capabilities", v)
+	}
+}
+
+func TestReadyzNamesTemplates(t *testing.T) {
+	t.Parallel()
+	srv, _ := newServer(t, "secret")
+	var got v1.Readiness
+	testenv.Eventually(t, "the service is ready", func() bool {
+		a := ask(t, srv, "GET", "/readyz", "")
+		return a.status == http.StatusOK && json.Unmarshal([]byte(a.body), &got) == nil
+	})
+	want := []v1.TemplateReadiness{{Name: "default", State: "ready", Default: true}}
+	if got.Status != "ready" || !slices.Equal(got.Templates, want) {
+		t.Errorf("GET /readyz = %+v, want status ready and %+v", got, want)
+	}
+}
+
+func TestReadyzWithoutImage(t *testing.T) {
+	t.Parallel()
+	e, host := newEngine(t)
+	srv := serveHTTP(t, New(Options{Engine: e, Token: "secret"}))
+	host.SetHook(fake.Fail(errors.New("no such runtime"), -1, fake.OpCreate))
+	for _, c := range []struct {
+		header []string
+		want   string
+	}{{nil, "log has the reason"}, {[]string{"Authorization", "Bearer secret"}, "no such runtime"}} {
+		var got v1.NotReady
+		testenv.Eventually(t, "no template can be used", func() bool {
+			ask(t, srv, "POST", "/v1/run", `{"argv": ["true"], "wait_ms": 1}`, "Authorization", "Bearer secret")
+			a := ask(t, srv, "GET", "/readyz", "", c.header...)
+			return a.status == http.StatusServiceUnavailable && json.Unmarshal([]byte(a.body), &got) == nil &&
+				len(got.Templates) == 1 && got.Templates[0].State == "failing"
+		})
+		if got.Code != "unavailable" || !strings.Contains(got.Templates[0].Error, c.want) {
+			t.Errorf("GET /readyz with %v = %+v, want unavailable with reason %q", c.header, got, c.want)
+		}
 	}
 }
 

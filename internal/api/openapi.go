@@ -78,7 +78,7 @@ func operation(r route, schemas object) object {
 		"responses": object{
 			"2XX": ok,
 			"default": object{
-				"description": "an error", "content": object{"application/problem+json": problem},
+				"description": "an error", "content": object{formProblem: problem},
 			},
 		},
 	}

@@ -108,6 +108,9 @@ func problem(err error) *v1.Problem {
 	return p
 }
 
+// formProblem is the media type of errors.
+const formProblem = "application/problem+json"
+
 // maxDetail bounds the text of a problem, in bytes. It may repeat what a caller sent.
 const maxDetail = 4 << 10
 
@@ -153,7 +156,7 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	if p.Status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
-	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Set("Content-Type", formProblem)
 	body, err := json.Marshal(p)
 	// The length lets the client read the whole answer while the handler still runs.
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))

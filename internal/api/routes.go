@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -153,7 +154,7 @@ func (s *Server) otherRoutes() []route {
 			summary: "Destroy everything and stop the service",
 		},
 		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "Check that the process answers"},
-		{method: "GET", path: "/readyz", handle: s.readyz, open: true, summary: "Check that calls can be served"},
+		{method: "GET", path: "/readyz", handle: s.readyz, open: true, summary: "Check that a call would be served", answer: v1.Readiness{}},
 		{method: "GET", path: "/openapi.json", handle: s.openapi, open: true, summary: "This description"},
 	}
 }
@@ -180,12 +181,22 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request, _ caller.Princi
 	return err
 }
 
-func (s *Server) readyz(w http.ResponseWriter, r *http.Request, _ caller.Principal) error {
-	if err := s.opts.Engine.Ready(r.Context()); err != nil {
+// readyz says whether a call would be served. A refusal is not logged, because probes repeat it.
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
+	list, err := s.opts.Engine.Ready(r.Context(), p)
+	if list == nil {
+		list = []v1.TemplateReadiness{}
+	}
+	if err == nil {
+		return reply(w, http.StatusOK, v1.Readiness{Status: "ready", Templates: list})
+	}
+	p503 := redactedProblem(w, err)
+	w.Header().Set("Retry-After", "1")
+	b, err := json.Marshal(v1.NotReady{Problem: *p503, Templates: list})
+	if err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(w, "ok")
-	return err
+	return sendCounted(w, p503.Status, formProblem, b)
 }
 
 // isStream reports whether a request of a route that is not always a stream lasts: it upgrades the

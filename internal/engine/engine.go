@@ -12,13 +12,11 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
@@ -287,17 +285,6 @@ func (e *Engine) setReady(v bool) {
 func Down(ctx context.Context, d runtime.Driver, st *store.Store, log *slog.Logger) error {
 	s := scheduler.New(scheduler.Options{Driver: d, Store: st, Log: log, MaxSandboxes: 1})
 	return s.DestroyAll(ctx)
-}
-
-// Ready returns an error of class Unavailable if calls cannot be served now.
-func (e *Engine) Ready(ctx context.Context) error {
-	e.mu.Lock()
-	ready := e.ready
-	e.mu.Unlock()
-	if !ready {
-		return fmt.Errorf("the service is starting or stopping: %w", errdefs.ErrUnavailable)
-	}
-	return e.store.Ping(ctx)
 }
 
 // Version describes the program and its runtime. Only operators see the build, the reason for the

@@ -47,7 +47,7 @@ func (s *Service) Build(
 	if err != nil {
 		return nil, err
 	}
-	s.opts.Templates.RetryNow()
+	s.opts.Templates.RetryNow(ctx)
 	s.requestCollection()
 	return Present(img), nil
 }

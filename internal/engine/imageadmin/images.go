@@ -82,8 +82,9 @@ func (s *Service) Pin(_ context.Context, p caller.Principal, ref string, pinned 
 	return Present(img), nil
 }
 
-// Import imports an image; see images.Store.Import. Pools keep their image until templates are
-// reloaded. Only operators may call it.
+// Import imports an image; see images.Store.Import. It returns when the templates that waited for
+// the image can be leased. Pools keep their image until templates are reloaded. Only operators may
+// call it.
 func (s *Service) Import(ctx context.Context, p caller.Principal, r io.Reader, ref string) ([]v1.Image, error) {
 	if err := p.Operate("import images"); err != nil {
 		return nil, err
@@ -93,7 +94,7 @@ func (s *Service) Import(ctx context.Context, p caller.Principal, r io.Reader, r
 		return nil, err
 	}
 	s.opts.Events.Publish(v1.ServiceEvent{Type: "image.imported", Image: ref})
-	s.opts.Templates.RetryNow()
+	s.opts.Templates.RetryNow(ctx)
 	s.requestCollection()
 	return Present(img), nil
 }
@@ -212,7 +213,7 @@ func (s *Service) Pull(
 			return nil, err
 		}
 	}
-	s.opts.Templates.RetryNow()
+	s.opts.Templates.RetryNow(ctx)
 	s.requestCollection()
 	s.opts.Events.Publish(v1.ServiceEvent{Type: "image.pulled", Image: r.Ref})
 	return Present(img), nil

@@ -99,8 +99,14 @@ func (s *Service) Lock(ctx context.Context) error {
 // Unlock ends Lock.
 func (s *Service) Unlock() { <-s.turn }
 
-// RetryNow retries the templates that are not ready.
-func (s *Service) RetryNow() {
+// RetryNow retries the templates that are not ready. It returns when those whose image is in the
+// store have been tried, or when ctx ends. Run retries the others, and those that ctx left out.
+func (s *Service) RetryNow(ctx context.Context) {
+	for _, t := range s.dueTemplates(true) {
+		if ctx.Err() == nil && !s.canFetch(t.want.Spec.Image.Ref) {
+			s.retryTemplate(ctx, t)
+		}
+	}
 	select {
 	case s.wake <- struct{}{}:
 	default:

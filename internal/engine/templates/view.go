@@ -16,9 +16,12 @@ import (
 
 // States of a template in the API.
 const (
-	templateReady    = "ready"
-	templateNotReady = "not_ready"
+	Ready    = "ready"
+	NotReady = "not_ready"
 )
+
+// Default returns the name of the template that serves requests which name none.
+func (s *Service) Default() string { return s.opts.DefaultTemplate }
 
 // List describes all templates, sorted by name.
 func (s *Service) List(_ context.Context, p caller.Principal) []v1.Template {
@@ -69,10 +72,10 @@ func nonNil(names []string) []string { return append([]string{}, names...) }
 // presentTemplate converts the version in use, or else the configured one, to its API form. The
 // caller holds templates.mu.
 func (s *Service) presentTemplate(p caller.Principal, t *template) v1.Template {
-	shown, state := t.want.Template, templateNotReady
+	shown, state := t.want.Template, NotReady
 	live, ready := s.sched.Template(t.want.Name)
 	if ready {
-		shown, state = live, templateReady
+		shown, state = live, Ready
 	}
 	out := describe(shown)
 	out.State = state
