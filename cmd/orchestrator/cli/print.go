@@ -61,7 +61,11 @@ func (a *App) PrintJSON(v any) error {
 }
 
 // JSONLines returns an encoder that prints each value as JSON on one line.
-func (a *App) JSONLines() *json.Encoder { return json.NewEncoder(&JSONWriter{W: a.Stdout}) }
+func (a *App) JSONLines() *json.Encoder {
+	e := json.NewEncoder(&JSONWriter{W: a.Stdout})
+	e.SetEscapeHTML(false) // people read it, browsers do not
+	return e
+}
 
 // JSONWriter copies JSON and replaces characters that Escape escapes by JSON escapes, so values
 // stay the same. encoding/json leaves C1 controls, which terminals obey, and characters that

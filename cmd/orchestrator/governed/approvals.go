@@ -50,7 +50,7 @@ func approvalRow(q v1.Approval) []string {
 		q.Caller,
 		q.Tool,
 		q.Rule,
-		cli.Truncate(string(q.Input), 80),
+		cli.Truncate(cli.JSONText(q.Input), 80),
 	}
 }
 
@@ -128,7 +128,6 @@ func printApproval(a *cli.App, q v1.Approval) error {
 		{"profile", q.Profile},
 		{"tool", q.Tool},
 		{"trust", strconv.Itoa(q.Trust)},
-		{"input", string(q.Input)},
 		{"rule", q.Rule},
 		{"reason", q.Reason},
 		{"asked", cli.Ago(q.CreatedAt)},
@@ -137,14 +136,21 @@ func printApproval(a *cli.App, q v1.Approval) error {
 		{"by", q.By},
 		{"scope", q.Scope},
 		{"note", q.Note},
-		{"modified", string(q.Modified)},
 		{"escalated", q.Escalated},
 	} {
 		if row[1] != "" {
 			t.Add(row...)
 		}
 	}
-	return a.Print(q, t)
+	if err := a.Print(q, t); err != nil || a.Flags.Output == "json" {
+		return err
+	}
+	text := "input:\n" + cli.InputText(q.Input)
+	if len(q.Modified) > 0 {
+		text += "input as the approver changed it:\n" + cli.InputText(q.Modified)
+	}
+	_, err := fmt.Fprint(a.Stdout, text)
+	return err
 }
 
 func newApprovalsWatch(a *cli.App) *cobra.Command {
@@ -194,7 +200,7 @@ func approvalLine(e v1.ApprovalEvent) string {
 	case "escalated":
 		line += " to " + q.Escalated
 	default:
-		line += " " + q.Rule + " " + cli.Truncate(string(q.Input), 200)
+		line += " " + q.Rule + " " + cli.Truncate(cli.JSONText(q.Input), 200)
 	}
 	return cli.Escape(line)
 }

@@ -86,7 +86,7 @@ func auditRow(r v1.AuditRecord) []string {
 	if r.ExitCode != nil && r.Ending == "exited" {
 		ending = fmt.Sprintf("exited %d", *r.ExitCode)
 	}
-	call, input := r.Call, string(r.Input)
+	call, input := r.Call, cli.JSONText(r.Input)
 	if e := r.Egress; e != nil {
 		call, input = r.Sandbox, strings.TrimSpace(
 			fmt.Sprintf("%s %s%s: %s", e.Method, cli.HostPort(e.Host, e.Port), e.Path, e.Reason),
