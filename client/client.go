@@ -10,7 +10,8 @@
 //
 // Use [errors.As] with *v1.Problem for an error that the server returned. It also matches its class
 // of package github.com/containerd/errdefs, for example errdefs.IsNotFound. [ErrNoServer] means
-// that the connection failed and nothing was sent. [ErrLost] means that the connection broke before
+// that the connection failed and nothing was sent; [AccessError] that this process may not use the
+// server's socket. [ErrLost] means that the connection broke before
 // the answer was complete; the operation may have happened. It is never reported as success.
 //
 // # Retries
@@ -41,6 +42,9 @@ import (
 
 // DefaultAddress is the address that servers listen on by default.
 const DefaultAddress = "unix:/run/orchestrator.sock"
+
+// unixScheme begins the address of a unix socket.
+const unixScheme = "unix:"
 
 // dialTimeout bounds connecting. A running server accepts at once.
 const dialTimeout = 5 * time.Second
@@ -96,7 +100,7 @@ func New(o Options) (*Client, error) {
 	c.setServices()
 	dialer := &net.Dialer{Timeout: dialTimeout}
 	dial := dialer.DialContext
-	if path, ok := strings.CutPrefix(o.Address, "unix:"); ok {
+	if path, ok := strings.CutPrefix(o.Address, unixScheme); ok {
 		if path == "" {
 			return nil, badAddress(o.Address)
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -29,6 +31,22 @@ func (e *NoServerError) Error() string {
 
 // Unwrap returns ErrNoServer and the cause.
 func (e *NoServerError) Unwrap() []error { return []error{ErrNoServer, e.Err} }
+
+// AccessError means that this process may not connect to the socket of a server. Nothing was sent.
+// A server may be running, so errors.Is does not match it with ErrNoServer. It is of class
+// PermissionDenied.
+type AccessError struct {
+	Address string
+	Err     error
+}
+
+// Error implements error.
+func (e *AccessError) Error() string {
+	return fmt.Sprintf("no permission for the server's socket %s: %v", e.Address, e.Err)
+}
+
+// Unwrap returns the class and the cause.
+func (e *AccessError) Unwrap() []error { return []error{errdefs.ErrPermissionDenied, e.Err} }
 
 // ErrLost means that the connection broke before the answer was complete, or that the answer was
 // malformed. The operation may have happened. It is of class Unavailable.
@@ -120,12 +138,16 @@ func (c *Client) readProblem(ctx context.Context, resp *http.Response) error {
 }
 
 // connectionError returns the error for a broken connection: the context's cause if ctx has ended,
-// NoServerError if dialing failed, and ErrLost otherwise.
+// AccessError if the socket exists but is closed to this process, NoServerError if dialing failed
+// otherwise, and ErrLost if the connection broke.
 func (c *Client) connectionError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	if isDialError(err) {
+	switch {
+	case isDialError(err) && strings.HasPrefix(c.address, unixScheme) && errors.Is(err, os.ErrPermission):
+		return &AccessError{Address: c.address, Err: err}
+	case isDialError(err):
 		return &NoServerError{Address: c.address, Err: err}
 	}
 	if errors.Is(err, io.EOF) {

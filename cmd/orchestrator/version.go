@@ -32,10 +32,14 @@ func newVersionCommand(a *cli.App) *cobra.Command {
 			t := &cli.Table{}
 			t.Add("client", a.Version)
 			cl, err := a.FindServer(cmd.Context(), c)
-			if err != nil && !errors.Is(err, client.ErrNoServer) {
+			_, closed := errors.AsType[*client.AccessError](err)
+			switch {
+			case closed:
+				t.Add("server", cli.Describe(err))
+				return a.Print(out, t)
+			case err != nil && !errors.Is(err, client.ErrNoServer):
 				return err
-			}
-			if cl == nil {
+			case cl == nil:
 				t.Add("server", fmt.Sprintf("none answers on %s", a.Address(c)))
 				return a.Print(out, t)
 			}

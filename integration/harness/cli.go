@@ -33,10 +33,35 @@ func (s *Server) CLI(tb testing.TB, args ...string) Command {
 // Launch starts the program with the server's configuration.
 func (s *Server) Launch(tb testing.TB, stdin io.Reader, args ...string) *Running {
 	tb.Helper()
+	return s.launch(tb, &syscall.SysProcAttr{Setpgid: true}, append(s.environment(), "ORCHESTRATOR_CONFIG="+s.config), stdin, args)
+}
+
+// Account is an ordinary account of this host: one that is not root.
+type Account struct {
+	UID, GID uint32
+	Groups   []uint32 // beside GID
+	Env      []string // such as ORCHESTRATOR_TOKEN
+}
+
+// LaunchAs starts the program as another account. It does not know the server's configuration,
+// which that account may not read.
+func (s *Server) LaunchAs(tb testing.TB, as Account, stdin io.Reader, args ...string) *Running {
+	tb.Helper()
+	who := &syscall.Credential{Uid: as.UID, Gid: as.GID, Groups: as.Groups}
+	return s.launch(tb, &syscall.SysProcAttr{Setpgid: true, Credential: who}, append(s.environment(), as.Env...), stdin, args)
+}
+
+func (s *Server) launch(
+	tb testing.TB,
+	attr *syscall.SysProcAttr,
+	env []string,
+	stdin io.Reader,
+	args []string,
+) *Running {
+	tb.Helper()
 	r := &Running{t: tb, cmd: exec.Command(s.bin, args...), ended: make(chan struct{})}
-	r.cmd.Env = append(s.environment(), "ORCHESTRATOR_CONFIG="+s.config)
+	r.cmd.Env, r.cmd.SysProcAttr = env, attr
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = stdin, &r.out, &r.err
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// Do not wait for a child that keeps the output open.
 	r.cmd.WaitDelay = Short
 	if err := r.cmd.Start(); err != nil {

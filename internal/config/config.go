@@ -38,8 +38,12 @@ const (
 type Config struct {
 	// Listen is "unix:PATH" or "HOST:PORT". TCP requires TokenFile, and an address other than
 	// loopback requires AllowRemote.
-	Listen      string `json:"listen"`
-	TokenFile   string `json:"token_file"`
+	Listen    string `json:"listen"`
+	TokenFile string `json:"token_file"`
+	// SocketGroup is the name or number of the group that may connect to a unix socket. SocketMode is
+	// the socket's mode, such as "0660". Empty means SocketPerm's defaults.
+	SocketGroup string `json:"socket_group"`
+	SocketMode  string `json:"socket_mode"`
 	AllowRemote bool   `json:"allow_remote"`
 	StateDir    string `json:"state_dir"`
 	// Runtime is "auto", "docker", "containerd", "oci" or "kubernetes".
@@ -305,6 +309,9 @@ func (c Config) Validate() error {
 
 func (c Config) validateServer() error {
 	if err := validateListen(c.Listen); err != nil {
+		return err
+	}
+	if err := c.validateSocket(); err != nil {
 		return err
 	}
 	switch {

@@ -142,17 +142,19 @@ func (a *App) Finish(err error) int {
 	return code
 }
 
-// Describe returns an error's text. If no server answers, it says how to start one.
+// Describe returns an error's text. If no server answers, it says how to start one. If the server's
+// socket is closed to this account, it says how to get access.
 func Describe(err error) string { return describe(err, onLinux) }
 
 // describe is Describe. here says that a server can run on this host.
 func describe(err error, here bool) string {
+	if e, ok := errors.AsType[*client.AccessError](err); ok {
+		fact, remedy := ExplainAccess(e)
+		return fact + ": " + remedy
+	}
 	e, ok := errors.AsType[*client.NoServerError](err)
-	switch {
-	case !ok:
+	if !ok {
 		return WithoutClass(err.Error())
-	case errors.Is(e.Err, os.ErrPermission):
-		return fmt.Sprintf("no permission for the server's socket %s: use the account that the server runs as", e.Address)
 	}
 	if here {
 		return fmt.Sprintf("no server answers on %s: start one with `orchestrator serve`", e.Address)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -111,6 +112,35 @@ func TestDescribeNoServer(t *testing.T) {
 		if got := describe(err, here); got != want {
 			t.Errorf("describe(NoServerError, %t) = %q, want %q", here, got, want)
 		}
+	}
+}
+
+func TestDescribeClosedSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	closed := &client.AccessError{Address: "unix:" + path, Err: syscall.EACCES}
+	if got := ExitCode(closed); got != ExitDenied || errors.Is(closed, client.ErrNoServer) {
+		t.Errorf("ExitCode(AccessError) = %d, is ErrNoServer %t; want %d, false", got, errors.Is(closed, client.ErrNoServer), ExitDenied)
+	}
+	for mode, want := range map[os.FileMode]string{
+		0o600: ", mode 0600): have its operator set socket_group to a group of yours, " +
+			"or use its TCP address with --address and --token-file",
+		0o660: ", mode 0660): join the group ",
+	} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if got := Describe(fmt.Errorf("run: %w", closed)); !strings.Contains(got, want) {
+			t.Errorf("Describe(AccessError), mode %v = %q, want %q", mode, got, want)
+		}
+	}
+	closed.Address += "/nope"
+	if got, want := Describe(closed), "its directory is closed to this account"; !strings.Contains(got, want) {
+		t.Errorf("Describe(AccessError) of a closed directory = %q, want %q", got, want)
 	}
 }
 

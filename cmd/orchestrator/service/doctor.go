@@ -368,7 +368,11 @@ func checkSpace(dir string) check {
 
 func checkServer(ctx context.Context, a *cli.App, c config.Config) check {
 	cl, err := a.FindServer(ctx, c)
+	closed, isClosed := errors.AsType[*client.AccessError](err)
 	switch {
+	case isClosed:
+		fact, remedy := cli.ExplainAccess(closed)
+		return check{"server", checkWarn, fact, remedy}
 	case err != nil:
 		return check{"server", checkWarn, cli.Describe(err), "look at its log"}
 	case cl == nil:
@@ -391,6 +395,9 @@ func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
 		return check{"image", checkFail, cli.Describe(err), "orchestrator template check FILE"}
 	}
 	list, err := listImages(ctx, a, c)
+	if _, closed := errors.AsType[*client.AccessError](err); closed {
+		return check{"image", checkWarn, "unknown: only the server knows its images", "get access to the server first"}
+	}
 	if err != nil {
 		return check{"image", checkWarn, cli.Describe(err), ""}
 	}

@@ -3,8 +3,11 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"os/user"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -52,13 +55,46 @@ func listen(ctx context.Context, c config.Config) (net.Listener, error) {
 	if err := clearSocket(ctx, address); err != nil {
 		return nil, err
 	}
-	old := syscall.Umask(0o177) // so that it never exists with another mode than 0600
+	gid, err := socketGroup(c.SocketGroup)
+	if err != nil {
+		return nil, err
+	}
+	old := syscall.Umask(0o177) // so that it is never open to more than its owner before it has its group
 	l, err := new(net.ListenConfig).Listen(ctx, network, address)
 	syscall.Umask(old)
 	if err != nil {
 		return nil, listenError(c.Listen, err)
 	}
+	if gid >= 0 {
+		if err := errors.Join(os.Lchown(address, -1, gid), os.Chmod(address, c.SocketPerm())); err != nil {
+			return nil, errors.Join(cli.Refuse(errdefs.ErrFailedPrecondition, "socket_group %s: %w", c.SocketGroup, err), l.Close())
+		}
+	}
 	return l, nil
+}
+
+// socketGroup returns the number of the group with this name or number, or -1 for "".
+func socketGroup(name string) (int, error) {
+	if name == "" {
+		return -1, nil
+	}
+	if gid, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return int(gid), nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, cli.Refuse(
+			errdefs.ErrInvalidArgument,
+			"configuration: socket_group is %s: no such group on this host: create it with `groupadd --system %s`",
+			name,
+			name,
+		)
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	if err != nil {
+		return 0, fmt.Errorf("socket_group %s: %w", name, err)
+	}
+	return gid, nil
 }
 
 func listenError(where string, err error) error {
