@@ -11,7 +11,8 @@
 // Use [errors.As] with *v1.Problem for an error that the server returned. It also matches its class
 // of package github.com/containerd/errdefs, for example errdefs.IsNotFound. [ErrNoServer] means
 // that the connection failed and nothing was sent; [AccessError] that this process may not use the
-// server's socket. [ErrLost] means that the connection broke before
+// server's socket; [TLSError] that a certificate was not accepted. [ErrLost] means that the
+// connection broke before
 // the answer was complete; the operation may have happened. It is never reported as success.
 //
 // # Retries
@@ -29,6 +30,7 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -55,10 +57,14 @@ const maxIdleConns = 64
 
 // Options configure a Client. The zero value connects to DefaultAddress.
 type Options struct {
-	// Address is "unix:PATH", "http://HOST:PORT", "https://HOST:PORT" or "HOST:PORT".
+	// Address is "unix:PATH", "http://HOST:PORT", "https://HOST:PORT" or "HOST:PORT". The last form
+	// means https if TLS is set, and else http.
 	Address string
 	// Token is sent as a bearer token. Servers that listen on TCP require one.
 	Token string
+	// TLS configures https, for example from TLSFiles. If it is nil, the authorities of this host are
+	// trusted.
+	TLS *tls.Config
 	// Transport sends the requests instead of the client's own connections, for example in tests
 	// and for tunnels. Only the host of Address is used then.
 	Transport http.RoundTripper
@@ -107,7 +113,7 @@ func New(o Options) (*Client, error) {
 		c.base = "http://orchestrator" // only sent as the Host header, never resolved
 		dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return dialer.DialContext(ctx, "unix", path) }
 	} else {
-		base, err := baseURL(o.Address)
+		base, err := baseURL(o.Address, o.TLS != nil)
 		if err != nil {
 			return nil, err
 		}
@@ -116,6 +122,8 @@ func New(o Options) (*Client, error) {
 	if o.Transport == nil {
 		o.Transport = &http.Transport{
 			DialContext:         dial,
+			TLSClientConfig:     o.TLS,
+			TLSHandshakeTimeout: dialTimeout,
 			MaxIdleConnsPerHost: maxIdleConns,
 			IdleConnTimeout:     90 * time.Second,
 			DisableCompression:  true, // output is untrusted and must not be decompressed here
@@ -131,9 +139,13 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-func baseURL(address string) (string, error) {
+func baseURL(address string, secure bool) (string, error) {
 	if !strings.Contains(address, "://") {
-		address = "http://" + address
+		scheme := "http://"
+		if secure {
+			scheme = "https://"
+		}
+		address = scheme + address
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Port() == "" && u.Scheme != "https" || u.Scheme != "http" && u.Scheme != "https" ||

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -131,6 +132,9 @@ func (c *Client) readProblem(ctx context.Context, resp *http.Response) error {
 	if p, ok := v1.Decode(body); ok {
 		return newProblemError(p)
 	}
+	if resp.StatusCode == http.StatusBadRequest && bytes.Contains(body, []byte("HTTP request to an HTTPS server")) {
+		return &TLSError{Address: c.address, Err: http.ErrSchemeMismatch}
+	}
 	return newProblemError(&v1.Problem{
 		Status: resp.StatusCode,
 		Detail: fmt.Sprintf("%s answered %d, and not as an orchestrator does", c.address, resp.StatusCode),
@@ -139,7 +143,7 @@ func (c *Client) readProblem(ctx context.Context, resp *http.Response) error {
 
 // connectionError returns the error for a broken connection: the context's cause if ctx has ended,
 // AccessError if the socket exists but is closed to this process, NoServerError if dialing failed
-// otherwise, and ErrLost if the connection broke.
+// otherwise, TLSError if the handshake failed, and ErrLost if the connection broke.
 func (c *Client) connectionError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -149,6 +153,9 @@ func (c *Client) connectionError(ctx context.Context, err error) error {
 		return &AccessError{Address: c.address, Err: err}
 	case isDialError(err):
 		return &NoServerError{Address: c.address, Err: err}
+	}
+	if bad := tlsError(c.address, err); bad != nil {
+		return bad
 	}
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF

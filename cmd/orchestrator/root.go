@@ -71,12 +71,15 @@ command was ended, for example by a limit.`,
 func addGlobalFlags(a *cli.App, f *pflag.FlagSet) {
 	f.StringVar(&a.Flags.Config, "config", "", "configuration `FILE` (ORCHESTRATOR_CONFIG)")
 	f.StringVar(&a.Flags.StateDir, "state-dir", "", "state `DIR` (ORCHESTRATOR_STATE_DIR)")
-	f.StringVar(&a.Flags.Address, "address", "", "server address: unix:`PATH` or HOST:PORT (ORCHESTRATOR_ADDRESS)")
+	f.StringVar(&a.Flags.Address, "address", "", "server address: unix:`PATH`, HOST:PORT or https://HOST:PORT (ORCHESTRATOR_ADDRESS)")
 	f.StringVar(
 		&a.Flags.TokenFile,
 		"token-file",
 		"",
 		"`FILE` with the token for TCP (ORCHESTRATOR_TOKEN, ORCHESTRATOR_TOKEN_FILE)",
 	)
+	f.StringVar(&a.Flags.CAFile, "ca-file", "", "`FILE` with the authorities to trust for https (ORCHESTRATOR_CA_FILE)")
+	f.StringVar(&a.Flags.CertFile, "cert-file", "", "`FILE` with this client's certificate (ORCHESTRATOR_CERT_FILE)")
+	f.StringVar(&a.Flags.KeyFile, "key-file", "", "`FILE` with the key of --cert-file (ORCHESTRATOR_KEY_FILE)")
 	f.StringVarP(&a.Flags.Output, "output", "o", "table", "output `FORMAT`: table or json")
 }

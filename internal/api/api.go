@@ -10,7 +10,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/subtle"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -59,6 +59,8 @@ type Options struct {
 	Engine *engine.Engine
 	// Token, if set, is required in every request except those to open routes, such as /healthz.
 	Token string
+	// TLS, if set, encrypts the connections. It must offer HTTP/1.1 only.
+	TLS *tls.Config
 	// ShellCaller, if set, enables POST /shell of the readonly system, which needs no token. Its
 	// commands run as this caller.
 	ShellCaller string
@@ -145,6 +147,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	l = s.conns.Limit(h, l)
+	if s.opts.TLS != nil { // outside of the limit, so that net/http sees the certificates
+		l = tls.NewListener(l, s.opts.TLS)
+	}
 	served := make(chan error, 1)
 	go func() { served <- h.Serve(l) }() // received below
 	select {
@@ -387,30 +392,6 @@ func recovered(f func() error) (err error) {
 		}
 	}()
 	return f()
-}
-
-// identify returns the caller of a request. A token that the service issued identifies its caller
-// on every listener. A request without an Authorization header is the local operator, if the
-// service has no token of its own. If it has one, only that token identifies the operator.
-func (s *Server) identify(r *http.Request) (caller.Principal, error) {
-	got, given, err := bearerToken(r.Header)
-	p := caller.Local("")
-	switch {
-	case err != nil:
-		return caller.Principal{}, err
-	case !given && s.opts.Token != "":
-		return caller.Principal{}, errUnauthenticated
-	case !given:
-	case s.opts.Token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) == 1:
-	case !strings.HasPrefix(got, caller.TokenPrefix):
-		return caller.Principal{}, caller.ErrToken
-	default:
-		if p, err = s.opts.Engine.Callers.Identify(r.Context(), got); err != nil {
-			return caller.Principal{}, err
-		}
-	}
-	p.Key, p.Via = r.Header.Get("Idempotency-Key"), "http"
-	return p, nil
 }
 
 // wholeBody is a body in memory. Bytes returns all of it.

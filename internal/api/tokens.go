@@ -1,6 +1,7 @@
 package api
 
 import (
+	"crypto/subtle"
 	"net/http"
 	"strings"
 
@@ -83,4 +84,49 @@ func bearerToken(h http.Header) (token string, given bool, err error) {
 		return "", true, errAuthorization
 	}
 	return token, true, nil
+}
+
+// identify returns the caller of a request. A token that the service issued identifies its caller
+// on every listener. A request without an Authorization header belongs to the caller of its client
+// certificate. Without one it is the local operator, if the service has no token of its own. If it
+// has one, only that token identifies the operator.
+func (s *Server) identify(r *http.Request) (caller.Principal, error) {
+	got, given, err := bearerToken(r.Header)
+	p := caller.Local("")
+	switch {
+	case err != nil:
+		return caller.Principal{}, err
+	case !given && hasCertificate(r):
+		if p, err = s.identifyCertificate(r); err != nil {
+			return caller.Principal{}, err
+		}
+	case !given && s.opts.Token != "":
+		return caller.Principal{}, errUnauthenticated
+	case !given:
+	case s.opts.Token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) == 1:
+	case !strings.HasPrefix(got, caller.TokenPrefix):
+		return caller.Principal{}, caller.ErrToken
+	default:
+		if p, err = s.opts.Engine.Callers.Identify(r.Context(), got); err != nil {
+			return caller.Principal{}, err
+		}
+	}
+	p.Key, p.Via = r.Header.Get("Idempotency-Key"), "http"
+	return p, nil
+}
+
+// hasCertificate reports whether the client sent a certificate, which the listener has verified.
+func hasCertificate(r *http.Request) bool { return r.TLS != nil && len(r.TLS.VerifiedChains) > 0 }
+
+// identifyCertificate returns the caller of a request with a client certificate. Browsers send
+// certificates with requests of any page, so requests of other origins are refused.
+func (s *Server) identifyCertificate(r *http.Request) (caller.Principal, error) {
+	if err := http.NewCrossOriginProtection().Check(r); err != nil {
+		return caller.Principal{}, usererror.Errorf(errdefs.ErrPermissionDenied, "a page of another origin sent this request: use a token")
+	}
+	p, ok := s.opts.Engine.Callers.IdentifyCertificate(r.TLS.PeerCertificates[0])
+	if !ok {
+		return caller.Principal{}, errUnauthenticated
+	}
+	return p, nil
 }

@@ -1,4 +1,5 @@
-// Package caller identifies the callers of the service, by tokens, and holds their quotas.
+// Package caller identifies the callers of the service, by tokens and client certificates, and
+// holds their quotas.
 package caller
 
 import (
@@ -15,15 +16,17 @@ import (
 )
 
 // Principal identifies the caller of a request and its idempotency key. Identify makes it from a
-// token, Local from access to the service's socket.
+// token, IdentifyCertificate from a client certificate, and Local from access to the service's
+// socket.
 type Principal struct {
 	// Caller owns what the call creates.
 	Caller string
 	// Key is the Idempotency-Key, or "".
 	Key string
-	// Token is the id of the caller's token, or "".
+	// Token is the id of the caller's token, CertificatePrefix and a name if a client certificate
+	// identified it, or "".
 	Token string
-	// Expires is when the token expires, or zero.
+	// Expires is when the token or certificate expires, or zero.
 	Expires time.Time
 	// Profile is the caller's profile. Trust is the caller's level from 0 to 3.
 	Profile string

@@ -70,6 +70,8 @@ type Service struct {
 	mu     sync.RWMutex
 	tokens map[string]*grant // by id
 
+	certificates atomic.Pointer[[]Certificate]
+
 	counts counts
 }
 
@@ -136,8 +138,12 @@ func (s *Service) Identify(_ context.Context, token string) (Principal, error) {
 	}, nil
 }
 
-// Valid reports whether the token with this id is neither revoked nor expired.
+// Valid reports whether the token with this id is neither revoked nor expired. The id of a client
+// certificate is valid while SetCertificates has its entry.
 func (s *Service) Valid(id string) bool {
+	if name, ok := strings.CutPrefix(id, CertificatePrefix); ok {
+		return s.validCertificate(name)
+	}
 	s.mu.RLock()
 	g := s.tokens[id]
 	s.mu.RUnlock()

@@ -37,7 +37,7 @@ const (
 // Config is the complete configuration.
 type Config struct {
 	// Listen is "unix:PATH" or "HOST:PORT". TCP requires TokenFile, and an address other than
-	// loopback requires AllowRemote.
+	// loopback requires TLS, or AllowRemote to do without.
 	Listen    string `json:"listen"`
 	TokenFile string `json:"token_file"`
 	// SocketGroup is the name or number of the group that may connect to a unix socket. SocketMode is
@@ -45,6 +45,7 @@ type Config struct {
 	SocketGroup string `json:"socket_group"`
 	SocketMode  string `json:"socket_mode"`
 	AllowRemote bool   `json:"allow_remote"`
+	TLS         TLS    `json:"tls"`
 	StateDir    string `json:"state_dir"`
 	// Runtime is "auto", "docker", "containerd", "oci" or "kubernetes".
 	Runtime    string     `json:"runtime"`
@@ -213,6 +214,7 @@ type Pool struct {
 func Default() Config {
 	return Config{
 		Listen:     "unix:" + DefaultSocket,
+		TLS:        defaultTLS(),
 		StateDir:   DefaultStateDir,
 		Runtime:    "auto",
 		Docker:     Docker{Mode: "auto"},
@@ -288,7 +290,7 @@ func (c Config) Validate() error {
 		return bad("templates", "empty", "must have at least one template")
 	}
 	for _, err := range []error{
-		c.validateKubernetes(), c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
+		c.TLS.validate(c.Listen), c.validateKubernetes(), c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
 		c.Idempotency.validate(), c.Jobs.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c),
 		c.Browser.validate(), c.Workspaces.validate(), c.Images.validate(),
 	} {

@@ -69,11 +69,30 @@ func TestParseErrorsNameTheKey(t *testing.T) {
 	}
 }
 
+// withClients returns a configuration with TLS and one entry of tls.clients.
+func withClients(entry string) string {
+	return "{listen: ':80', tls: {cert_file: /c, key_file: /k, client_ca_file: /a, clients: [" + entry + "]}}"
+}
+
 func TestValidateNamesTheKey(t *testing.T) {
 	for _, c := range []struct{ yaml, want string }{
 		{"listen: nowhere", "listen"},
 		{"listen: 'unix:relative'", "listen"},
 		{"listen: 'localhost:99999'", "listen"},
+		{"tls: {cert_file: x}", "tls.cert_file"},
+		{"tls: {cert_file: /x, key_file: /y}", "tls.cert_file"}, // on a unix socket
+		{"{listen: ':80', tls: {cert_file: /x}}", "tls.key_file"},
+		{"{listen: ':80', tls: {key_file: /x}}", "tls.cert_file"},
+		{"{listen: ':80', tls: {client_ca_file: /x}}", "tls.client_ca_file"},
+		{"tls: {client_auth: maybe}", "tls.client_auth"},
+		{"tls: {client_auth: required}", "tls.client_auth"},
+		{"tls: {clients: [{name: 'dns:a', caller: a}]}", "tls.clients"},
+		{withClients("{name: ci.example, caller: a}"), "tls.clients[0].name"},
+		{withClients("{name: 'dns:', caller: a}"), "tls.clients[0].name"},
+		{withClients("{name: 'cn:a', caller: A}"), "tls.clients[0].caller"},
+		{withClients("{name: 'cn:a', caller: local}"), "tls.clients[0].caller"},
+		{withClients("{name: 'cn:a', caller: a, profile: A}"), "tls.clients[0].profile"},
+		{withClients("{name: 'cn:a', caller: a, trust: 4}"), "tls.clients[0].trust"},
 		{"state_dir: x", "state_dir"},
 		{"runtime: podman", "runtime"},
 		{"leases: {ttl: 25h}", "leases.max_ttl"},

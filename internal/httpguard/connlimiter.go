@@ -217,8 +217,8 @@ func (c *limitedConn) CloseWrite() error {
 
 // state implements http.Server.ConnState. Close removes closed connections.
 func (l *ConnLimiter) state(conn net.Conn, now http.ConnState) {
-	c, ok := conn.(*limitedConn)
-	if !ok || now != http.StateActive && now != http.StateIdle {
+	c := limited(conn)
+	if c == nil || now != http.StateActive && now != http.StateIdle {
 		return
 	}
 	l.mu.Lock()
@@ -234,7 +234,7 @@ func (l *ConnLimiter) state(conn net.Conn, now http.ConnState) {
 
 // context implements http.Server.ConnContext.
 func (l *ConnLimiter) context(ctx context.Context, conn net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, conn)
+	return context.WithValue(ctx, connKey{}, limited(conn))
 }
 
 // attach makes c the newest connection of h. The caller holds the lock.
@@ -306,7 +306,7 @@ func (l *ConnLimiter) Begin(r *http.Request, p caller.Principal, stream bool) (e
 	l.mu.Lock()
 	defer l.unlock()
 	h := l.holder(p)
-	if c, ok := r.Context().Value(connKey{}).(*limitedConn); ok && c.holder != nil {
+	if c, ok := r.Context().Value(connKey{}).(*limitedConn); ok && c != nil && c.holder != nil {
 		c.token = p.Token
 		l.closeAt(c, p.Expires)
 		if err := l.assign(c, h); err != nil {

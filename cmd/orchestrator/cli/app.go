@@ -50,5 +50,8 @@ type globalFlags struct {
 	StateDir  string
 	Address   string
 	TokenFile string
+	CAFile    string
+	CertFile  string
+	KeyFile   string
 	Output    string
 }

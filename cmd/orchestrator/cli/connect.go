@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"os"
@@ -69,11 +70,28 @@ func (a *App) Address(c config.Config) string {
 	if network, _ := config.SplitListen(c.Listen); network == "unix" {
 		return c.Listen
 	}
+	address := c.Listen
 	host, port, err := net.SplitHostPort(c.Listen)
 	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {
-		return net.JoinHostPort("127.0.0.1", port)
+		address = net.JoinHostPort("127.0.0.1", port)
 	}
-	return c.Listen
+	if c.TLS.CertFile != "" {
+		return "https://" + address
+	}
+	return address
+}
+
+// tlsConfig reads the files for a connection with TLS. It returns nil if none is named.
+func (a *App) tlsConfig() (*tls.Config, error) {
+	files := client.TLSFiles{CA: a.Flags.CAFile, Cert: a.Flags.CertFile, Key: a.Flags.KeyFile}
+	for path, variable := range map[*string]string{
+		&files.CA: "ORCHESTRATOR_CA_FILE", &files.Cert: "ORCHESTRATOR_CERT_FILE", &files.Key: "ORCHESTRATOR_KEY_FILE",
+	} {
+		if v, ok := a.Lookup(variable); ok && *path == "" {
+			*path = v
+		}
+	}
+	return files.Config()
 }
 
 // token returns the token to send to the server, or "" for none.
@@ -97,7 +115,11 @@ func (a *App) ClientFor(c config.Config) (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return client.New(client.Options{Address: a.Address(c), Token: token})
+	secure, err := a.tlsConfig()
+	if err != nil {
+		return nil, err
+	}
+	return client.New(client.Options{Address: a.Address(c), Token: token, TLS: secure})
 }
 
 // Client returns a client for a command that needs a server. If a server is starting, it waits for
@@ -130,6 +152,9 @@ func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Durati
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	network, address := config.SplitListen(a.Address(c))
+	if _, host, ok := strings.Cut(address, "://"); ok {
+		address = host
+	}
 	for ctx.Err() == nil && ServerPID(c.StateDir) != "" {
 		conn, err := new(net.Dialer).DialContext(ctx, network, address)
 		if err == nil {

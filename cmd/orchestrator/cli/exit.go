@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 
@@ -152,6 +153,9 @@ func describe(err error, here bool) string {
 		fact, remedy := ExplainAccess(e)
 		return fact + ": " + remedy
 	}
+	if t, ok := errors.AsType[*client.TLSError](err); ok {
+		return describeTLS(t)
+	}
 	e, ok := errors.AsType[*client.NoServerError](err)
 	if !ok {
 		return WithoutClass(err.Error())
@@ -168,6 +172,19 @@ func describe(err error, here bool) string {
 		e.Address,
 		cause,
 	)
+}
+
+// describeTLS returns the text of a failed handshake, with the way out.
+func describeTLS(e *client.TLSError) string {
+	switch {
+	case e.Remote:
+		return e.Error() + ": give --cert-file and --key-file"
+	case !errors.Is(e.Err, http.ErrSchemeMismatch):
+		return e.Error() + ": name the authority of its certificate with --ca-file"
+	case strings.HasPrefix(e.Address, "https://"):
+		return fmt.Sprintf("the server at %s does not use TLS: use http:// in --address", e.Address)
+	}
+	return fmt.Sprintf("the server at %s uses TLS: use https:// in --address", e.Address)
 }
 
 // WithoutClass removes the class that the text of a wrapped error ends with. The exit code shows

@@ -16,7 +16,7 @@ func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 		ForCallers: core.ForCallers,
 	})
 	return talk, api.New(api.Options{
-		Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
+		Engine: s.engine, Refusals: refusals, Token: s.token, TLS: s.tlsConfig(), Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
 		Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
 		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
 	})

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -14,7 +15,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/servertls"
 )
 
 // checkListen refuses addresses that would be open to others.
@@ -35,10 +38,43 @@ func checkListen(c config.Config) error {
 	switch {
 	case c.TokenFile == "":
 		return bad("TCP needs a token; give --token-file")
-	case !local && !c.AllowRemote:
-		return bad("it is not a loopback address; say --allow-remote if others shall reach it")
+	case !local && c.TLS.CertFile == "" && !c.AllowRemote:
+		return bad("it is not a loopback address: set tls.cert_file and tls.key_file, or say --allow-remote to " +
+			"send tokens and output unencrypted")
 	}
 	return nil
+}
+
+// openTLS reads the files of TLS, if they are configured.
+func (s *service) openTLS() error {
+	t := s.config.TLS
+	if t.CertFile == "" {
+		return nil
+	}
+	var err error
+	s.tls, err = servertls.Open(servertls.Files{
+		Cert: t.CertFile, Key: t.KeyFile, ClientCA: t.ClientCAFile, RequireClient: t.ClientAuth == "required",
+	})
+	return err
+}
+
+// tlsConfig returns the configuration of the listener, or nil without TLS.
+func (s *service) tlsConfig() *tls.Config {
+	if s.tls == nil {
+		return nil
+	}
+	return s.tls.Config()
+}
+
+// certificates returns the callers of client certificates.
+func certificates(c config.TLS) []caller.Certificate {
+	list := make([]caller.Certificate, 0, len(c.Clients))
+	for _, e := range c.Clients {
+		list = append(list, caller.Certificate{
+			Name: e.Name, Caller: e.Caller, Profile: e.Profile, Trust: e.Trust, Operator: e.Operator,
+		})
+	}
+	return list
 }
 
 // listen opens the server's socket. Call it before other goroutines create files: the umask applies

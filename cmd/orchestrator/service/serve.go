@@ -25,6 +25,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
+	"github.com/sandbox-orchestrator/orchestrator/internal/servertls"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
@@ -71,7 +72,7 @@ also happens when their files change.`,
 		"",
 		"runtime `NAME`: auto, docker, containerd, oci or kubernetes (ORCHESTRATOR_RUNTIME)",
 	)
-	f.BoolVar(&o.allowRemote, "allow-remote", false, "allow an address that is not loopback")
+	f.BoolVar(&o.allowRemote, "allow-remote", false, "allow an address that is not loopback without TLS")
 	f.BoolVar(
 		&o.ephemeral,
 		"ephemeral",
@@ -166,6 +167,7 @@ type service struct {
 	standby   *standby              // nil without an election
 	owner     string                // whose Lease this process holds; "" without an election
 	epoch     int64                 // of the election
+	tls       *servertls.Source     // nil without TLS
 	listener  net.Listener
 	store     *store.Store
 	marker    *store.Marker
@@ -193,6 +195,9 @@ func (s *service) close() error {
 // is ready.
 func (s *service) open(ctx context.Context) error {
 	dir := s.config.StateDir
+	if err := s.openTLS(); err != nil {
+		return err
+	}
 	if err := standalone.MakeStateDir(dir); err != nil {
 		return err
 	}
@@ -379,6 +384,9 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	if s.engine, err = engine.Open(ctx, opts); err != nil {
 		return err
 	}
+	if err := s.engine.Callers.SetCertificates(certificates(s.config.TLS)); err != nil {
+		return err
+	}
 	s.noteNotReady(ctx)
 	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n",
 		listenAddress(s.listener, s.config), s.driver.Name(), cli.OneLine(s.why), opts.Cgroup)
@@ -456,6 +464,9 @@ func (s *service) run(ctx context.Context) error {
 	work.Go(func() { s.sweepLeftovers(back) })                // waited for below; ends with back
 	work.Go(func() { _ = s.marker.Run(back, s.log) })         // waited for below
 	work.Go(func() { s.watchTemplates(back, s.app.Hangups) }) // waited for below
+	if s.tls != nil {
+		work.Go(func() { s.tls.Run(back, s.log) }) // waited for below
+	}
 	serveErr := server.Serve(front, s.listener, handoverTime)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), handoverTime)
 	if err := talk.Close(ending); err != nil {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -73,8 +74,12 @@ func (b *standby) wait(reason string) {
 	}
 	b.server.SetKeepAlivesEnabled(false)
 	server := b.server
+	var served net.Listener = keptListener{l}
+	if c := b.s.tlsConfig(); c != nil {
+		served = tls.NewListener(served, c)
+	}
 	b.serves.Go(func() { // waited for by stop
-		if err := server.Serve(keptListener{l}); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(served); !errors.Is(err, http.ErrServerClosed) {
 			b.s.log.Warn("standby stopped answering probes", "error", err)
 		}
 	})
