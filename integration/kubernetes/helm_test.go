@@ -3,6 +3,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"net"
@@ -77,6 +78,22 @@ func TestChartValues(t *testing.T) {
 			t.Errorf("helm template with %s: %v: %s; want an error with %q", value, err, out, name)
 		}
 	}
+	for value, want := range map[string]string{
+		"replicas=2,persistence.enabled=false":               "persistence.enabled: true",
+		"replicas=2,config.kubernetes.election=false":        "config.kubernetes.election: true",
+		"replicas=2,persistence.accessMode=ReadWriteOncePod": "/persistence/accessMode",
+	} {
+		out, err := output(helm, append([]string{"template", release, chart, "--set", value}, set...)...)
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("helm template with %s: %v: %s; want an error with %q", value, err, out, want)
+		}
+	}
+	for mode, want := range map[string]string{"": "podAntiAffinity", "ReadWriteOnce": "podAffinity"} {
+		out := do(t, helm, append([]string{"template", release, chart, "--set", "replicas=2,persistence.accessMode=" + mode}, set...)...)
+		if !strings.Contains(out, want+":") || !strings.Contains(out, "accessModes: ["+cmp.Or(mode, "ReadWriteMany")+"]") {
+			t.Errorf("helm template with a standby and access mode %q lacks %s or the mode: %s", mode, want, out)
+		}
+	}
 	if out, err := output(helm, "template", release, chart); err == nil || !strings.Contains(out, "image.repository is required") {
 		t.Errorf("helm template without an image: %v: %s; want an error with the value's name", err, out)
 	}
@@ -113,7 +130,7 @@ func TestChartInstallsServiceThatSurvivesItsPod(t *testing.T) {
 	c := cluster{kubectl: given(t, "KUBECTL"), admin: given(t, "KUBECONFIG")}
 	loadSandboxImage(t)
 	address := freeAddress(t)
-	c.prepareVolume(t, dir)
+	c.makeVolume(t, dir, volume)
 	file := filepath.Join(dir, "values.yaml")
 	if err := os.WriteFile(file, []byte(c.values(t, address, pods)), 0o600); err != nil {
 		t.Fatal(err)
@@ -195,9 +212,9 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// prepareVolume makes a volume for the state of the service. The kubelet does not change the owner
-// of a directory of its node.
-func (c cluster) prepareVolume(t *testing.T, dir string) {
+// makeVolume makes a volume for the state of the service. The kubelet does not change the owner of
+// a directory of its node.
+func (c cluster) makeVolume(t *testing.T, dir, volume string) {
 	t.Helper()
 	state := filepath.Join(dir, "state")
 	if err := os.Mkdir(state, 0o700); err != nil {

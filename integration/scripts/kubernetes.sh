@@ -37,7 +37,7 @@ API=127.0.0.1:16443 ETCD=127.0.0.1:12379 ETCD_PEER=127.0.0.1:12380
 KUBELET_PORT=20250 KUBELET_HEALTH=20248 MANAGER_PORT=20257 SCHEDULER_PORT=20259
 # The parent of the pods' cgroups.
 CGROUP=$(basename "$TEST_STATE")-kubernetes
-BRIDGE=orch-k8s0
+BRIDGE=orch-k8s0 GATEWAY=10.244.0.1
 POD_PIDS=160 GVISOR_PIDS=8192
 # What the kubelet makes outside of its directory whatever it is told.
 OUTSIDE=(/var/lib/kubelet /var/log/containers /usr/libexec/kubernetes)
@@ -199,7 +199,8 @@ make_keys() {
         openssl ecparam -name prime256v1 -genkey -noout -out ca.key
         openssl req -x509 -new -key ca.key -subj /CN=orchestrator-test -days 30 -out ca.crt
         openssl ecparam -name prime256v1 -genkey -noout -out sa.key
-        certificate apiserver /CN=kube-apiserver serverAuth IP:127.0.0.1,DNS:localhost
+        # Pods with an interface reach the API server through a forwarder of their test at the bridge's address.
+        certificate apiserver /CN=kube-apiserver serverAuth "IP:127.0.0.1,IP:$GATEWAY,DNS:localhost"
         certificate kubelet "/CN=$NODE" serverAuth IP:127.0.0.1
         certificate apiserver-kubelet /O=system:masters/CN=apiserver-kubelet clientAuth
         certificate node "/O=system:nodes/CN=system:node:$NODE" clientAuth
@@ -551,6 +552,7 @@ env_() {
     printf 'export ORCHESTRATOR_TEST_KUBECTL="%s"\n' "$DIR/kubectl"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_DIR="%s"\n' "$DIR"
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_IMAGE="%s"\n' "$IMAGE"
+    printf 'export ORCHESTRATOR_TEST_KUBERNETES_GATEWAY="%s"\n' "$GATEWAY"
     if [[ $(<"$DIR/kind") == gvisor ]]; then
         POD_PIDS=$GVISOR_PIDS
         printf 'export ORCHESTRATOR_TEST_KUBERNETES_GVISOR=yes\n'

@@ -34,6 +34,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.token.existingSecret | default (printf "%s-token" (include "orchestrator.name" .)) }}
 {{- end -}}
 
+{{/* The access mode of the volume of the service's state. */}}
+{{- define "orchestrator.accessMode" -}}
+{{ .Values.persistence.accessMode | default (eq (int .Values.replicas) 2 | ternary "ReadWriteMany" "ReadWriteOnce") }}
+{{- end -}}
+
+{{/* The specification of a claim for the service's state. */}}
+{{- define "orchestrator.claim" -}}
+accessModes: [{{ include "orchestrator.accessMode" . }}]
+{{- if not (kindIs "invalid" .Values.persistence.storageClass) }}
+storageClassName: {{ .Values.persistence.storageClass | quote }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .Values.persistence.size }}
+{{- end -}}
+
+{{/* Where the two pods of a service with a standby run: on two nodes if possible, or on the one that has the volume. */}}
+{{- define "orchestrator.affinity" -}}
+{{- if eq (include "orchestrator.accessMode" .) "ReadWriteOnce" -}}
+podAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels:
+          {{- include "orchestrator.selector" . | nindent 10 }}
+{{- else -}}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "orchestrator.selector" . | nindent 12 }}
+{{- end -}}
+{{- end -}}
+
 {{- define "orchestrator.config" -}}
 {{- $pod := dict -}}
 {{- if .Values.image.pullSecrets -}}
