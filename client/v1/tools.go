@@ -56,6 +56,8 @@ type ToolCall struct {
 	Profile string `json:"profile,omitempty"`
 	// RaiseTrust asks for an approval if the caller's trust is too low.
 	RaiseTrust bool `json:"raise_trust,omitempty"`
+	// Amount is what the call counts in a budget whose rule reads call.amount: at least 0.
+	Amount *float64 `json:"amount,omitempty"`
 }
 
 // ToolResult is how a call ended. Failing commands and refused calls are results too; see Ending.

@@ -191,6 +191,22 @@ func (g *gateway) budgets() table {
 				}
 			}
 		},
+		"budget-carried": func(t *testing.T, s *harness.Server, _ line) {
+			awayFromMidnight()
+			a := g.newCaller(t, s, "carried", "bash")
+			if r := a.run(t, "true"); r.Ending != "approval_denied" {
+				t.Errorf("bash without amount: ending %s, error %+v; want approval_denied", r.Ending, r.Error)
+			}
+			for _, c := range []struct {
+				amount float64
+				ok     bool
+			}{{4, true}, {6.5, false}, {6, true}, {0.1, false}} {
+				a.amount = &c.amount
+				if r := a.run(t, "true"); (r.Ending == "exited") != c.ok || !c.ok && r.Ending != "approval_denied" {
+					t.Errorf("bash with amount %v: ending %s, error %+v; want allowed %v", c.amount, r.Ending, r.Error, c.ok)
+				}
+			}
+		},
 		"budget-caller": func(t *testing.T, s *harness.Server, _ line) {
 			awayFromMidnight()
 			one, other := g.newCaller(t, s, "daily", "filesystem"), g.newCaller(t, s, "daily", "filesystem")

@@ -56,6 +56,9 @@ var gatewayFiles = map[string]string{
 	"amounts": `{"tools": {}, "approval": {"rules": [
 		{"toolName": "filesystem", "action": "budget",
 			"budgetLimit": 10, "budgetPeriod": "daily", "budgetField": "content"}]}}`,
+	"carried": `{"tools": {}, "approval": {"rules": [
+		{"toolName": "bash", "action": "budget",
+			"budgetLimit": 10, "budgetPeriod": "daily", "budgetField": "cost"}]}}`,
 	"web": `{"tools": {"http": {
 		"allowedDomains": ["site.test", "other.test", "localhost", "127.0.0.1", "10.0.0.1", "169.254.169.254"],
 		"blockedDomains": ["blocked.site.test"], "maxResponseSize": 1000, "allowedMethods": ["GET", "POST", "PUT"]}}}`,

@@ -27,6 +27,7 @@ type agent struct {
 	tool    string
 	session string
 	job     string // instead of session, for profiles with a workspace for each job
+	amount  *float64
 }
 
 // operator returns an agent with all rights.
@@ -69,7 +70,7 @@ func (a agent) request(t *testing.T, in fields) v1.ToolCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := v1.ToolCall{Input: b, Profile: a.profile, Session: a.session, Job: a.job}
+	r := v1.ToolCall{Input: b, Profile: a.profile, Session: a.session, Job: a.job, Amount: a.amount}
 	if a.job != "" {
 		r.Session = ""
 	}

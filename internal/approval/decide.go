@@ -30,6 +30,7 @@ type Ask struct {
 	Caller, Session, Profile, Tool string
 	Trust                          int
 	Via                            string
+	Amount                         *float64 // as in CallFacts
 	// Input returns what approvers see: a JSON object with secrets redacted. It is called only if
 	// approval is needed. Args is the call's real input, for conditions; it is not stored.
 	Input func() json.RawMessage
@@ -43,7 +44,9 @@ type Ask struct {
 }
 
 func (a Ask) facts() CallFacts {
-	return CallFacts{Caller: a.Caller, Session: a.Session, Profile: a.Profile, Tool: a.Tool, Trust: a.Trust, Via: a.Via}
+	return CallFacts{
+		Caller: a.Caller, Session: a.Session, Profile: a.Profile, Tool: a.Tool, Trust: a.Trust, Via: a.Via, Amount: a.Amount,
+	}
 }
 
 // Outcome is the result of a decision. The words match those of State and Event.

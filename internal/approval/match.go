@@ -51,11 +51,16 @@ type CallFacts struct {
 	Tool    string
 	Trust   int
 	Via     string
+	Amount  *float64 // nil if the call has none
 }
 
 func (c CallFacts) vars() map[string]any {
-	return map[string]any{"caller": c.Caller, "session": c.Session, "profile": c.Profile, "tool": c.Tool,
+	v := map[string]any{"caller": c.Caller, "session": c.Session, "profile": c.Profile, "tool": c.Tool,
 		"trust": int64(c.Trust), "via": c.Via}
+	if c.Amount != nil {
+		v["amount"] = *c.Amount
+	}
+	return v
 }
 
 // Rules is the compiled, immutable set of a profile's rules. It is safe for concurrent use. A nil

@@ -166,6 +166,8 @@ func (t *transaction) validatePlacement() error {
 		return usererror.Invalid("job", "and workspace are both set: a job has its own workspace")
 	case r.Job != "" && !isUUID(r.Job):
 		return usererror.Invalid("job", "is not a uuid")
+	case r.Amount != nil && *r.Amount < 0:
+		return usererror.Invalid("amount", "is negative: give 0 or more")
 	}
 	if r.Session != "" {
 		return core.ValidateSession(r.Session)

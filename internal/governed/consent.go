@@ -41,7 +41,7 @@ func (t *transaction) obtainApproval(ctx context.Context, reasons []approval.Rea
 	}
 	d, err := t.g.Gate.Decide(ctx, approval.Ask{
 		Call: t.id, Caller: t.principal.Caller, Session: t.session(), Profile: t.profile.Profile.Name,
-		Tool: t.name, Trust: t.principal.Trust, Via: t.principal.Via,
+		Tool: t.name, Trust: t.principal.Trust, Via: t.principal.Via, Amount: t.r.Amount,
 		Input: func() json.RawMessage { return t.g.Redactor.ForApprover(t.principal.Caller, t.input) },
 		Args:  t.shaped.Values(), Key: t.principal.Key, Hash: sum, Rules: rules, Reasons: reasons,
 	})

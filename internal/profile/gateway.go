@@ -291,9 +291,38 @@ func (g *gatewayReader) budget(at string, r gatewayRule, out *approval.Rule) err
 		if !fieldForm.MatchString(r.BudgetField) {
 			return g.src.fail(at+".budgetField", "is %q: must be a field name of the input", clip.Message(r.BudgetField))
 		}
-		out.Amount = "double(input." + r.BudgetField + ")"
+		// The gateway's own tools have no number in their input, so a call may carry the amount
+		// instead.
+		out.Amount = fmt.Sprintf("double(has(input.%s) ? input.%[1]s : call.amount)", r.BudgetField)
+		if err := g.checkBudgetField(at, r); err != nil {
+			return err
+		}
 	}
 	out.Limit, out.Period = *r.BudgetLimit, r.BudgetPeriod
+	return nil
+}
+
+// checkBudgetField warns if no tool of the rule has the field in its input.
+func (g *gatewayReader) checkBudgetField(at string, r gatewayRule) error {
+	text, err := data.ReadFile("data/" + Gateway + ".yaml")
+	if err != nil {
+		return err
+	}
+	n, err := parseFile(Gateway+".yaml", text)
+	if err != nil {
+		return err
+	}
+	for _, t := range n.get("tools").items {
+		name, _ := t.get("name").value.(string)
+		if ok, err := path.Match(r.ToolName, name); err != nil || !ok {
+			continue
+		}
+		if in := t.get("input").get("properties"); in != nil && in.get(r.BudgetField) != nil {
+			return nil
+		}
+	}
+	g.warn(at+".budgetField", "is %s, which no input of tool %s has: each call must carry its amount (amount of the request)",
+		r.BudgetField, r.ToolName)
 	return nil
 }
 

@@ -173,7 +173,8 @@ func TestFromGatewaySettings(t *testing.T) {
 	}
 	rules := []approval.Rule{
 		{ID: "approval-1", Tool: "*", Action: "deny", When: "input.command == 'x'"},
-		{ID: "approval-2", Tool: "bash", Action: "budget", Limit: 5, Period: "weekly", Amount: "double(input.amount)"},
+		{ID: "approval-2", Tool: "bash", Action: "budget", Limit: 5, Period: "weekly",
+			Amount: "double(has(input.amount) ? input.amount : call.amount)"},
 	}
 	if d := cmp.Diff(rules, p.Approvals); d != "" {
 		t.Errorf("approvals (-want +got):\n%s", d)
@@ -183,6 +184,8 @@ func TestFromGatewaySettings(t *testing.T) {
 			"only the first directory is mapped to the workspace",
 		"team:10: tools.sandbox.volumeMounts: are ignored: " +
 			"a call names its workspace, and host directories are never mounted",
+		"team:15: approval.rules[1].budgetField: is amount, which no input of tool bash has: " +
+			"each call must carry its amount (amount of the request)",
 	}, p.Warnings); d != "" {
 		t.Errorf("warnings (-want +got):\n%s", d)
 	}

@@ -315,6 +315,12 @@ var finishCases = []struct {
 			`"duration_ms":12}`,
 		"Command timed out after 120s\n\nSTDOUT:\nso far", "Timeout", "Command timed out after 120s",
 	},
+	{
+		"timeout below a second", "universal", "run_command", `{"command":"ls"}`, ended("timeout"), timeout(500),
+		`{"command":"ls","exit_code":-1,"stdout":"so far","stderr":"","truncated":false,"timed_out":true,` +
+			`"duration_ms":12}`,
+		"Command timed out after 500ms\n\nSTDOUT:\nso far", "Timeout", "Command timed out after 500ms",
+	},
 	{"blocked", "universal", "run_command", `{"command":"sudo ls"}`,
 		nil, denied("denylist", "Command not allowed: 'sudo' is blocked"), `null`,
 		"Command not allowed: 'sudo' is blocked", "CommandNotAllowed", "Command not allowed: 'sudo' is blocked"},

@@ -3,6 +3,7 @@ package profile
 import (
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -31,11 +32,14 @@ var functions = template.FuncMap{
 	"div":    divide,
 	"int":    func(v any) (int64, error) { f, err := toNumber(v); return int64(f), err },
 	"float":  decimal,
+
+	"seconds": secondsOf,
 }
 
 var templateFuncs = []string{
 	"and", "or", "not", "len", "index", "slice", "eq", "ne", "lt", "le", "gt", "ge", "print",
 	"json", "join", "lower", "upper", "trim", "indent", "div", "int", "float",
+	"seconds",
 }
 
 func toJSON(v any) (string, error) {
@@ -71,6 +75,18 @@ func indent(n int, s string) (string, error) {
 		}
 	}
 	return strings.Join(lines, "\n"), nil
+}
+
+// secondsOf formats milliseconds: "2s", or "500ms" if they are not whole seconds.
+func secondsOf(ms any) (string, error) {
+	n, err := toNumber(ms)
+	switch {
+	case err != nil:
+		return "", err
+	case math.Mod(n, 1000) == 0:
+		return strconv.FormatFloat(n/1000, 'f', -1, 64) + "s", nil
+	}
+	return strconv.FormatFloat(n, 'f', -1, 64) + "ms", nil
 }
 
 func toNumber(v any) (float64, error) {

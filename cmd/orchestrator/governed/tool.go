@@ -63,6 +63,7 @@ type toolCallOptions struct {
 	call             v1.ToolCall
 	key              string
 	progress         bool
+	amount           float64
 }
 
 func newToolCall(a *cli.App) *cobra.Command {
@@ -99,6 +100,7 @@ the exit codes.`,
 	f.StringVar(&o.call.Template, "template", "", "`NAME` of the sandbox's template (default: the default template)")
 	f.StringVar(&o.call.Profile, "profile", "", "`NAME` of the profile of the call (default: yours)")
 	f.BoolVar(&o.call.RaiseTrust, "raise-trust", false, "request an approval if the tool needs more trust than you have")
+	f.Float64Var(&o.amount, "amount", 0, "`NUMBER` that the call counts in a budget of amounts")
 	f.BoolVar(&o.progress, "progress", false, "copy a command's output to standard error as it arrives")
 	f.StringVar(&o.key, "idempotency-key", "", "run at most once for this `KEY` (default: a random key)")
 	return c
@@ -106,6 +108,9 @@ the exit codes.`,
 
 func runToolCall(ctx context.Context, a *cli.App, cmd *cobra.Command, o toolCallOptions, args []string) error {
 	name, pairs := args[0], args[1:]
+	if cmd.Flags().Changed("amount") {
+		o.call.Amount = &o.amount
+	}
 	given := 0
 	for _, yes := range []bool{o.input != "", o.inputFile != "", len(pairs) > 0} {
 		if yes {
