@@ -143,6 +143,23 @@ func each(t *testing.T, decision string, run func(t *testing.T, c *client)) {
 	})
 }
 
+// checkIDNames checks that the result of a background command and the input that takes its id name
+// each other, because they call it differently.
+func checkIDNames(t *testing.T, tool *mcp.Tool) {
+	t.Helper()
+	schema, word := tool.InputSchema, "background_task_id"
+	switch tool.Name {
+	case "system_bash":
+		schema, word = tool.OutputSchema, "shell_id"
+	case "system_output", "system_kill":
+	default:
+		return
+	}
+	if b, err := json.Marshal(schema); err != nil || !strings.Contains(string(b), word) {
+		t.Errorf("schema of %s = %s, %v; want %s in it", tool.Name, b, err, word)
+	}
+}
+
 // TestAgentUsesOneSandbox checks that calls of a session share a sandbox, and that invalid and
 // forbidden ones are refused.
 func TestAgentUsesOneSandbox(t *testing.T) {
@@ -153,6 +170,7 @@ func TestAgentUsesOneSandbox(t *testing.T) {
 				t.Fatal(err)
 			}
 			tools = append(tools, tool.Name)
+			checkIDNames(t, tool)
 		}
 		for _, want := range []string{"system_bash", "system_kill", "system_output", "system_shells"} {
 			if !slices.Contains(tools, want) {

@@ -3,12 +3,9 @@
 package mcp
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -21,7 +18,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -124,7 +120,8 @@ func TestPublicConformanceSuite(t *testing.T) {
 		}
 	}
 
-	at := serveTCP(t)
+	to, token := harness.ServeTCP(t, harness.Options{Runtime: "oci", Seed: &seed})
+	at := addToken(t, to, token) // the suite sends none
 	slices.Sort(all)
 	for _, name := range all {
 		t.Run(name, func(t *testing.T) {
@@ -138,62 +135,6 @@ func TestPublicConformanceSuite(t *testing.T) {
 			}
 		})
 	}
-}
-
-// serveTCP starts a real server on a TCP port with a token. The suite sends none, so a proxy adds
-// it.
-func serveTCP(t *testing.T) string {
-	t.Helper()
-	s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed})
-	token := strings.ToLower(rand.Text() + rand.Text())
-	file := filepath.Join(harness.TempDir(t), "token")
-	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(harness.Need(t, harness.EnvBin), "serve", "--config", s.Config(), "--listen", "127.0.0.1:0",
-		"--token-file", file)
-	log, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := make(chan string, 1)
-	read := make(chan struct{})
-	go func() { // ends with the process
-		defer close(read)
-		in := bufio.NewReader(log)
-		line, _ := in.ReadString('\n')
-		for line != "" && !strings.HasPrefix(line, "listening on ") {
-			line, _ = in.ReadString('\n')
-		}
-		lines <- line
-		_, _ = io.Copy(io.Discard, in)
-	}()
-	t.Cleanup(func() {
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Error(err)
-		}
-		<-read
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the server ended with %v, want success", err)
-		}
-	})
-	var address string
-	select {
-	case line := <-lines:
-		if _, err := fmt.Sscanf(line, "listening on %s", &address); err != nil {
-			t.Fatalf("the server printed %q, want its address", line)
-		}
-	case <-time.After(harness.Long):
-		t.Fatalf("the server printed no address within %s, want one", harness.Long)
-	}
-	to, err := url.Parse("http://" + strings.TrimSuffix(address, ","))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return addToken(t, to, token)
 }
 
 // addToken starts a proxy that adds the token to requests, and returns its URL.

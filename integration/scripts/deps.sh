@@ -38,6 +38,7 @@ NEEDS=(
     "ctr containerd"
     "gcc gcc"
     "/usr/include/stdlib.h libc6-dev"
+    "node nodejs"
     "npm npm"
     "runsc runsc"
     "tmux tmux"

@@ -1,8 +1,10 @@
 package mcp
 
 import (
+	"bytes"
 	chain "container/list"
 	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"sync"
@@ -43,8 +45,10 @@ type sessionEvents struct {
 type streamEvents struct {
 	id    string
 	first int // the index of events[0]
-	data  [][]byte
-	bytes int
+	// answers is how many requests of the stream are not answered yet.
+	answers int
+	data    [][]byte
+	bytes   int
 }
 
 func newEventStore(maxBytes int) *eventStore {
@@ -55,8 +59,9 @@ func newEventStore(maxBytes int) *eventStore {
 // its caller.
 func (e *eventStore) Open(ctx context.Context, session, stream string) error {
 	a, _ := ctx.Value(accessContext{}).(Access)
+	answers := 0
 	if a.post != nil {
-		a.post.opened(stream)
+		answers = a.post.opened(stream)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -66,7 +71,7 @@ func (e *eventStore) Open(ctx context.Context, session, stream string) error {
 		e.sessions[session] = s
 	}
 	if s.streams[stream] == nil {
-		st := &streamEvents{id: stream}
+		st := &streamEvents{id: stream, answers: answers}
 		s.streams[stream] = s.order.PushBack(st)
 		e.grow(s, st, streamCost+len(stream))
 	}
@@ -86,10 +91,48 @@ func (e *eventStore) Append(_ context.Context, session, stream string, data []by
 	at := s.streams[stream]
 	s.order.MoveToBack(at)
 	st := at.Value.(*streamEvents) // nothing else is in it
+	if isAnswer(data) {
+		st.answers--
+	}
+	if isCancelled(data) {
+		data = nil // positions of events count, but clients get no empty ones
+	}
 	st.data = append(st.data, data)
 	e.grow(s, st, eventCost+len(data))
 	e.purge()
 	return nil
+}
+
+// isAnswer reports whether a message is an answer. The library writes "jsonrpc" and "id" first.
+func isAnswer(msg []byte) bool {
+	d := json.NewDecoder(bytes.NewReader(msg))
+	for range 5 { // {, the two keys and their values
+		if _, err := d.Token(); err != nil {
+			return false
+		}
+	}
+	key, err := d.Token()
+	return err == nil && (key == "result" || key == "error")
+}
+
+// ended reports whether all requests of a stream were answered, and no event is left after index.
+func (e *eventStore) ended(session, stream string, index int) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.sessions[session]
+	if s == nil || s.streams[stream] == nil {
+		return false
+	}
+	st := s.streams[stream].Value.(*streamEvents) // nothing else is in it
+	if st.answers > 0 {
+		return false
+	}
+	for i, data := range st.data {
+		if st.first+i > index && len(data) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // After implements mcp.EventStore.

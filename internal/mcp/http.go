@@ -36,7 +36,7 @@ func holder(c caller.Principal) string {
 // token was checked before and is not passed to the library.
 func (s *Server) newHTTP() http.Handler {
 	h := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s.sdk }, &mcp.StreamableHTTPOptions{
-		EventStore: newEventStore(maxEventBytes), SessionTimeout: s.opts.SessionIdle, MaxRequestBodyBytes: maxMessage,
+		EventStore: s.events, SessionTimeout: s.opts.SessionIdle, MaxRequestBodyBytes: maxMessage,
 		Logger: s.log,
 	})
 	verify := func(_ context.Context, _ string, r *http.Request) (*auth.TokenInfo, error) {
@@ -115,8 +115,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 	case http.MethodGet:
 		// Requests that only wait end at once when a hand-over begins.
 		defer context.AfterFunc(s.stopping, cancel)()
-		// An event's id is STREAM_INDEX. The session's own stream has no name.
-		if stream, _, _ := strings.Cut(r.Header.Get(headerEvent), "_"); x != nil && stream != "" {
+		stream, over := s.resumed(r)
+		if over {
+			w.Header().Set("Allow", "GET, POST, DELETE")
+			http.Error(w, "every request of the stream was answered", http.StatusMethodNotAllowed)
+			return
+		}
+		if x != nil && stream != "" {
 			defer x.resume(stream, s.opts.Resume)()
 		}
 	case http.MethodDelete:
@@ -126,10 +131,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 	}
 	r = r.Clone(context.WithValue(ctx, accessContext{}, a))
 	r.Header.Set("Authorization", "Bearer checked") // the library requires a token; the real one is not passed on
-	s.http.ServeHTTP(w, r)
+	s.http.ServeHTTP(eventWriter{w}, r)
 	if out, ok := w.(*outcome); ok && out.status > http.StatusOK {
 		of.expect(0) // the library passes on no request
 	}
+}
+
+// resumed returns the stream that a GET resumes, or "", and whether the client has all of it. A
+// client that gets an empty stream asks again: the official TypeScript client does so after every
+// error and every cancelled request. 405 is the only other answer that the protocol has.
+func (s *Server) resumed(r *http.Request) (stream string, over bool) {
+	// An event's id is STREAM_INDEX. The session's own stream has no name.
+	stream, index, _ := strings.Cut(r.Header.Get(headerEvent), "_")
+	n, err := strconv.Atoi(index)
+	return stream, err == nil && stream != "" && s.events.ended(r.Header.Get(headerID), stream, n)
 }
 
 // leave handles the end of a request. If the client left before the whole answer, it may resume for

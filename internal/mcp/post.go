@@ -20,16 +20,17 @@ type post struct {
 
 	timer *time.Timer // ends a lost post; the session's lock guards it
 
-	mu      sync.Mutex
-	results int64         // bytes charged to the budget of results
-	ended   bool          // results are not charged any more
-	stream  string        // the library's id of the answer; "" until it is opened
-	pending int           // requests for which limit has not decided
-	decided chan struct{} // closed when none is pending; nil if there never was one
-	running int           // requests in limit
-	refused int           // refusals that delay the end of the HTTP request, not an answer
-	left    bool          // the HTTP request has ended
-	over    []func()      // called when the post is over; nil after that
+	mu       sync.Mutex
+	results  int64         // bytes charged to the budget of results
+	ended    bool          // results are not charged any more
+	stream   string        // the library's id of the answer; "" until it is opened
+	requests int           // requests in the body
+	pending  int           // requests for which limit has not decided
+	decided  chan struct{} // closed when none is pending; nil if there never was one
+	running  int           // requests in limit
+	refused  int           // refusals that delay the end of the HTTP request, not an answer
+	left     bool          // the HTTP request has ended
+	over     []func()      // called when the post is over; nil after that
 }
 
 // newPost returns a post without requests. over is called once, when the post is over.
@@ -39,17 +40,19 @@ func newPost(ctx context.Context, over func()) *post {
 	return p
 }
 
-// opened records the stream of the answer.
-func (p *post) opened(stream string) {
+// opened records the stream of the answer, and returns how many answers it will have.
+func (p *post) opened(stream string) (answers int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stream = stream
+	return p.requests
 }
 
 // expect sets how many requests will reach limit.
 func (p *post) expect(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.requests = max(p.requests, n)
 	if p.pending = n; n > 0 {
 		p.decided = make(chan struct{})
 	}

@@ -114,6 +114,7 @@ type Server struct {
 
 	requests requestLimiter
 	results  *httpguard.Budget
+	events   *eventStore
 
 	mu       sync.Mutex
 	sessions map[*mcp.ServerSession]*session
@@ -153,7 +154,7 @@ func New(o Options) *Server {
 		o.ForCallers = func(error) error { return nil }
 	}
 	s := &Server{opts: o, log: o.Log, engine: o.Engine, results: newResultBudget(),
-		sessions: map[*mcp.ServerSession]*session{}}
+		events: newEventStore(maxEventBytes), sessions: map[*mcp.ServerSession]*session{}}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
 	s.sdk = mcp.NewServer(&mcp.Implementation{Name: "orchestrator", Title: "Orchestrator", Version: o.Version},
 		&mcp.ServerOptions{
@@ -210,7 +211,11 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 		if strings.HasPrefix(method, "notifications/") { // they end running requests
 			return take(ctx, method, req)
 		}
-		return s.limit(ctx, take, method, req)
+		r, err := s.limit(ctx, take, method, req)
+		if err = unanswered(ctx, err); err != nil {
+			return nil, err
+		}
+		return r, nil
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 // Run serves one session on a pair of streams until the client closes its side or ctx ends. It
 // writes only protocol messages to out.
 func (s *Server) Run(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
-	ss, err := s.sdk.Connect(ctx, &mcp.IOTransport{Reader: in, Writer: out, MaxLineLength: maxMessage}, nil)
+	ss, err := s.sdk.Connect(ctx, &mcp.IOTransport{Reader: in, Writer: lineWriter{out}, MaxLineLength: maxMessage}, nil)
 	if err != nil {
 		return err
 	}

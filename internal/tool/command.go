@@ -40,7 +40,7 @@ type CommandOutput struct {
 	StderrBytes int64  `json:"stderr_bytes"`
 	DurationMS  int64  `json:"duration_ms"`
 	TimeoutMS   int64  `json:"timeout_ms,omitempty"`
-	ShellID     string `json:"shell_id,omitempty" jsonschema:"the background command's id"`
+	ShellID     string `json:"shell_id,omitempty" jsonschema:"the background command's id: the shell_id of system.output and system.kill"`
 	Rest        string `json:"rest,omitempty" jsonschema:"read the whole output by this id with system.output"`
 	Detail      string `json:"detail,omitempty"`
 }

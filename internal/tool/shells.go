@@ -87,7 +87,7 @@ var systemShells = Define(Tool{
 })
 
 type outputInput struct {
-	ShellID string `json:"shell_id" jsonschema:"the background command's id, or the rest id of an earlier call"`
+	ShellID string `json:"shell_id" jsonschema:"the background command's id (shell_id or background_task_id of its result), or the rest id of an earlier call"`
 	Stream  string `json:"stream,omitempty" jsonschema:"stdout (the default) or stderr"`
 	Offset  int64  `json:"offset,omitempty" jsonschema:"the byte to begin with; go on with next_offset"`
 	Limit   int64  `json:"limit,omitempty" jsonschema:"at most this many bytes"`
@@ -151,7 +151,7 @@ var systemOutput = Define(Tool{
 })
 
 type killInput struct {
-	ShellID string `json:"shell_id" jsonschema:"the background command's id"`
+	ShellID string `json:"shell_id" jsonschema:"the background command's id (shell_id or background_task_id of its result)"`
 	GraceMS *int64 `json:"grace_ms,omitempty" jsonschema:"how long it has to end by itself after TERM; 5000 unless set"`
 }
 
