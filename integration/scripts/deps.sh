@@ -42,6 +42,7 @@ NEEDS=(
     "npm npm"
     "runsc runsc"
     "tmux tmux"
+    "promtool prometheus"
 )
 [[ ${1:-} != --kubernetes ]] || NEEDS+=(
     "/usr/lib/cni/bridge containernetworking-plugins"
