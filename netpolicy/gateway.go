@@ -93,6 +93,9 @@ func (g *Gateway) Close() error {
 	return err
 }
 
+// Open returns the number of open connections from all sandboxes.
+func (g *Gateway) Open() int64 { return g.open.Load() }
+
 // addServe counts a call of Serve. It returns an error if the gateway is closed.
 func (g *Gateway) addServe() error {
 	g.mu.Lock()

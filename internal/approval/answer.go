@@ -210,6 +210,9 @@ func (g *Gate) decide(ctx context.Context, row store.Approval, grants []store.Gr
 	}
 	if done {
 		g.publish("decided", r)
+		if g.opts.OnDecided != nil {
+			g.opts.OnDecided(r.State)
+		}
 	}
 	return r, done, nil
 }

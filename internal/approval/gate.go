@@ -54,6 +54,9 @@ type Options struct {
 	Keep, Grant time.Duration
 	// Check validates the input of answers that modify it. If nil, any JSON object is accepted.
 	Check Check
+	// OnDecided, if set, is called after each decision of a request, including expiry, with its
+	// state. It must not block.
+	OnDecided func(State)
 	// Webhook receives every event if it has a URL.
 	Webhook Webhook
 }
@@ -248,6 +251,18 @@ func (g *Gate) remove(e *pendingRequest) {
 		delete(g.callers, e.request.Caller)
 	}
 	close(e.done)
+}
+
+// Waiting returns the number of pending requests, and when the oldest of them was created.
+func (g *Gate) Waiting() (pending int, oldest time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, e := range g.pending {
+		if at := e.request.Created; oldest.IsZero() || at.Before(oldest) {
+			oldest = at
+		}
+	}
+	return len(g.pending), oldest
 }
 
 // expiries is a heap of requests by expiry, earliest first.

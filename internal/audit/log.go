@@ -53,6 +53,9 @@ type Options struct {
 	// CallerDailyBytes limits what may be recorded for one caller in a day (UTC) before Admit
 	// refuses it. 0 means unlimited.
 	CallerDailyBytes int64
+	// OnAppend, if set, is called after each append to the store, with its duration. It must not
+	// block.
+	OnAppend func(took time.Duration)
 	// Now returns the current time. If nil, time.Now is used.
 	Now func() time.Time
 	Log *slog.Logger
@@ -89,6 +92,8 @@ type Log struct {
 	head   headFile
 	now    func() time.Time
 	shares shares
+	// onAppend may be nil.
+	onAppend func(took time.Duration)
 
 	refusals refusals
 
@@ -162,7 +167,7 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		queue: make(chan *queueItem, queueLength), stop: make(chan struct{}), stopped: make(chan struct{}),
 		headUpdates: make(chan head, 1), headsDone: make(chan struct{}),
 		mac: newMAC(key), now: o.Now, shares: shares{limit: o.CallerDailyBytes, now: o.Now}, retention: o.Retention,
-		refusals: refusals{kinds: map[refusalKind]*refused{}},
+		onAppend: o.OnAppend, refusals: refusals{kinds: map[refusalKind]*refused{}},
 	}
 	last, err := l.openParts(ctx)
 	if err == nil {
@@ -432,6 +437,12 @@ func (l *Log) Flush(ctx context.Context) error {
 // Head returns "SEQ:HASH" of the last written record. If an operator keeps it elsewhere, Verify can
 // detect a log that was truncated or recreated.
 func (l *Log) Head(context.Context) string { return l.written().String() }
+
+// Queued returns the number of records that wait to be written.
+func (l *Log) Queued() int { return len(l.queue) }
+
+// Seq returns the sequence number of the last written record.
+func (l *Log) Seq() int64 { return l.written().Seq }
 
 func (l *Log) written() head {
 	l.mu.Lock()

@@ -137,7 +137,12 @@ func (l *Log) append(ctx context.Context, items []*queueItem) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	if err := l.store.Append(ctx, rows); err != nil {
+	began := time.Now()
+	err := l.store.Append(ctx, rows)
+	if l.onAppend != nil {
+		l.onAppend(time.Since(began))
+	}
+	if err != nil {
 		return err
 	}
 	l.part.written = at

@@ -107,6 +107,9 @@ func (t *transaction) prepare(ctx context.Context) (*policy.Verdict, error) {
 	if v == nil {
 		return nil, nil
 	}
+	if t.s != nil && t.s.opts.OnVerdict != nil { // not while an approver's input is checked
+		t.s.opts.OnVerdict(t.profile.Profile.Name, v.Action)
+	}
 	t.verdict = v
 	if v.Action == policy.Deny {
 		return nil, t.refuse(*v)

@@ -12,6 +12,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -35,6 +36,13 @@ func (t *transaction) obtainApproval(ctx context.Context, reasons []approval.Rea
 	if rules.None() && len(reasons) == 0 {
 		return nil
 	}
+	return stage.Time(ctx, t.s.opts.Stages, stage.Approval, func(ctx context.Context) error {
+		return t.decideApproval(ctx, rules, reasons)
+	})
+}
+
+// decideApproval is obtainApproval for a call that has rules or reasons.
+func (t *transaction) decideApproval(ctx context.Context, rules *approval.Rules, reasons []approval.Reason) error {
 	sum, err := t.sum()
 	if err != nil {
 		return err

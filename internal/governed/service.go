@@ -17,8 +17,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/workspaces"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
@@ -61,6 +63,12 @@ type Options struct {
 	Sandboxes Sandboxes
 	// HandingOver ends when the service begins to stop. Calls that wait for approval then end.
 	HandingOver context.Context
+
+	// Stages, if set, is told about the stages of calls. OnEnd is called after each call, also one
+	// that was refused, and OnVerdict after each decision of a policy. They must not block.
+	Stages    stage.Observer
+	OnEnd     func(Ended)
+	OnVerdict func(profile string, verdict policy.Action)
 
 	// Wait bounds the wait for a busy workspace. MaxOutput is the default of an answer's output, in
 	// bytes.

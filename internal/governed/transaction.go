@@ -16,6 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
@@ -64,6 +65,7 @@ func (s *Service) CallTool(
 		sum:       func() (string, error) { return idempotency.Hash(request) },
 	}
 	if res, done, err := t.answerLimitedEarly(ctx); done {
+		t.notifyEnd()
 		return res, err
 	}
 	ran := false
@@ -76,7 +78,8 @@ func (s *Service) CallTool(
 		request,
 		func(ctx context.Context) (v1.ToolResult, error) {
 			ran = true
-			return t.execute(ctx)
+			defer t.notifyEnd()
+			return t.observe(ctx)
 		},
 		storedToolResult,
 	)
@@ -186,11 +189,13 @@ func (t *transaction) opening() audit.Record {
 // executeRecorded checks, approves and runs a call whose tool was found.
 func (t *transaction) executeRecorded(ctx context.Context) (any, tool.Outcome, error) {
 	var none tool.Outcome // of a call that does not reach the tool
-	questions, err := t.admit(ctx)
+	in, end := stage.Begin(ctx, t.s.opts.Stages, stage.Policy)
+	questions, err := t.admit(in)
+	end(err)
 	if err != nil {
 		return nil, none, err
 	}
-	if err := t.entry.Opened(ctx); err != nil {
+	if err := stage.Time(ctx, t.s.opts.Stages, stage.Audit, t.entry.Opened); err != nil {
 		return nil, none, unrecorded(err)
 	}
 	if err := t.obtainApproval(ctx, questions); err != nil {

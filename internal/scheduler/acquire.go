@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
@@ -39,13 +40,16 @@ type Request struct {
 	// bytes for the workspace. Acquire calls leave after the claim was recorded.
 	ReserveClaim func(ctx context.Context, bytes int64) (leave func(), err error)
 
-	memory int64 // the reserved memory quota in bytes
+	memory int64       // the reserved memory quota in bytes
+	queued func(error) // ends the stage Queue; later calls do nothing
 }
 
 // Acquire leases a sandbox that was never used. In this order, it takes one from the pool, records
 // the lease, binds the workspace and claims the guest. If it fails, it destroys the sandbox and
 // ends the lease. If r.Wait expires in any of these steps, the error is of class Unavailable.
-func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
+func (s *Scheduler) Acquire(ctx context.Context, r Request) (l *Lease, err error) {
+	ctx, end := stage.Begin(ctx, s.opts.Stages, stage.Lease)
+	defer func() { end(err) }()
 	t, st, ok := s.templates.leasable(r.Template)
 	if !ok {
 		return nil, s.unknownTemplate(r.Template)
@@ -67,7 +71,7 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	}
 	wait, cancel := context.WithTimeoutCause(ctx, r.Wait, late)
 	defer cancel()
-	l, err := s.acquire(wait, r, t, st)
+	l, err = s.acquire(wait, r, t, st)
 	if err != nil && context.Cause(wait) == error(late) && !hasClass(err) {
 		// The layers below return the bare deadline, or an error that it caused.
 		err = fmt.Errorf("%w: %v", late, err) // the deadline's class must not show
@@ -89,23 +93,34 @@ func (s *Scheduler) acquire(ctx context.Context, r Request, t Template, st *temp
 	r.Lease.CarryBytes = s.carryBytes(t, r.Lease)
 	r.Lease.Class = string(t.Spec.Class.OrDefault())
 	memory := t.Spec.Limits.MemoryBytes
-	if err := s.reserveQuota(ctx, r.Caller, memory, r.Quotas, r.Mode != pool.Refuse); err != nil {
+	queued, endQueue := stage.Begin(ctx, s.opts.Stages, stage.Queue)
+	taken := false
+	r.queued = func(err error) {
+		if !taken {
+			taken = true
+			endQueue(err)
+		}
+	}
+	err := s.reserveQuota(queued, r.Caller, memory, r.Quotas, r.Mode != pool.Refuse)
+	if err != nil {
+		endQueue(err)
 		return nil, err
 	}
 	r.memory = memory
 	var l *Lease
-	var err error
 	if r.Lease.Claim {
 		l, err = s.takeWithClaim(ctx, r, t, st)
 	} else {
 		l, err = s.takeSandbox(ctx, r, st.pool)
 	}
 	if err != nil {
+		r.queued(err)
 		s.releaseQuota(r.Caller, memory)
 		return nil, err
 	}
 	defer close(l.bound)
-	if err := s.bind(ctx, l, r); err != nil {
+	err = stage.Time(ctx, s.opts.Stages, stage.Bind, func(ctx context.Context) error { return s.bind(ctx, l, r) })
+	if err != nil {
 		return nil, errors.Join(err, s.End(context.WithoutCancel(ctx), l, Abandoned, false))
 	}
 	return l, nil
@@ -115,6 +130,7 @@ func (s *Scheduler) acquire(ctx context.Context, r Request, t Template, st *temp
 // release the quota.
 func (s *Scheduler) takeSandbox(ctx context.Context, r Request, from *pool.Pool[*instance]) (*Lease, error) {
 	m, warm, err := from.Take(ctx, r.Caller, r.Mode)
+	r.queued(err)
 	if err != nil {
 		return nil, err
 	}
@@ -190,6 +206,9 @@ func (s *Scheduler) recordLease(
 	s.notifyStateChange(row)
 	l := newLease(row, m, hold)
 	l.memory = r.memory // the template's limit may have changed since
+	if s.opts.OnLease != nil {
+		s.opts.OnLease(l.Template, warm)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

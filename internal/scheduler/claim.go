@@ -60,6 +60,7 @@ func (s *Scheduler) takeWithClaim(ctx context.Context, r Request, t Template, st
 		Workspace: r.Lease.Workspace, Named: r.Lease.Named, ReadOnly: r.Lease.ReadOnly, Claim: true,
 	}
 	m, err := s.makeWithClaim(ctx, id.String(), r, t, st)
+	r.queued(err)
 	if err != nil {
 		s.releaseAfterRemoval(id.String(), hold)
 		return nil, err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -72,6 +73,9 @@ func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool)
 
 // finishEnd ends a lease in the background.
 func (s *Scheduler) finishEnd(ctx context.Context, l *Lease, reason string) {
+	ctx, end := stage.Begin(ctx, s.opts.Stages, stage.Release)
+	var err error
+	defer func() { end(err) }()
 	if err := s.recordStopping(ctx, l, reason); err != nil {
 		s.log.Error("failed to mark a lease as stopping", "sandbox", l.ID, "error", err)
 	}
@@ -86,6 +90,7 @@ func (s *Scheduler) finishEnd(ctx context.Context, l *Lease, reason string) {
 	if s.destroy(ctx, l, reason) {
 		return
 	}
+	err = fmt.Errorf("remove sandbox %s: %w", l.ID, errdefs.ErrUnavailable)
 	s.scheduleRemoval(failedRemoval{lease: l, reason: reason, row: store.Sandbox{ID: l.ID}})
 	close(l.stuck)
 }

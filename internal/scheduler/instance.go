@@ -150,6 +150,16 @@ func checkPong(p wire.Pong) error {
 	return nil
 }
 
+// probe calls instance.probe and reports how long the guest took to answer.
+func (s *Scheduler) probe(ctx context.Context, m *instance) error {
+	began := time.Now()
+	err := m.probe(ctx)
+	if err == nil && s.opts.OnProbe != nil {
+		s.opts.OnProbe(time.Since(began))
+	}
+	return err
+}
+
 // probe checks whether a warm sandbox can be handed out.
 func (m *instance) probe(ctx context.Context) error {
 	if m.dead() {

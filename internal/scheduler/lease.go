@@ -32,6 +32,11 @@ const (
 	ShutDown  = "shut_down" // everything was shut down
 )
 
+// EndReasons returns all reasons for the end of a lease.
+func EndReasons() []string {
+	return []string{Removed, Stopped, Finished, Expired, Idle, Lost, Unclean, Abandoned, ShutDown}
+}
+
 // EndedError reports why a lease has ended. Detail is what the driver reported of a lost sandbox,
 // or "". Its class is NotFound.
 type EndedError struct{ ID, Reason, Detail string }

@@ -27,7 +27,7 @@ func (s *Scheduler) newPool(t Template, from *poolDemand) *pool.Pool[*instance] 
 		Name:     t.Name,
 		Settings: t.Pool,
 		Create:   s.creator(t, from),
-		Probe:    func(ctx context.Context, m *instance) error { return m.probe(ctx) },
+		Probe:    s.probe,
 		Destroy: func(ctx context.Context, m *instance, why string) {
 			row := store.Sandbox{ID: m.id, Template: m.template, Memory: m.memory}
 			if err := s.discard(ctx, row, store.Gone, why, m.sandbox.Destroy); err != nil {

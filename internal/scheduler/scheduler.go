@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/namedlock"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
@@ -50,7 +51,7 @@ type Hook struct {
 	Background bool
 }
 
-// Options configures a Scheduler. Log, Keep and OnStateChange are optional.
+// Options configures a Scheduler. Log, Keep and the hooks are optional.
 type Options struct {
 	Driver  runtime.Driver
 	Store   *store.Store
@@ -64,6 +65,12 @@ type Options struct {
 	Queue int
 	// OnStateChange, if set, is called after each state change of a sandbox. It must not block.
 	OnStateChange func(StateChange)
+	// Stages, if set, is told about the stages of leases. OnLease is called after a lease began; warm
+	// reports that its sandbox was ready before. OnProbe is called after a warm sandbox answered,
+	// with the duration. They must not block.
+	Stages  stage.Observer
+	OnLease func(template string, warm bool)
+	OnProbe func(took time.Duration)
 	// Build identifies the program. Warm sandboxes of another build are not adopted.
 	Build string
 	// Keep is how long the rows of ended leases are kept. The default is one hour.
@@ -193,4 +200,11 @@ func (s *Scheduler) liveLeases() []*Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.leases))
+}
+
+// FailedRemovals returns the number of sandboxes whose removal failed and is retried.
+func (s *Scheduler) FailedRemovals() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.failedRemovals)
 }

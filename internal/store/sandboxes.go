@@ -106,8 +106,23 @@ func (b Sandbox) Waits() bool { return b.State == Creating && b.Lease.Queued }
 const columns = "id, state, template, runtime, image, build, memory, caller, lease, warm, created, expires, idle, " +
 	"used, ended, reason"
 
+// States returns the number of living sandboxes in each state. It reads the index of states only.
+func (s *Store) States(ctx context.Context) (map[State]int, error) {
+	out := map[State]int{}
+	for _, state := range []State{Creating, Warm, Leased, Stopping} {
+		var n int
+		err := s.db.QueryRowContext(ctx, "SELECT count(*) FROM sandboxes WHERE state = ?", state).Scan(&n)
+		if err != nil {
+			return nil, wrap("count sandboxes", err)
+		}
+		out[state] = n
+	}
+	return out, nil
+}
+
 // Insert records the intent to create a sandbox, before the driver is called.
 func (s *Store) Insert(ctx context.Context, b Sandbox) error {
+	defer s.wrote(OpInsertSandbox, time.Now())
 	lease, err := json.Marshal(b.Lease)
 	if err != nil {
 		return err
@@ -121,6 +136,7 @@ func (s *Store) Insert(ctx context.Context, b Sandbox) error {
 // Update changes a row and enforces the allowed transitions. change receives the current row. If it
 // returns an error, the row stays unchanged.
 func (s *Store) Update(ctx context.Context, id string, change func(*Sandbox) error) (Sandbox, error) {
+	defer s.wrote(OpUpdateSandbox, time.Now())
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return Sandbox{}, wrap("change sandbox "+id, err)

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -25,8 +26,34 @@ import (
 
 // Store is an open database. Use Open.
 type Store struct {
-	db    *sql.DB
-	owner string
+	db      *sql.DB
+	owner   string
+	onWrite func(operation string, took time.Duration)
+}
+
+// Names of the writes that OnWrite reports.
+const (
+	OpInsertSandbox = "sandbox_insert"
+	OpUpdateSandbox = "sandbox_update"
+	OpAppendAudit   = "audit_append"
+)
+
+// OnWrite has f called after each write to the table of sandboxes, with its duration and an Op
+// constant. Call it before other goroutines use the store. f must not block.
+func (s *Store) OnWrite(f func(operation string, took time.Duration)) { s.onWrite = f }
+
+// wrote reports a write that began at the given time.
+func (s *Store) wrote(operation string, began time.Time) {
+	if s.onWrite != nil {
+		s.onWrite(operation, time.Since(began))
+	}
+}
+
+// Waits returns how often a request waited for the database's connection, and how long all of them
+// together, since Open.
+func (s *Store) Waits() (count int64, total time.Duration) {
+	stats := s.db.Stats()
+	return stats.WaitCount, stats.WaitDuration
 }
 
 const schema = `

@@ -85,6 +85,8 @@ type Options struct {
 	Audit       *audit.Log
 	AdmitRecord func(p caller.Principal) error
 	Redact      func(value string)
+	// OnConnection, if set, is called after each connection of a sandbox. It must not block.
+	OnConnection func(netpolicy.Connection)
 	// MaxSandboxes is the maximum number of sandboxes at a time.
 	MaxSandboxes int
 	Log          *slog.Logger
@@ -136,13 +138,29 @@ func (s *Service) Start() (err error) {
 		}
 	}
 	s.auditor = newAuditor(s.opts.Audit, s.log)
-	s.config.Gateway.Audit = s.auditor.enqueue
+	s.config.Gateway.Audit = s.noteConnection
 	if s.gateway, err = netpolicy.New(s.config.Gateway); err != nil {
 		s.auditor.close()
 		return err
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return nil
+}
+
+// noteConnection records and reports a connection that ended.
+func (s *Service) noteConnection(c netpolicy.Connection) {
+	s.auditor.enqueue(c)
+	if s.opts.OnConnection != nil {
+		s.opts.OnConnection(c)
+	}
+}
+
+// Open returns the number of open connections of all sandboxes.
+func (s *Service) Open() int64 {
+	if s.gateway == nil {
+		return 0
+	}
+	return s.gateway.Open()
 }
 
 // enabled reports whether sandboxes can have egress.
