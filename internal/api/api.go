@@ -80,6 +80,8 @@ type Options struct {
 	MaxRequests, MaxStreams int
 	// Refusals delays answers to refused requests. If it is nil, the server makes its own.
 	Refusals *httpguard.RefusalPacer
+	// Metrics serves GET /metrics to operators. If nil, there are none.
+	Metrics http.Handler
 	// Down is called once after POST /v1/down, to destroy everything and stop the service.
 	Down func()
 	Log  *slog.Logger

@@ -11,6 +11,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // routes returns all routes. They are served, and /openapi.json is generated from them.
@@ -153,6 +154,10 @@ func (s *Server) otherRoutes() []route {
 			method: "POST", path: "/v1/down", handle: s.down, operator: true,
 			summary: "Destroy everything and stop the service",
 		},
+		{
+			method: "GET", path: "/metrics", handle: s.metrics, operator: true,
+			summary: "Read the metrics, as OpenMetrics or in the text format of Prometheus",
+		},
 		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "Check that the process answers"},
 		{method: "GET", path: "/readyz", handle: s.readyz, open: true, summary: "Check that a call would be served", answer: v1.Readiness{}},
 		{method: "GET", path: "/openapi.json", handle: s.openapi, open: true, summary: "This description"},
@@ -197,6 +202,14 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request, p caller.Princip
 		return err
 	}
 	return sendCounted(w, p503.Status, formProblem, b)
+}
+
+func (s *Server) metrics(w http.ResponseWriter, r *http.Request, _ caller.Principal) error {
+	if s.opts.Metrics == nil {
+		return usererror.Errorf(errdefs.ErrNotFound, "this service has no metrics: use orchestrator serve")
+	}
+	s.opts.Metrics.ServeHTTP(w, r)
+	return nil
 }
 
 // isStream reports whether a request of a route that is not always a stream lasts: it upgrades the

@@ -91,12 +91,20 @@ func validateListen(listen string) error {
 		}
 		return nil
 	}
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
+	if _, _, err := net.SplitHostPort(address); err != nil {
 		return bad("listen", listen, "must be unix:PATH or HOST:PORT")
 	}
+	return validateAddress("listen", address)
+}
+
+// validateAddress checks the HOST:PORT of a key.
+func validateAddress(key, address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return bad(key, address, "must be HOST:PORT")
+	}
 	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-		return bad("listen", listen, "has a port that is not from 0 to 65535")
+		return bad(key, address, "has a port that is not from 0 to 65535")
 	}
 	return nil
 }

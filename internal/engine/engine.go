@@ -32,9 +32,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/jobs"
+	"github.com/sandbox-orchestrator/orchestrator/internal/metrics"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
@@ -82,7 +85,9 @@ type Options struct {
 	// Jobs bounds jobs. Zero fields take the defaults.
 	Jobs jobs.Limits
 	Program
-	Log *slog.Logger
+	// Metrics counts what the engine does. If it is nil, nothing is counted.
+	Metrics *metrics.Metrics
+	Log     *slog.Logger
 }
 
 // Limits holds the limits and defaults of requests.
@@ -108,6 +113,8 @@ type Engine struct {
 	volumes *volumes.Manager
 	log     *slog.Logger
 	sched   *scheduler.Scheduler
+	metrics *metrics.Metrics // may be nil
+	stages  stage.Observer   // may be nil
 
 	// Callers identifies callers and holds their quotas.
 	Callers *caller.Service
@@ -149,8 +156,12 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	}
 	e := &Engine{
 		limits: opts.Limits, program: opts.Program, driver: opts.Driver, store: opts.Store, volumes: opts.Volumes,
-		log: opts.Log, sessions: map[caller.Principal]string{},
+		metrics: opts.Metrics, log: opts.Log, sessions: map[caller.Principal]string{},
 		closing: make(chan struct{}), Events: eventhub.New(),
+	}
+	if opts.Metrics != nil {
+		e.stages = opts.Metrics
+		e.store.OnWrite(opts.Metrics.StoreWrite)
 	}
 	e.handing, e.handOff = context.WithCancel(context.Background())
 	if err := e.makeServices(ctx, opts); err != nil {
@@ -172,6 +183,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if err := e.Egress.Start(); err != nil {
 		return nil, err
 	}
+	e.watchMetrics(opts)
 	return e, nil
 }
 
@@ -192,6 +204,7 @@ func (e *Engine) makeServices(ctx context.Context, opts Options) (err error) {
 	}
 	e.sched = scheduler.New(scheduler.Options{
 		Driver: e.driver, Store: e.store, Volumes: e.volumes, Templates: ready, OnStateChange: e.publishStateChange,
+		Stages: e.stages, OnLease: e.metrics.Lease, OnProbe: e.metrics.RoundTrip,
 		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: e.log,
 	})
 	e.Templates.Use(e.sched)
@@ -215,6 +228,7 @@ func (e *Engine) makeServices(ctx context.Context, opts Options) (err error) {
 func (e *Engine) egressOptions(opts Options) egress.Options {
 	o := egress.Options{
 		Config: opts.Egress, Leases: sandboxes{e}, Rows: e.store, Locks: e.idem,
+		OnConnection: func(c netpolicy.Connection) { e.metrics.Connection(c.Allowed, c.Sent, c.Received) },
 		MaxSandboxes: e.limits.MaxSandboxes, Log: e.log,
 	}
 	if g := opts.Governance; g != nil {
@@ -233,6 +247,7 @@ func (e *Engine) governedOptions(opts Options) governed.Options {
 		}),
 		Store: e.store, Volumes: e.volumes, Scheduler: e.sched, Callers: e.Callers, Keys: e.idem,
 		Workspaces: e.Workspaces, Sandboxes: sandboxes{e}, HandingOver: e.handing,
+		Stages: e.stages, OnEnd: e.countToolCall, OnVerdict: e.countVerdict,
 		Wait: e.limits.Wait, MaxOutput: e.limits.MaxOutput, Log: e.log,
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/idempotency"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -129,10 +130,14 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 		io.Stdout, io.Stderr = teeOutput(st.Stdout, out), teeOutput(st.Stderr, errOut)
 	}
 	began := time.Now()
+	_, end := stage.Begin(ctx, e.stages, stage.Exec)
 	r, err := carryOut(use, c, io)
-	if r, err = e.resolveResult(ctx, l, began, r, err); err != nil {
+	r, err = e.resolveResult(ctx, l, began, r, err)
+	end(err)
+	if err != nil {
 		return v1.ExecResult{}, err
 	}
+	e.metrics.Command(r.Ending)
 	res := present(id, r)
 	res.StdoutBytes, res.StderrBytes = out.Total(), errOut.Total()
 	if !st.Live() {

@@ -1,6 +1,9 @@
 package service
 
 import (
+	"context"
+	"sync"
+
 	"github.com/sandbox-orchestrator/orchestrator/internal/api"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
@@ -19,5 +22,17 @@ func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 		Engine: s.engine, Refusals: refusals, Token: s.token, TLS: s.tlsConfig(), Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
 		Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
 		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
+		Metrics: s.metrics,
 	})
+}
+
+// startUpkeep starts what runs beside the engine until ctx ends. work waits for it.
+func (s *service) startUpkeep(ctx context.Context, work *sync.WaitGroup) {
+	work.Go(func() { s.sweepLeftovers(ctx) })
+	work.Go(func() { _ = s.marker.Run(ctx, s.log) })
+	work.Go(func() { s.watchTemplates(ctx, s.app.Hangups) })
+	work.Go(func() { s.scrapes.serve(ctx, s.metrics, s.log) })
+	if s.tls != nil {
+		work.Go(func() { s.tls.Run(ctx, s.log) })
+	}
 }

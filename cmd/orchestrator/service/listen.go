@@ -33,12 +33,10 @@ func checkListen(c config.Config) error {
 	if err != nil {
 		return bad("must be unix:PATH or HOST:PORT")
 	}
-	ip := net.ParseIP(host)
-	local := host == "localhost" || ip != nil && ip.IsLoopback()
 	switch {
 	case c.TokenFile == "":
 		return bad("TCP needs a token; give --token-file")
-	case !local && c.TLS.CertFile == "" && !c.AllowRemote:
+	case !isLoopback(host) && c.TLS.CertFile == "" && !c.AllowRemote:
 		return bad("it is not a loopback address: set tls.cert_file and tls.key_file, or say --allow-remote to " +
 			"send tokens and output unencrypted")
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/metrics"
 	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
 	"github.com/sandbox-orchestrator/orchestrator/internal/servertls"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
@@ -175,6 +176,8 @@ type service struct {
 	driver    runtime.Driver
 	engine    *engine.Engine
 	governed  *standalone.Governance
+	metrics   *metrics.Metrics
+	scrapes   *metricsServer // nil without metrics.listen
 	why       string
 }
 
@@ -219,6 +222,10 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	var err error
+	if s.scrapes, err = listenMetrics(ctx, s.config, s.tlsConfig()); err != nil {
+		return err
+	}
+	s.onClose(s.scrapes.close)
 	if s.store, err = s.openState(ctx, dir); err != nil {
 		return err
 	}
@@ -367,7 +374,11 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	opts.Puller, opts.FetchImage = puller, standalone.ImageFetcher(s.config.Images, puller, s.log)
 	opts.JobsDir, opts.LoadTemplates = dirs.Jobs, s.loadTemplates
 	opts.Quotas = standalone.Quotas(s.config.Callers)
-	if s.governed, err = standalone.OpenGovernance(ctx, s.config, dir, s.store, s.log); err != nil {
+	s.metrics = metrics.New(metrics.Options{
+		Version: opts.Version, Build: opts.Build, Runtime: s.driver.Name(), Callers: s.config.Metrics.Callers, Log: s.log,
+	})
+	opts.Metrics = s.metrics
+	if s.governed, err = standalone.OpenGovernance(ctx, s.config, dir, s.store, s.metrics, s.log); err != nil {
 		return err
 	}
 	s.onClose(s.governed.Close)
@@ -461,12 +472,7 @@ func (s *service) run(ctx context.Context) error {
 		engineErr = s.engine.Serve(back)
 		endFront()
 	})
-	work.Go(func() { s.sweepLeftovers(back) })                // waited for below; ends with back
-	work.Go(func() { _ = s.marker.Run(back, s.log) })         // waited for below
-	work.Go(func() { s.watchTemplates(back, s.app.Hangups) }) // waited for below
-	if s.tls != nil {
-		work.Go(func() { s.tls.Run(back, s.log) }) // waited for below
-	}
+	s.startUpkeep(back, &work)
 	serveErr := server.Serve(front, s.listener, handoverTime)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), handoverTime)
 	if err := talk.Close(ending); err != nil {

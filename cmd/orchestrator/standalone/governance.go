@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/metrics"
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -56,12 +58,13 @@ func (g *Governance) Close() error {
 }
 
 // OpenGovernance opens the parts that tool calls need, in a state directory whose lock the caller
-// holds. Close it after the engine has ended.
+// holds. m counts what they do, or is nil. Close it after the engine has ended.
 func OpenGovernance(
 	ctx context.Context,
 	c config.Config,
 	dir string,
 	st *store.Store,
+	m *metrics.Metrics,
 	log *slog.Logger,
 ) (g *Governance, err error) {
 	g = &Governance{Config: &governed.Config{Default: c.Profiles.Default, Outputs: filepath.Join(dir, outputsDir)}}
@@ -83,6 +86,7 @@ func OpenGovernance(
 	g.later(db.Close)
 	g.Audit, err = audit.Open(ctx, audit.Options{
 		Store: db, Redactor: g.Redactor, Head: filepath.Join(dir, audit.HeadFile), CallerDailyBytes: int64(c.Audit.CallerDailyBytes), Log: log,
+		OnAppend: func(took time.Duration) { m.StoreWrite(store.OpAppendAudit, took) },
 		Retention: audit.Retention{
 			PartSize: int64(
 				c.Audit.PartSize,
@@ -101,6 +105,7 @@ func OpenGovernance(
 		Store: st, Log: log, Expiry: c.Approvals.Expiry.Std(), MaxPending: c.Approvals.MaxPending,
 		MaxPendingPerCaller: cmp.Or(c.Callers.MaxPending, c.Approvals.MaxPending),
 		Free:                caller.LocalCaller, Check: g.CheckModified, Webhook: hook,
+		OnDecided: func(state approval.State) { m.ApprovalDecided(string(state)) },
 	})
 	if err != nil {
 		return g, err

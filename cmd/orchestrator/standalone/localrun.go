@@ -264,7 +264,7 @@ func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace
 		}
 	}
 	if h.Governed {
-		if h.rules, err = OpenGovernance(ctx, h.Config, h.dir, h.store, h.Log); err != nil {
+		if h.rules, err = OpenGovernance(ctx, h.Config, h.dir, h.store, nil, h.Log); err != nil {
 			return err
 		}
 		opts.Governance = h.rules.Config

@@ -1,0 +1,108 @@
+package service
+
+import (
+	"context"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+)
+
+// metricsServer serves metrics on a listener of their own. A nil *metricsServer does nothing.
+type metricsServer struct {
+	listener net.Listener
+	token    string // "": none is needed
+}
+
+// listenMetrics opens the listener of metrics.listen. It returns nil if none is configured. On an
+// address other than loopback it uses secure, which is nil without TLS.
+func listenMetrics(ctx context.Context, c config.Config, secure *tls.Config) (*metricsServer, error) {
+	m := c.Metrics
+	if m.Listen == "" {
+		return nil, nil
+	}
+	bad := func(why string) error {
+		return cli.Refuse(errdefs.ErrInvalidArgument, "metrics.listen is %s: %s", m.Listen, why)
+	}
+	host, _, err := net.SplitHostPort(m.Listen)
+	remote := err != nil || !isLoopback(host)
+	switch {
+	case remote && m.TokenFile == "":
+		return nil, bad("it is not a loopback address: set metrics.token_file")
+	case remote && secure == nil && !c.AllowRemote:
+		return nil, bad("it is not a loopback address: set tls.cert_file and tls.key_file, or allow_remote to send " +
+			"the token unencrypted")
+	}
+	s := &metricsServer{}
+	if m.TokenFile != "" {
+		if s.token, err = cli.ReadToken(m.TokenFile); err != nil {
+			return nil, err
+		}
+	}
+	if s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", m.Listen); err != nil {
+		return nil, listenError(m.Listen, err)
+	}
+	if remote && secure != nil {
+		s.listener = tls.NewListener(s.listener, secure)
+	}
+	return s, nil
+}
+
+// isLoopback reports whether only this host can connect to the address.
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// Limits of the connections of scrapers, which send small requests.
+const (
+	scrapeHeaderTime = 5 * time.Second
+	scrapeTime       = 30 * time.Second
+	maxScrapeHeader  = 16 << 10
+)
+
+// serve answers GET /metrics until ctx ends.
+func (s *metricsServer) serve(ctx context.Context, metrics http.Handler, log *slog.Logger) {
+	if s == nil {
+		return
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", s.authorized(metrics))
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: scrapeHeaderTime, ReadTimeout: scrapeHeaderTime, WriteTimeout: scrapeTime,
+		MaxHeaderBytes: maxScrapeHeader, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	defer context.AfterFunc(ctx, func() { server.Close() })()
+	if err := server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		log.Error("failed to serve metrics", "error", err)
+	}
+}
+
+// authorized requires the token, if there is one.
+func (s *metricsServer) authorized(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got, want := r.Header.Get("Authorization"), "Bearer "+s.token
+		if s.token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "the token of metrics.token_file is required: send Authorization: Bearer TOKEN",
+				http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *metricsServer) close() error {
+	if s == nil {
+		return nil
+	}
+	return ignoreClosed(s.listener.Close())
+}
