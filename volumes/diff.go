@@ -11,6 +11,8 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // Limits of a Diff.
@@ -297,7 +299,7 @@ func readText(t *tree, rel string, mode uint32) (s string, cut, text bool) {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFLNK:
 		target, err := t.readLink(rel)
-		return fmt.Sprintf("%s\n", strings.ToValidUTF8(target, "\uFFFD")), false, err == nil
+		return fmt.Sprintf("%s\n", clip.Valid(target)), false, err == nil
 	case unix.S_IFREG:
 	default:
 		return "", false, true
@@ -317,5 +319,5 @@ func readText(t *tree, rel string, mode uint32) (s string, cut, text bool) {
 	if len(b) > maxCompared {
 		return "", true, true
 	}
-	return strings.ToValidUTF8(string(b), "\uFFFD"), false, true
+	return clip.Valid(string(b)), false, true
 }

@@ -1,5 +1,5 @@
-// Package clip shortens untrusted text for messages and records. It depends only on the standard
-// library and keeps no state.
+// Package clip makes untrusted bytes valid text, and shortens it for messages and records. It
+// depends only on the standard library and keeps no state.
 package clip
 
 import (
@@ -16,7 +16,7 @@ func Text(s string, n int) string {
 	if len(s) > n {
 		s = Bytes(s, n) + "…"
 	}
-	return strings.ToValidUTF8(s, "\uFFFD")
+	return Valid(s)
 }
 
 // Elide returns s. If s has more than n bytes, it returns the valid UTF-8 of the first n bytes and

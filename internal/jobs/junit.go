@@ -5,10 +5,10 @@ import (
 	"context"
 	"encoding/xml"
 	"strconv"
-	"strings"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -152,7 +152,7 @@ func (s *Service) tail(id string, index, attempt int, stream string, left *int64
 		return ""
 	}
 	*left -= int64(len(data))
-	return strings.ToValidUTF8(string(data), "\uFFFD")
+	return clip.Valid(string(data))
 }
 
 func seconds(ms int64) string { return strconv.FormatFloat(float64(ms)/1000, 'f', 3, 64) }

@@ -11,6 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
@@ -74,7 +75,7 @@ func (s *Server) readOutput(ctx context.Context, req *mcp.ReadResourceRequest) (
 		offset = o.NextOffset
 	}
 	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{
-		URI: uri, MIMEType: "text/plain", Text: strings.ToValidUTF8(string(b), "\uFFFD"), Meta: meta,
+		URI: uri, MIMEType: "text/plain", Text: clip.Valid(string(b)), Meta: meta,
 	}}}, nil
 }
 

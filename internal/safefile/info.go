@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // The types of a file.
@@ -44,7 +46,7 @@ func statAt(dir int, base, name string) (Info, error) {
 		buf := make([]byte, MaxPath)
 		// A link that was replaced since has no target.
 		if n, err := unix.Readlinkat(dir, base, buf); err == nil {
-			info.Target = validUTF8(string(buf[:n]))
+			info.Target = clip.Valid(string(buf[:n]))
 		}
 	}
 	return info, nil
@@ -60,7 +62,7 @@ func statFile(f *os.File, name string) (Info, error) {
 
 func newInfo(st *unix.Stat_t, name string) Info {
 	return Info{
-		Name: validUTF8(path.Base(name)), Path: validUTF8(name), Type: typeOf(st.Mode),
+		Name: clip.Valid(path.Base(name)), Path: clip.Valid(name), Type: typeOf(st.Mode),
 		Size: st.Size, Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid,
 		ModTime: time.Unix(st.Mtim.Unix()).UTC(),
 	}
@@ -77,8 +79,6 @@ func typeOf(mode uint32) string {
 	}
 	return TypeOther
 }
-
-func validUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // List describes the entries of the directory p, sorted by name. It stops after limit entries, or
 // at the first one for which fits returns false. In that case it returns true, and the entries are

@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 const (
@@ -56,7 +58,7 @@ func (e *Entry) Open() (*Reader, error) {
 	}
 	n, err := openAt(e.dir, e.base, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
-		return nil, newError("open", "path", validUTF8(e.path), err)
+		return nil, newError("open", "path", clip.Valid(e.path), err)
 	}
 	return newReader(os.NewFile(uintptr(n), e.base), e.path)
 }

@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 )
 
 // Cut configures how much of a stream is kept, and which part.
@@ -108,14 +110,14 @@ func (k *Keeper) count(p []byte) {
 		if !utf8.FullRune(k.broken) {
 			return
 		}
-		k.characters += int64(utf8.RuneCount(k.broken))
+		k.characters += int64(clip.Count(k.broken))
 		k.broken = k.broken[:0]
 	}
 	if cut := len(p) - len(TrimPartial(p)); cut > 0 {
 		k.broken = append(k.broken, p[len(p)-cut:]...)
 		p = p[:len(p)-cut]
 	}
-	k.characters += int64(utf8.RuneCount(p))
+	k.characters += int64(clip.Count(p))
 }
 
 // Total returns the number of bytes written.
@@ -152,7 +154,7 @@ func (k *Keeper) fits() bool {
 }
 
 // seen returns the number of characters so far.
-func (k *Keeper) seen() int64 { return k.characters + int64(utf8.RuneCount(k.broken)) }
+func (k *Keeper) seen() int64 { return k.characters + int64(clip.Count(k.broken)) }
 
 func (k *Keeper) first(b []byte, n int64) string {
 	if k.cut.Unit == Bytes {
@@ -202,7 +204,7 @@ func (k *Keeper) marker() string {
 	).Replace(k.cut.Marker)
 }
 
-func valid(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
+func valid(b []byte) string { return clip.Valid(string(b)) }
 
 // TrimPartial removes an incomplete character from the end.
 func TrimPartial(b []byte) []byte {

@@ -14,6 +14,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	disks "github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -305,7 +306,7 @@ func presentPath(p string) (text, exact string) {
 	if utf8.ValidString(p) {
 		return p, ""
 	}
-	return strings.ToValidUTF8(p, "\uFFFD"), base64.StdEncoding.EncodeToString([]byte(p))
+	return clip.Valid(p), base64.StdEncoding.EncodeToString([]byte(p))
 }
 
 // PresentCommit converts the outcome of a commit to its API form.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
@@ -228,7 +229,7 @@ func shown(line []byte) string {
 		}
 		line = line[:n]
 	}
-	return strings.ToValidUTF8(string(line), "\uFFFD")
+	return clip.Valid(string(line))
 }
 
 // lines reads text line by line, with limited memory.
