@@ -76,6 +76,7 @@ func OpenGovernance(
 	if g.Profiles, err = openProfiles(c); err != nil {
 		return g, err
 	}
+	warnOfProfiles(log, g.Profiles, c.Templates)
 	if g.Redactor, err = redactor(c.Audit.Redact); err != nil {
 		return g, err
 	}
