@@ -111,6 +111,7 @@ func TestChartValues(t *testing.T) {
 	) {
 		t.Errorf("helm template with storage classes lacks the role for them: %s", out)
 	}
+	testServiceMonitor(t, helm, set)
 	want, err := os.ReadFile(manifests)
 	if err != nil {
 		t.Fatal(err)
@@ -118,6 +119,25 @@ func TestChartValues(t *testing.T) {
 	got := do(t, "../../integration/scripts/manifests.sh")
 	if got != strings.TrimSpace(string(want)) {
 		t.Errorf("%s differs from the output of manifests.sh, want it the same: run make manifests", manifests)
+	}
+}
+
+// testServiceMonitor checks that the chart has a ServiceMonitor only if it is wanted, and that the
+// service then has the port and the token that the monitor uses.
+func testServiceMonitor(t *testing.T, helm string, set []string) {
+	t.Helper()
+	if out := do(t, helm, append([]string{"template", release, chart}, set...)...); strings.Contains(out, "metrics") {
+		t.Errorf("helm template without serviceMonitor.enabled = %s, want nothing about metrics", out)
+	}
+	monitor := []string{"--set", "serviceMonitor.enabled=true,serviceMonitor.port=9999,serviceMonitor.labels.team=a"}
+	out := do(t, helm, append(append([]string{"template", release, chart}, monitor...), set...)...)
+	for _, want := range []string{
+		"kind: ServiceMonitor", "team: a", "listen: 0.0.0.0:9999", "token_file: /etc/orchestrator/token/metrics",
+		"{key: metrics-token, path: metrics}", "containerPort: 9999", "- port: metrics", "key: metrics-token",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("helm template with serviceMonitor.enabled lacks %q: %s", want, out)
+		}
 	}
 }
 

@@ -85,6 +85,12 @@ podAntiAffinity:
 {{- $_ := set $set "state_dir" "/var/lib/orchestrator/state" -}}
 {{- $_ := set $set "runtime" "kubernetes" -}}
 {{- $_ := set $set "kubernetes" $cluster -}}
+{{- with .Values.serviceMonitor -}}
+{{- if .enabled -}}
+{{- $listen := printf "0.0.0.0:%d" (int .port) -}}
+{{- $_ := set $set "metrics" (dict "listen" $listen "token_file" "/etc/orchestrator/token/metrics") -}}
+{{- end -}}
+{{- end -}}
 {{- mergeOverwrite (deepCopy .Values.config) $set | toYaml -}}
 {{- end -}}
 
