@@ -25,8 +25,8 @@ import (
 // encrypted is a server that listens on TCP with TLS.
 type encrypted struct {
 	*harness.Server
-	authority      *testtls.Authority
-	token, address string
+	authority              *testtls.Authority
+	config, token, address string
 }
 
 // startTLS starts a server whose certificate is named server in the authority's directory.
@@ -41,11 +41,11 @@ func startTLS(t *testing.T) *encrypted {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := filepath.Join(dir, "config.yaml")
-	harness.WriteFile(t, config, regexp.MustCompile(`(?m)^listen: .*`).ReplaceAllString(string(text),
+	e.config = filepath.Join(dir, "config.yaml")
+	harness.WriteFile(t, e.config, regexp.MustCompile(`(?m)^listen: .*`).ReplaceAllString(string(text),
 		"listen: '127.0.0.1:0'\ntoken_file: "+e.token+"\ntls:\n  cert_file: "+p.Cert+"\n  key_file: "+p.Key+
 			"\n  client_ca_file: "+e.authority.File()+"\n  clients: [{name: 'cn:ci', caller: ci, trust: 3}]"))
-	e.With("--config", config)
+	e.With("--config", e.config)
 	e.Begin()
 	t.Cleanup(e.Term) // before the harness looks at what is left
 	listening := regexp.MustCompile(`listening on (\S+),`)

@@ -19,6 +19,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -92,6 +93,8 @@ type Server struct {
 	opts Options
 	log  *slog.Logger
 	mux  *http.ServeMux
+	// replaced is the token of SetToken, or nil.
+	replaced atomic.Pointer[string]
 	// stall is takeTime and beat is heartbeatTime, except in tests.
 	stall, beat time.Duration
 	conns       *httpguard.ConnLimiter

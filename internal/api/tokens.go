@@ -67,6 +67,21 @@ var (
 		"invalid Authorization header: send one header, \"Authorization: Bearer TOKEN\", or none")
 )
 
+// token returns the service's own token, or "".
+func (s *Server) token() string {
+	if t := s.replaced.Load(); t != nil {
+		return *t
+	}
+	return s.opts.Token
+}
+
+// SetToken replaces Options.Token for later requests.
+func (s *Server) SetToken(token string) { s.replaced.Store(&token) }
+
+// EndToken closes the connections whose last request was identified by a token or client
+// certificate. Their running requests are canceled.
+func (s *Server) EndToken(id string) { s.conns.CloseToken(&http.Request{}, id) }
+
 // bearerToken returns the token of the Authorization header. given is false if the header is
 // missing. Any other form, also several headers, is an error: a request with credentials is never
 // served without them.
@@ -100,10 +115,10 @@ func (s *Server) identify(r *http.Request) (caller.Principal, error) {
 		if p, err = s.identifyCertificate(r); err != nil {
 			return caller.Principal{}, err
 		}
-	case !given && s.opts.Token != "":
+	case !given && s.token() != "":
 		return caller.Principal{}, errUnauthenticated
 	case !given:
-	case s.opts.Token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) == 1:
+	case s.token() != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.token())) == 1:
 	case !strings.HasPrefix(got, caller.TokenPrefix):
 		return caller.Principal{}, caller.ErrToken
 	default:

@@ -25,17 +25,21 @@ type Certificate struct {
 	Operator bool
 }
 
-// SetCertificates replaces the entries for client certificates. An entry that is missing in list
-// has no rights any more. The error names the first entry that cannot be used, and changes nothing.
-func (s *Service) SetCertificates(list []Certificate) error {
+// CheckCertificates returns an error about the first entry that cannot be used.
+func (s *Service) CheckCertificates(list []Certificate) error {
 	for i, c := range list {
 		if err := s.checkToken(v1.TokenRequest{Caller: c.Caller, Profile: c.Profile, Trust: c.Trust}); err != nil {
 			return fmt.Errorf("tls.clients[%d]: %w", i, err)
 		}
 	}
+	return nil
+}
+
+// SetCertificates replaces the entries for client certificates, which CheckCertificates has passed.
+// An entry that is missing in list has no rights any more.
+func (s *Service) SetCertificates(list []Certificate) {
 	list = slices.Clone(list)
 	s.certificates.Store(&list)
-	return nil
 }
 
 // IdentifyCertificate returns the caller of a client certificate, which the listener has verified.

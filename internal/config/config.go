@@ -7,6 +7,8 @@
 // is given.
 package config
 
+//go:generate go run ./configdoc/generate
+
 import (
 	_ "embed"
 	"fmt"
@@ -46,7 +48,8 @@ type Config struct {
 	SocketMode  string `json:"socket_mode"`
 	AllowRemote bool   `json:"allow_remote"`
 	TLS         TLS    `json:"tls"`
-	StateDir    string `json:"state_dir"`
+	// StateDir is the directory of all persistent state. Only one process at a time can use it.
+	StateDir string `json:"state_dir"`
 	// Runtime is "auto", "docker", "containerd", "oci" or "kubernetes".
 	Runtime    string     `json:"runtime"`
 	Docker     Docker     `json:"docker"`
@@ -74,8 +77,10 @@ type Config struct {
 	Web     Web     `json:"web"`
 	Browser Browser `json:"browser"`
 	// Images and workspaces: see storage.go.
-	Workspaces   Workspaces          `json:"workspaces"`
-	Images       Images              `json:"images"`
+	Workspaces Workspaces `json:"workspaces"`
+	Images     Images     `json:"images"`
+	// TemplatesDir is a directory of additional templates, one in each file NAME.yaml (default: none).
+	// Templates are the templates of this file.
 	TemplatesDir string              `json:"templates_dir"`
 	Templates    map[string]Template `json:"templates"`
 
@@ -129,6 +134,8 @@ type Leases struct {
 
 // Exec limits single commands.
 type Exec struct {
+	// Timeout is the default time limit of a command. MaxTimeout is the maximum that a call may
+	// request.
 	Timeout    Duration `json:"timeout"`
 	MaxTimeout Duration `json:"max_timeout"`
 	// MaxOutput is the default limit of each stream in an answer. OutputCap is the maximum that a
@@ -139,6 +146,8 @@ type Exec struct {
 
 // Admission limits what runs on this host at once.
 type Admission struct {
+	// MaxSandboxes and MaxMemory limit all sandboxes of this host, including warm ones. MaxMemory 0
+	// means 80 % of the host's memory.
 	MaxSandboxes int  `json:"max_sandboxes"`
 	MaxMemory    Size `json:"max_memory"`
 	// Wait is the default time that a call waits for a sandbox. Queue is how many calls may wait.
@@ -148,6 +157,7 @@ type Admission struct {
 
 // Guest configures the guest process in a sandbox.
 type Guest struct {
+	// OrphanTimeout is how long a sandbox lives without a connection from its host.
 	OrphanTimeout Duration `json:"orphan_timeout"`
 }
 
@@ -173,6 +183,7 @@ type Template struct {
 
 // Hook is a warm-up command.
 type Hook struct {
+	// Argv is the program with its arguments. Timeout limits it (default: 30s).
 	Argv    []string `json:"argv"`
 	Timeout Duration `json:"timeout"`
 	// Background starts it as a shell that keeps running for the lease.
@@ -181,6 +192,9 @@ type Hook struct {
 
 // Limits are a template's resource limits.
 type Limits struct {
+	// Memory limits the memory of a sandbox, CPUs its processor time in cores, and Pids its processes.
+	// Tmp and Scratch are the sizes of /tmp and of the other writable directories, and OpenFiles limits
+	// the open files of each process.
 	Memory    Size    `json:"memory"`
 	CPUs      float64 `json:"cpus"`
 	Pids      int64   `json:"pids"`
@@ -199,6 +213,9 @@ func (l Limits) Runtime() runtime.Limits {
 
 // Pool configures a template's warm pool.
 type Pool struct {
+	// Min is how many sandboxes are kept warm, and Max how many may exist, also leased ones.
+	// Rate limits the creations per second, and Parallel those at the same time.
+	// A warm sandbox is replaced after MaxAge.
 	Min      int      `json:"min"`
 	Max      int      `json:"max"`
 	Rate     float64  `json:"rate"`

@@ -35,14 +35,19 @@ type Egress struct {
 
 // EgressPrivate is an exception for internal services.
 type EgressPrivate struct {
+	// Hosts may be reached at addresses of Ranges, although these are not public.
 	Hosts  []string `json:"hosts"`
 	Ranges []string `json:"ranges"`
 }
 
 // EgressRule corresponds to netpolicy.Rule.
 type EgressRule struct {
-	Host     string   `json:"host"`
-	Ports    []int    `json:"ports"`
+	// Host is a name, "*.NAME" for the names below it, or an address. Ports are those that may be
+	// reached (default: by Protocol).
+	Host  string `json:"host"`
+	Ports []int  `json:"ports"`
+	// Protocol is "tls", "https", "http" or "tcp" (default: tls). Methods and Paths restrict
+	// requests, and empty means all. Deny refuses what the rule matches.
 	Protocol string   `json:"protocol"`
 	Methods  []string `json:"methods"`
 	Paths    []string `json:"paths"`
@@ -59,6 +64,7 @@ type EgressAllowance struct {
 
 // EgressSecret is a credential. Its value never enters a sandbox.
 type EgressSecret struct {
+	// Name is how requests name the credential. It is added to requests to Hosts.
 	Name  string   `json:"name"`
 	Hosts []string `json:"hosts"`
 	// Header is set to Prefix and the trimmed content of ValueFile.

@@ -66,6 +66,7 @@ type Audit struct {
 // Idempotency limits the stored answers to each caller's requests with an Idempotency-Key. Answers
 // are kept for an hour at most. The oldest are evicted first.
 type Idempotency struct {
+	// Answers limits the number of a caller's answers, and Bytes their size.
 	Answers int  `json:"answers"`
 	Bytes   Size `json:"bytes"`
 }
@@ -73,12 +74,14 @@ type Idempotency struct {
 // Redact configures values to hide in records in addition to detected secrets. Each line of Files
 // is a value, and each of Patterns a regular expression.
 type Redact struct {
+	// Each line of Files is a value to hide. Patterns are regular expressions of such values.
 	Files    []string `json:"files"`
 	Patterns []string `json:"patterns"`
 }
 
 // ReadonlyShell configures POST /shell, which requires no token.
 type ReadonlyShell struct {
+	// Enabled serves POST /shell.
 	Enabled bool `json:"enabled"`
 	// Caller owns the sandboxes and workspaces that it uses.
 	Caller string `json:"caller"`

@@ -44,13 +44,15 @@ type Kubernetes struct {
 
 // KubernetesPod says where pods run.
 type KubernetesPod struct {
+	// NodeSelector, Tolerations, RuntimeClass, PriorityClass and ImagePullSecrets are as in a pod.
 	NodeSelector     map[string]string      `json:"node_selector"`
 	Tolerations      []KubernetesToleration `json:"tolerations"`
 	RuntimeClass     string                 `json:"runtime_class"`
 	PriorityClass    string                 `json:"priority_class"`
 	ImagePullSecrets []string               `json:"image_pull_secrets"`
-	UserNamespaces   bool                   `json:"user_namespaces"`
-	Workspace        KubernetesWorkspace    `json:"workspace"`
+	// UserNamespaces makes root in the pod an ordinary user of the node.
+	UserNamespaces bool                `json:"user_namespaces"`
+	Workspace      KubernetesWorkspace `json:"workspace"`
 }
 
 // KubernetesWorkspace configures volume claims for workspaces.
@@ -65,6 +67,7 @@ type KubernetesWorkspace struct {
 
 // KubernetesToleration is a toleration of a pod, as Kubernetes defines it.
 type KubernetesToleration struct {
+	// Key, Operator, Value and Effect are as in a pod.
 	Key      string `json:"key"`
 	Operator string `json:"operator"`
 	Value    string `json:"value"`

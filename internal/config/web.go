@@ -57,8 +57,10 @@ type WebSearch struct {
 // ranked instead.
 type WebExtract struct {
 	// Kind is the API of the endpoint at URL: openai or anthropic.
-	Kind      string   `json:"kind"`
-	URL       string   `json:"url"`
+	Kind string `json:"kind"`
+	URL  string `json:"url"`
+	// Model is the name of the model, and KeyFile a file with the key.
+	// MaxTokens limits its answer, and Timeout the request.
 	Model     string   `json:"model"`
 	KeyFile   string   `json:"key_file"`
 	MaxTokens int      `json:"max_tokens"`
@@ -67,6 +69,7 @@ type WebExtract struct {
 
 // WebCache limits the cache of web.fetch. If either is 0, nothing is cached.
 type WebCache struct {
+	// Entries limits the number of pages, and Bytes their size.
 	Entries int  `json:"entries"`
 	Bytes   Size `json:"bytes"`
 }

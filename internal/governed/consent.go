@@ -159,7 +159,7 @@ func (t *transaction) refundBudget(ctx context.Context, err error) {
 // CheckModified validates an approver's input as a replacement for the caller's. Input that the
 // policy denies is refused.
 func (g *Config) CheckModified(ctx context.Context, q approval.Request, input json.RawMessage) error {
-	p, err := g.Profiles.Get(q.Profile)
+	p, err := g.profile(q.Profile)
 	if err != nil {
 		return err
 	}

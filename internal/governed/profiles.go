@@ -19,7 +19,8 @@ func (s *Service) profileOf(p caller.Principal) string {
 	if p.Profile != "" {
 		return p.Profile
 	}
-	return s.opts.Config.Default
+	_, fallback := s.opts.Config.profiles()
+	return fallback
 }
 
 // Direct returns PermissionDenied to callers who may only use tools. It guards requests that run or
@@ -56,7 +57,8 @@ func (s *Service) Profiles(_ context.Context, principal caller.Principal) ([]v1.
 		return nil, ErrUngoverned
 	}
 	out := []v1.Profile{}
-	for _, p := range g.Profiles.List() {
+	set, _ := g.profiles()
+	for _, p := range set.List() {
 		if principal.Operator || p.Profile.Name == s.profileOf(principal) {
 			out = append(out, presentProfile(p))
 		}

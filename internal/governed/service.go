@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -39,12 +40,37 @@ type Config struct {
 	Outputs string
 	// Compat configures ShellCompat. If it is nil, ShellCompat is disabled.
 	Compat *Compat
+
+	live atomic.Pointer[liveProfiles]
+}
+
+// liveProfiles are profiles that replace those of Config.
+type liveProfiles struct {
+	set      *profile.Set
+	fallback string
+}
+
+// SetProfiles replaces Profiles and Default for later calls. It may be called concurrently with
+// them.
+func (g *Config) SetProfiles(set *profile.Set, fallback string) {
+	g.live.Store(&liveProfiles{set, fallback})
+}
+
+// profiles returns the profiles in use, and the name of the one for callers that have none.
+func (g *Config) profiles() (set *profile.Set, fallback string) {
+	if l := g.live.Load(); l != nil {
+		return l.set, l.fallback
+	}
+	return g.Profiles, g.Default
 }
 
 // ErrUngoverned reports that tools are not configured. Its class is NotImplemented.
 var ErrUngoverned = fmt.Errorf("tools are not configured on this service: %w", errdefs.ErrNotImplemented)
 
-func (g *Config) profile(name string) (*profile.Compiled, error) { return g.Profiles.Get(name) }
+func (g *Config) profile(name string) (*profile.Compiled, error) {
+	set, _ := g.profiles()
+	return set.Get(name)
+}
 
 // Options configures a Service.
 type Options struct {

@@ -20,6 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/api"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
@@ -57,8 +58,9 @@ func NewServeCommand(a *cli.App) *cobra.Command {
 These signals hand over: running calls get 10 seconds, sandboxes and background
 commands keep running, and the next server on the same state directory adopts
 them. ` + "`orchestrator down`" + ` destroys everything instead. A second signal ends
-the process at once, which loses nothing either. SIGHUP reloads the templates, which
-also happens when their files change.`,
+the process at once, which loses nothing either. SIGHUP reloads the configuration:
+docs/configuration.md says which keys a running service applies. Templates and TLS
+files are also reloaded when they change.`,
 		Example: `  orchestrator serve
   orchestrator serve --config /etc/orchestrator.yaml --runtime oci
   orchestrator serve --listen 127.0.0.1:7070 --token-file /etc/orchestrator.token`,
@@ -98,19 +100,11 @@ also happens when their files change.`,
 }
 
 func runServe(ctx context.Context, a *cli.App, cmd *cobra.Command, o serveOptions) (err error) {
-	c, err := a.Settings()
+	settings := func() (config.Config, error) {
+		return o.settings(a, cmd.Flags().Changed("allow-remote"))
+	}
+	c, err := settings()
 	if err != nil {
-		return err
-	}
-	cli.SetIfGiven(&c.Listen, o.listen)
-	cli.SetIfGiven(&c.Runtime, o.runtime)
-	cli.SetIfGiven(&c.Log.Level, o.logLevel)
-	cli.SetIfGiven(&c.Log.Format, o.logFormat)
-	cli.SetIfGiven(&c.TokenFile, a.Flags.TokenFile)
-	if cmd.Flags().Changed("allow-remote") {
-		c.AllowRemote = o.allowRemote
-	}
-	if err := c.Validate(); err != nil {
 		return err
 	}
 	if err := checkListen(c); err != nil {
@@ -133,24 +127,20 @@ func runServe(ctx context.Context, a *cli.App, cmd *cobra.Command, o serveOption
 		app:        a,
 		config:     c,
 		token:      token,
-		log:        standalone.Logger(a.Stderr, c.Log),
+		settings:   settings,
 		ephemeral:  o.ephemeral,
 		adoptNone:  o.adoptNone,
 		adoptOlder: o.adoptOlder,
 	}
+	if err := s.level.UnmarshalText([]byte(c.Log.Level)); err != nil {
+		return err
+	}
+	s.log = standalone.LeveledLogger(a.Stderr, c.Log.Format, &s.level)
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.open(ctx); err != nil {
 		return startError(ctx, err)
 	}
 	return s.run(ctx)
-}
-
-// startError returns nil for a start that a signal interrupted.
-func startError(ctx context.Context, err error) error {
-	if _, asked := errors.AsType[*cli.Interrupted](context.Cause(ctx)); asked {
-		return nil
-	}
-	return err
 }
 
 // service is an open server. Its fields are in the order of opening.
@@ -159,6 +149,9 @@ type service struct {
 	config config.Config
 	token  string
 	log    *slog.Logger
+	level  slog.LevelVar // of log
+	// settings reads the configuration again.
+	settings func() (config.Config, error)
 	// ephemeral services hand nothing over.
 	ephemeral             bool
 	adoptNone, adoptOlder bool // what to do about a lost state.db
@@ -178,6 +171,7 @@ type service struct {
 	governed  *standalone.Governance
 	metrics   *metrics.Metrics
 	scrapes   *metricsServer // nil without metrics.listen
+	api       *api.Server    // set by run
 	why       string
 }
 
@@ -395,9 +389,10 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	if s.engine, err = engine.Open(ctx, opts); err != nil {
 		return err
 	}
-	if err := s.engine.Callers.SetCertificates(certificates(s.config.TLS)); err != nil {
+	if err := s.engine.Callers.CheckCertificates(certificates(s.config.TLS)); err != nil {
 		return err
 	}
+	s.engine.Callers.SetCertificates(certificates(s.config.TLS))
 	s.noteNotReady(ctx)
 	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n",
 		listenAddress(s.listener, s.config), s.driver.Name(), cli.OneLine(s.why), opts.Cgroup)
@@ -460,6 +455,7 @@ func (s *service) run(ctx context.Context) error {
 		})
 	})
 	defer context.AfterFunc(front, talk.Stop)()
+	s.api = server
 	if s.ephemeral {
 		go func() { // ends with standard input, or with the process
 			_, _ = io.Copy(io.Discard, s.app.Stdin)

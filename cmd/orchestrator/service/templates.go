@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/templates"
@@ -30,11 +31,17 @@ func (s *service) loadTemplates() ([]templates.Source, error) {
 // for one interval before they are read: an editor may still be writing.
 const watchInterval = time.Second
 
-// watchTemplates reloads templates when their files change or SIGHUP arrives, until ctx ends.
-// Problems are logged, and shown by "template ls".
-func (s *service) watchTemplates(ctx context.Context, hung <-chan struct{}) {
+// watchConfig reloads the configuration when SIGHUP arrives, and templates also when their files
+// change, until ctx ends. Problems are logged, and those of templates are shown by "template ls".
+func (s *service) watchConfig(ctx context.Context, hung <-chan struct{}) {
 	t := time.NewTicker(watchInterval)
 	defer t.Stop()
+	live, err := s.readFresh()
+	if err != nil { // a file changed since the start
+		s.log.Warn("failed to read the configuration again; a reload reports all keys", "error", cli.WithoutClass(err.Error()))
+		live = &fresh{config: s.config, token: s.token}
+	}
+	live.config = s.config
 	read := s.templateFingerprint() // as of the last reload
 	seen := read
 	for {
@@ -42,7 +49,9 @@ func (s *service) watchTemplates(ctx context.Context, hung <-chan struct{}) {
 		case <-ctx.Done():
 			return
 		case <-hung:
-			s.log.Info("reading templates again, as asked by a signal")
+			read = s.templateFingerprint()
+			live = s.reload(ctx, live)
+			continue
 		case <-t.C:
 			was := seen
 			if seen = s.templateFingerprint(); seen == read || seen != was {

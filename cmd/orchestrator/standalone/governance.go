@@ -73,7 +73,7 @@ func OpenGovernance(
 			err = errors.Join(err, g.Close())
 		}
 	}()
-	if g.Profiles, err = openProfiles(c); err != nil {
+	if g.Profiles, err = OpenProfiles(c); err != nil {
 		return g, err
 	}
 	warnOfProfiles(log, g.Profiles, c.Templates)
@@ -118,8 +118,8 @@ func OpenGovernance(
 	return g, nil
 }
 
-// openProfiles compiles the built-in profiles and those of the configured directory.
-func openProfiles(c config.Config) (*profile.Set, error) {
+// OpenProfiles compiles the built-in profiles and those of the configured directory.
+func OpenProfiles(c config.Config) (*profile.Set, error) {
 	set, err := LoadProfiles(c.Profiles.Dir)
 	if err != nil {
 		return nil, err

@@ -35,8 +35,13 @@ func Logger(w io.Writer, c config.Log) *slog.Logger {
 	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
 		level = slog.LevelInfo // Validate refused it before
 	}
+	return LeveledLogger(w, c.Format, level)
+}
+
+// LeveledLogger returns a logger in a format of config.Log. level may change while it is used.
+func LeveledLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
-	if c.Format == "json" {
+	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, options))
 	}
 	return slog.New(slog.NewTextHandler(w, options))

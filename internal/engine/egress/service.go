@@ -189,9 +189,19 @@ func (s *Service) Connections(sandbox string) func() []netpolicy.Connection {
 	return func() []netpolicy.Connection { return o.gateway.State().Recent }
 }
 
+// SetAllow replaces Config.Allow for later requests. Leases keep the limits that they have until
+// they request egress again.
+func (s *Service) SetAllow(list []Allowance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.config.Allow, s.ceilings = list, map[string]*netpolicy.Rules{}
+}
+
 // ceiling returns the rules that limit a caller who is not an operator. Callers with the same rules
 // get the same pointer, so that serve can compare ceilings.
 func (s *Service) ceiling(p caller.Principal) (*netpolicy.Rules, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var rules []netpolicy.Rule
 	which := make([]byte, len(s.config.Allow))
 	for i, a := range s.config.Allow {
@@ -199,8 +209,6 @@ func (s *Service) ceiling(p caller.Principal) (*netpolicy.Rules, error) {
 			rules, which[i] = append(rules, a.Rule), 1
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if had := s.ceilings[string(which)]; had != nil {
 		return had, nil
 	}
