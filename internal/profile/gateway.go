@@ -20,9 +20,9 @@ import (
 // Gateway is the profile that configurations of the gateway system extend.
 const Gateway = "gateway"
 
-// isGateway reports whether a file is a configuration of the gateway system: its tools are a map,
-// those of a profile a list.
-func isGateway(n *node) bool {
+// hasToolMap reports whether a file is a configuration of the gateway system or of an agent of the
+// universal system: its tools are a map, those of a profile a list.
+func hasToolMap(n *node) bool {
 	tools := n.get("tools")
 	return tools != nil && tools.kind == object
 }

@@ -226,8 +226,11 @@ func read(file string, text []byte) (*draft, string, error) {
 	}
 	src := &source{file: file, lines: map[string]int{}}
 	base := strings.TrimSuffix(path.Base(file), path.Ext(file))
-	if path.Ext(file) == ".json" && isGateway(n) {
+	switch {
+	case path.Ext(file) == ".json" && hasToolMap(n):
 		return readGateway(src, base, n)
+	case hasToolMap(n) && n.get("name") == nil && n.get("extends") == nil:
+		return readAgent(src, base, n)
 	}
 	v, err := check(src, "", n, profileType)
 	if err != nil {
