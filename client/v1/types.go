@@ -20,6 +20,9 @@ type Usage struct {
 // SandboxRequest asks for a lease. The zero value leases from the default template without a
 // workspace.
 type SandboxRequest struct {
+	// Name can be used instead of the id while the sandbox lives. It is unique among the caller's
+	// live sandboxes.
+	Name     string `json:"name,omitempty"`
 	Template string `json:"template,omitempty"`
 	// Workspace is the name of a workspace to bind at /workspace. ReadOnly binds it read-only. Only
 	// one lease at a time may bind it for writing.
@@ -49,6 +52,8 @@ type SandboxRequest struct {
 // Sandbox is a lease on one container.
 type Sandbox struct {
 	ID string `json:"id"`
+	// Name is the caller's name for it, or "".
+	Name string `json:"name,omitempty"`
 	// Caller is the owner of the lease, or "" if the sandbox is not leased.
 	Caller string `json:"caller,omitempty"`
 	// State is "creating", "warm", "leased", "stopping", "gone" or "failed".

@@ -305,6 +305,11 @@ func (s *Server) wrap(rt route) http.Handler {
 
 // serve calls a route's handler, answers its error, and returns the body's memory to the budget.
 func (s *Server) serve(out *answer, r *http.Request, rt route, p caller.Principal) {
+	if err := s.resolveID(r, rt, p); err != nil {
+		s.paceRefusal(p, err, 1)
+		s.fail(out, r, err)
+		return
+	}
 	r, in := s.receive(out, r, rt, p)
 	defer in.BoundRest()
 	defer in.Release()

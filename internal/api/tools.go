@@ -65,6 +65,9 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p caller.Princ
 	if err == nil {
 		req, err = decodeToolCall(raw)
 	}
+	if err == nil && req.Sandbox != "" {
+		req.Sandbox, err = s.opts.Engine.ResolveID(r.Context(), p, "sandboxes", req.Sandbox)
+	}
 	f := formJSON
 	if err == nil {
 		f, err = form(r, formJSON, formEvents)

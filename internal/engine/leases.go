@@ -83,6 +83,7 @@ func (e *Engine) acquire(
 	req := scheduler.Request{
 		Caller: p.Caller, Template: r.Template, Env: r.Env, Alias: a.Alias,
 		Lease: store.Lease{
+			Name:      r.Name,
 			Workspace: workspaces.DiskName(p.Caller, r.Workspace),
 			Named:     r.Workspace,
 			ReadOnly:  r.ReadOnly,
@@ -152,6 +153,9 @@ func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 		return usererror.Invalid("when_empty", "is %q: use wait, cold or refuse", r.WhenEmpty)
 	}
 	if err := validateEnv("env", r.Env); err != nil {
+		return err
+	}
+	if err := validateSandboxName(r.Name); err != nil {
 		return err
 	}
 	return validateLabels(r.Labels)
@@ -253,7 +257,7 @@ func (e *Engine) Stop(ctx context.Context, p caller.Principal, id string, grace 
 
 func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {
 	s := v1.Sandbox{
-		ID: r.ID, Caller: r.Caller, State: string(r.State), Template: r.Template, Runtime: r.Runtime, Image: r.Image,
+		ID: r.ID, Name: r.Lease.Name, Caller: r.Caller, State: string(r.State), Template: r.Template, Runtime: r.Runtime, Image: r.Image,
 		Workspace: cmp.Or(
 			r.Lease.Named,
 			r.Lease.Workspace,

@@ -93,6 +93,9 @@ func (s *Scheduler) acquire(ctx context.Context, r Request, t Template, st *temp
 	r.Lease.CarryBytes = s.carryBytes(t, r.Lease)
 	r.Lease.Class = string(t.Spec.Class.OrDefault())
 	memory := t.Spec.Limits.MemoryBytes
+	if err := s.reserveName(r.Caller, r.Lease.Name); err != nil {
+		return nil, err
+	}
 	queued, endQueue := stage.Begin(ctx, s.opts.Stages, stage.Queue)
 	taken := false
 	r.queued = func(err error) {
@@ -104,6 +107,7 @@ func (s *Scheduler) acquire(ctx context.Context, r Request, t Template, st *temp
 	err := s.reserveQuota(queued, r.Caller, memory, r.Quotas, r.Mode != pool.Refuse)
 	if err != nil {
 		endQueue(err)
+		s.releaseName(r.Caller, r.Lease.Name)
 		return nil, err
 	}
 	r.memory = memory
@@ -116,6 +120,7 @@ func (s *Scheduler) acquire(ctx context.Context, r Request, t Template, st *temp
 	if err != nil {
 		r.queued(err)
 		s.releaseQuota(r.Caller, memory)
+		s.releaseName(r.Caller, r.Lease.Name)
 		return nil, err
 	}
 	defer close(l.bound)
@@ -259,10 +264,11 @@ func (s *Scheduler) destroyUnleased(ctx context.Context, m *instance, why error)
 	)
 }
 
-// releaseReservation returns a lease's quota and host capacity and removes its sandbox from the
-// pool's count.
+// releaseReservation returns a lease's quota, name and host capacity and removes its sandbox from
+// the pool's count.
 func (s *Scheduler) releaseReservation(l *Lease) {
 	s.releaseQuota(l.Caller, l.memory)
+	s.releaseName(l.Caller, l.Name)
 	if l.native {
 		return
 	}

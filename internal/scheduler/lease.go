@@ -76,6 +76,7 @@ type Lease struct {
 	Expires  time.Time
 	IdleTime time.Duration
 	Network  string // the profile's network, or ""
+	Name     string // the caller's name for it, or ""
 
 	private bool // used by a tool only; callers cannot use it by id
 	native  bool // started by the engine's queue, outside of the pools and of admission
@@ -104,7 +105,7 @@ type Lease struct {
 func newLease(row store.Sandbox, m *instance, hold *volumes.Hold) *Lease {
 	l := &Lease{
 		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
-		Network: row.Lease.Network, private: row.Lease.Private, native: row.Lease.Native, hold: hold, claimed: row.Lease.Claim,
+		Network: row.Lease.Network, Name: row.Lease.Name, private: row.Lease.Private, native: row.Lease.Native, hold: hold, claimed: row.Lease.Claim,
 		memory: row.Memory, instance: m, used: row.Used,
 		bound: make(chan struct{}), idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
 	}

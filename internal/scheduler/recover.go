@@ -168,6 +168,7 @@ func (s *Scheduler) restoreLease(ctx context.Context, row store.Sandbox) {
 	}
 	l := newLease(row, nil, hold)
 	s.chargeQuota(row.Caller, row.Memory)
+	s.keepName(row.Caller, row.Lease.Name)
 	close(l.bound) // the earlier process has bound it
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -95,6 +95,7 @@ type Scheduler struct {
 	mu             sync.Mutex
 	leases         map[string]*Lease
 	usage          map[string]*usage // by caller
+	names          map[sandboxName]bool
 	waiting        int
 	failedRemovals map[string]failedRemoval // by sandbox id
 	closed         bool
@@ -121,7 +122,8 @@ func New(opts Options) *Scheduler {
 	}
 	s := &Scheduler{
 		opts: opts, log: opts.Log, removalWait: removalWait, capacity: newHostCapacity(opts.MaxSandboxes, opts.MaxMemory),
-		order: &pool.FairOrder{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, failedRemovals: map[string]failedRemoval{},
+		order: &pool.FairOrder{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, names: map[sandboxName]bool{},
+		failedRemovals: map[string]failedRemoval{},
 	}
 	s.templates.pools = map[string]*templatePool{}
 	for _, t := range opts.Templates {

@@ -39,6 +39,8 @@ func (s State) Ended() bool { return s == Gone || s == Failed }
 
 // Lease describes what a caller leased.
 type Lease struct {
+	// Name is the caller's name for the sandbox, or "".
+	Name string `json:"name,omitempty"`
 	// Workspace is its directory name. Named is the caller's name for it, if different.
 	Workspace string `json:"workspace,omitempty"`
 	Named     string `json:"named,omitempty"`

@@ -1,0 +1,152 @@
+package engine
+
+import (
+	"context"
+	"regexp"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+)
+
+// minPrefix is the least number of characters that an id can be given by.
+const minPrefix = 4
+
+// idPrefix matches what can begin an id.
+var idPrefix = regexp.MustCompile(`^[0-9a-f][0-9a-f-]{3,35}$`)
+
+// validateSandboxName checks the name of a new sandbox; "" is none.
+func validateSandboxName(name string) error {
+	switch {
+	case name == "":
+		return nil
+	case !sandboxNames.MatchString(name):
+		return usererror.Invalid("name", "is %q: use 1 to 63 letters, digits, '.', '_' or '-', and begin with a letter or digit", name)
+	case uuid.Validate(name) == nil:
+		return usererror.Invalid("name", "is %q: it must not have the form of an id", name)
+	}
+	return nil
+}
+
+var sandboxNames = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
+
+// ResolveID returns the id of the caller's object that ref means: its id, the name of a live
+// sandbox, or at least 4 characters that only one id of the caller begins with. Live sandboxes take
+// precedence over ended ones. kind is the plural noun of the object's route, such as "sandboxes".
+//
+// If nothing of the caller matches, it returns ref, whatever other callers have: the request for it
+// then fails as one for an unknown id does. If several match, the error is of class
+// InvalidArgument.
+func (e *Engine) ResolveID(ctx context.Context, p caller.Principal, kind, ref string) (string, error) {
+	if uuid.Validate(ref) == nil && len(ref) == len(uuid.Nil.String()) {
+		return ref, nil
+	}
+	if kind == kindSandboxes {
+		if id := e.sched.Named(p.Caller, ref); id != "" {
+			return id, nil
+		}
+	}
+	if !idPrefix.MatchString(ref) {
+		return ref, nil
+	}
+	if kind == kindSandboxes {
+		if ids := e.sched.LiveIDs(p.Caller, ref); len(ids) > 0 {
+			return onlyID(kind, ref, ids)
+		}
+	}
+	ids, err := e.idsOf(ctx, p, kind)
+	if err != nil {
+		return ref, nil //nolint:nilerr // The request itself reports it, for example that it is for operators only.
+	}
+	return onlyID(kind, ref, ids)
+}
+
+// onlyID returns the only id that begins with ref, or ref if none does.
+func onlyID(kind, ref string, ids []string) (string, error) {
+	found, matches := ref, 0
+	for _, id := range ids {
+		if id == ref {
+			return ref, nil
+		}
+		if strings.HasPrefix(id, ref) {
+			found = id
+			matches++
+		}
+	}
+	if matches > 1 {
+		return "", usererror.Errorf(
+			errdefs.ErrInvalidArgument,
+			"id %q is ambiguous: %d of your %s begin with it: give more of its characters",
+			ref,
+			matches,
+			kind,
+		)
+	}
+	return found, nil
+}
+
+// kindSandboxes is the only kind of object with names.
+const kindSandboxes = "sandboxes"
+
+// idsOf lists the ids of the caller's objects, as its requests for lists do.
+func (e *Engine) idsOf(ctx context.Context, p caller.Principal, kind string) (ids []string, err error) {
+	switch kind {
+	case kindSandboxes:
+		list, err := e.Sandboxes(ctx, p, true)
+		return idsIn(list, func(s v1.Sandbox) string { return s.ID }), err
+	case "shells":
+		return e.shellIDs(ctx, p)
+	case "jobs":
+		list, err := e.Jobs.List(ctx, p, true)
+		return idsIn(list, func(j v1.Job) string { return j.ID }), err
+	case "approvals":
+		list, err := e.Governed.Approvals(ctx, p, governed.ApprovalFilter{})
+		return idsIn(list.Items, func(a v1.Approval) string { return a.ID }), err
+	case "overlays":
+		return e.overlayIDs(ctx, p)
+	case "tokens":
+		list, err := e.Callers.Tokens(ctx, p)
+		return idsIn(list, func(t v1.Token) string { return t.ID }), err
+	}
+	return nil, nil
+}
+
+func idsIn[T any](list []T, id func(T) string) []string {
+	ids := make([]string, len(list))
+	for i, item := range list {
+		ids[i] = id(item)
+	}
+	return ids
+}
+
+// shellIDs lists the shells of the caller's live sandboxes.
+func (e *Engine) shellIDs(ctx context.Context, p caller.Principal) (ids []string, err error) {
+	for _, sandbox := range e.sched.LiveIDs(p.Caller, "") {
+		list, err := e.Shells(ctx, p, sandbox)
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsUnavailable(err) { // it may have ended since
+			return nil, err
+		}
+		ids = append(ids, idsIn(list, func(s v1.Shell) string { return s.ID })...)
+	}
+	return ids, nil
+}
+
+func (e *Engine) overlayIDs(ctx context.Context, p caller.Principal) (ids []string, err error) {
+	list, err := e.Workspaces.List(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range list {
+		overlays, err := e.Workspaces.Overlays(ctx, p, w.Name)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return nil, err
+		}
+		ids = append(ids, idsIn(overlays, func(o v1.Overlay) string { return o.ID })...)
+	}
+	return ids, nil
+}
