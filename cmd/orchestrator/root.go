@@ -48,10 +48,7 @@ command was ended, for example by a limit.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return cli.Usage(cmd, "%s", err) })
 	addGlobalFlags(a, root.PersistentFlags())
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if a.Flags.Output != "table" && a.Flags.Output != "json" {
-			return cli.Usage(cmd, "--output is %q: use table or json", a.Flags.Output)
-		}
-		return nil
+		return a.CheckOutput(cmd)
 	}
 	root.AddCommand(
 		sandbox.NewRunCommand(a), sandbox.NewSandboxCommand(a), sandbox.NewExecCommand(a), sandbox.NewShellCommand(a),
@@ -63,8 +60,22 @@ command was ended, for example by a limit.`,
 		newConfigCommand(a), newVersionCommand(a),
 	)
 	root.AddCommand(hostCommands(a)...)
+	addTableFlags(a, root)
 	completeArguments(a, root)
 	return root
+}
+
+// addTableFlags adds the flags of lists to every command that prints one.
+func addTableFlags(a *cli.App, c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		addTableFlags(a, sub)
+	}
+	switch c.Name() {
+	case "ls", "ps", "pool", "overlays", "snapshots":
+		if c.RunE != nil && !c.HasSubCommands() {
+			cli.AddTableFlags(a, c)
+		}
+	}
 }
 
 // addGlobalFlags adds the flags of every command.
@@ -82,4 +93,10 @@ func addGlobalFlags(a *cli.App, f *pflag.FlagSet) {
 	f.StringVar(&a.Flags.CertFile, "cert-file", "", "`FILE` with this client's certificate (ORCHESTRATOR_CERT_FILE)")
 	f.StringVar(&a.Flags.KeyFile, "key-file", "", "`FILE` with the key of --cert-file (ORCHESTRATOR_KEY_FILE)")
 	f.StringVarP(&a.Flags.Output, "output", "o", "table", "output `FORMAT`: table or json")
+	f.StringVar(
+		&a.Flags.Format,
+		"format",
+		"",
+		"output `FORMAT`: json for one object on a line, or a Go template such as '{{.ID}} {{.State}}'",
+	)
 }

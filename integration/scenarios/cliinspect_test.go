@@ -50,7 +50,7 @@ func testPsShows(t *testing.T, s *harness.Server, l v1.Sandbox, ws string) {
 	for _, args := range [][]string{{"ps"}, {"ps", "--all"}} {
 		got := s.CLI(t, args...)
 		got.Is(t, 0, "")
-		for _, want := range []string{"TEMPLATE", "CALLER", l.ID, "leased", "local", ws} {
+		for _, want := range []string{"TEMPLATE", "CALLER", l.ID[:13], "leased", "local", ws} {
 			assertContains(t, got.Stdout, want)
 		}
 	}

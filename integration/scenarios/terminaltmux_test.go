@@ -27,6 +27,12 @@ type tmux struct {
 // terminal shows its exit code.
 func newTmux(t *testing.T, s *harness.Server, args ...string) *tmux {
 	t.Helper()
+	return newTmuxOf(t, s, "100", "30", args...)
+}
+
+// newTmuxOf is newTmux with another size.
+func newTmuxOf(t *testing.T, s *harness.Server, columns, rows string, args ...string) *tmux {
+	t.Helper()
 	if _, err := osexec.LookPath("tmux"); err != nil {
 		t.Fatal("tmux is not installed: apt-get install tmux")
 	}
@@ -38,7 +44,7 @@ func newTmux(t *testing.T, s *harness.Server, args ...string) *tmux {
 		line += " '" + a + "'"
 	}
 	harness.WriteFile(t, script, line+"\necho \"exit code $?.\"; stty -a | grep -o -- '-*icanon'; exec sleep 1000\n")
-	m.command("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "bash "+script)
+	m.command("-f", "/dev/null", "new-session", "-d", "-x", columns, "-y", rows, "bash "+script)
 	m.command("set-option", "-g", "status", "off")
 	return m
 }

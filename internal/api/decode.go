@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
@@ -214,4 +215,27 @@ func (q *query) file() wire.FileRequest {
 		Path: q.text("path"), To: q.text("to"), Offset: q.number("offset"), Limit: q.number("limit"),
 		Mode: q.mode("mode"), Recursive: q.boolean("recursive"),
 	}
+}
+
+// resolveID replaces the id in a request's path by the full one: clients may give the beginning of
+// an id, or the name of a sandbox. Handlers see full ids only.
+func (s *Server) resolveID(r *http.Request, rt route, p caller.Principal) error {
+	kind, rest, _ := strings.Cut(strings.TrimPrefix(rt.path, "/v1/"), "/")
+	if next, _, _ := strings.Cut(rest, "/"); next != "{id}" {
+		return nil
+	}
+	id, err := s.opts.Engine.ResolveID(r.Context(), p, kind, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	r.SetPathValue("id", id)
+	session := r.PathValue("session")
+	if session == "" {
+		return nil
+	}
+	if session, err = s.opts.Engine.ResolveSession(r.Context(), p, id, session); err != nil {
+		return err
+	}
+	r.SetPathValue("session", session)
+	return nil
 }

@@ -14,10 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// minPrefix is the least number of characters that an id can be given by.
-const minPrefix = 4
-
-// idPrefix matches what can begin an id.
+// idPrefix matches what can begin an id: 4 characters or more.
 var idPrefix = regexp.MustCompile(`^[0-9a-f][0-9a-f-]{3,35}$`)
 
 // validateSandboxName checks the name of a new sandbox; "" is none.
@@ -64,6 +61,18 @@ func (e *Engine) ResolveID(ctx context.Context, p caller.Principal, kind, ref st
 		return ref, nil //nolint:nilerr // The request itself reports it, for example that it is for operators only.
 	}
 	return onlyID(kind, ref, ids)
+}
+
+// ResolveSession is ResolveID for a session in the sandbox with this id.
+func (e *Engine) ResolveSession(ctx context.Context, p caller.Principal, sandbox, ref string) (string, error) {
+	if uuid.Validate(ref) == nil || !idPrefix.MatchString(ref) {
+		return ref, nil
+	}
+	list, err := e.ShellSessions(ctx, p, sandbox)
+	if err != nil {
+		return ref, nil //nolint:nilerr // The request itself reports it.
+	}
+	return onlyID("sessions", ref, idsIn(list, func(s v1.ShellSession) string { return s.ID }))
 }
 
 // onlyID returns the only id that begins with ref, or ref if none does.

@@ -54,4 +54,7 @@ type globalFlags struct {
 	CertFile  string
 	KeyFile   string
 	Output    string
+	Format    string
+	Quiet     bool // of commands with AddTableFlags
+	NoTrunc   bool // the same
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf16"
@@ -18,50 +17,26 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Table holds rows of cells below a heading.
-type Table struct {
-	Head []string
-	Rows [][]string
-}
-
-// Add appends a row.
-func (t *Table) Add(cells ...string) { t.Rows = append(t.Rows, cells) }
-
-// Write aligns the cells. Names and texts are untrusted, so control characters are escaped.
-func (t *Table) Write(w io.Writer) error {
-	tw := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
-	if len(t.Head) > 0 {
-		fmt.Fprintln(tw, strings.Join(t.Head, "\t"))
-	}
-	for _, row := range t.Rows {
-		cells := make([]string, len(row))
-		for i, c := range row {
-			if cells[i] = Escape(c); c == "" {
-				cells[i] = "-"
-			}
-		}
-		fmt.Fprintln(tw, strings.Join(cells, "\t"))
-	}
-	return tw.Flush()
-}
-
-// Print prints v as JSON, or t if the output is a table.
-func (a *App) Print(v any, t *Table) error {
-	if a.Flags.Output == "json" {
-		return a.PrintJSON(v)
-	}
-	return t.Write(a.Stdout)
-}
-
-// PrintJSON prints v as indented JSON.
+// PrintJSON prints v as indented JSON, or as --format says.
 func (a *App) PrintJSON(v any) error {
-	e := a.JSONLines()
+	if a.Flags.Format != "" {
+		return a.printFormatted(v)
+	}
+	e := a.jsonLines()
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
 
-// JSONLines returns an encoder that prints each value as JSON on one line.
-func (a *App) JSONLines() *json.Encoder {
+// PrintJSONLine prints v as JSON on one line, or as --format says.
+func (a *App) PrintJSONLine(v any) error {
+	if a.Flags.Format != "" {
+		return a.printFormatted(v)
+	}
+	return a.jsonLines().Encode(v)
+}
+
+// jsonLines returns an encoder that prints each value as JSON on one line.
+func (a *App) jsonLines() *json.Encoder {
 	e := json.NewEncoder(&JSONWriter{W: a.Stdout})
 	e.SetEscapeHTML(false) // people read it, browsers do not
 	return e
@@ -102,10 +77,14 @@ func (j *JSONWriter) Write(p []byte) (int, error) {
 
 // PrintList prints {"items": […]}, or a table with one row for each item.
 func PrintList[T any](a *App, items []T, head []string, row func(T) []string) error {
+	return PrintTable(a, items, &Table{Head: head}, row)
+}
+
+// PrintTable is PrintList with a table that has more than a heading.
+func PrintTable[T any](a *App, items []T, t *Table, row func(T) []string) error {
 	if items == nil {
 		items = []T{}
 	}
-	t := &Table{Head: head}
 	for _, i := range items {
 		t.Add(row(i)...)
 	}
@@ -165,23 +144,23 @@ func OneLine(s string) string {
 // Size formats a number of bytes, such as 1.5MiB.
 func Size(n int64) string { return units.BytesSize(float64(n)) }
 
-// Ago formats a time in the past, such as "2 hours ago". It returns "" for the zero time.
+// Ago formats a time in the past, such as "2h ago". It returns "" for the zero time.
 func Ago(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return units.HumanDuration(time.Since(t)) + " ago"
+	return Age(t) + " ago"
 }
 
-// Age formats the time since t, such as "2 hours". It returns "" for the zero time.
+// Age formats the time since t, such as "2h". It returns "" for the zero time.
 func Age(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return units.HumanDuration(time.Since(t))
+	return Span(time.Since(t))
 }
 
-// Until formats a time in the future, such as "in 2 hours". It returns "" for the zero time.
+// Until formats a time in the future, such as "in 2h". It returns "" for the zero time.
 func Until(t time.Time) string {
 	d := time.Until(t)
 	switch {
@@ -190,7 +169,22 @@ func Until(t time.Time) string {
 	case d <= 0:
 		return "now"
 	}
-	return "in " + units.HumanDuration(d)
+	return "in " + Span(d)
+}
+
+// Span formats a duration in its largest unit of which there are at least two: "90s", "2m", "36h",
+// "9d". A negative one is "0s".
+func Span(d time.Duration) string {
+	const day = 24 * time.Hour
+	switch d = max(d, 0); {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 2*day:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/day)
 }
 
 // HostPort joins a host and a port for a table. It returns "" without a host.

@@ -29,8 +29,11 @@ func NewApprovalsCommand(a *cli.App) *cobra.Command {
 	return c
 }
 
-func approvalHead() []string {
-	return []string{"ID", "STATE", "ASKED", "EXPIRES", "CALLER", "TOOL", "RULE", "INPUT"}
+func approvalTable() *cli.Table {
+	return &cli.Table{
+		Head:     []string{"ID", "STATE", "ASKED", "EXPIRES", "CALLER", "TOOL", "RULE", "INPUT"},
+		Optional: []string{"ASKED", "RULE"},
+	}
 }
 
 func approvalRow(q v1.Approval) []string {
@@ -83,7 +86,7 @@ func newApprovalsList(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return cli.PrintList(a, got, approvalHead(), approvalRow)
+			return cli.PrintTable(a, got, approvalTable(), approvalRow)
 		},
 	}
 	c.Flags().StringVar(&f.State, "state", "pending", "`STATE`: pending, approved, denied, expired or cancelled")
@@ -174,7 +177,7 @@ func runApprovalsWatch(ctx context.Context, a *cli.App) error {
 	}
 	err = cl.Approvals.Watch(ctx, func(e v1.ApprovalEvent) error {
 		if a.Flags.Output == "json" {
-			return a.JSONLines().Encode(e)
+			return a.PrintJSONLine(e)
 		}
 		_, err := fmt.Fprintln(a.Stdout, approvalLine(e))
 		return err
@@ -278,7 +281,7 @@ func runAnswer(ctx context.Context, a *cli.App, ids []string, w v1.ApprovalAnswe
 	if len(answered) == 0 {
 		return failed
 	}
-	return errors.Join(failed, cli.PrintList(a, answered, approvalHead(), approvalRow))
+	return errors.Join(failed, cli.PrintTable(a, answered, approvalTable(), approvalRow))
 }
 
 func newApprovalsModify(a *cli.App) *cobra.Command {

@@ -140,12 +140,11 @@ followed within a minute.`,
 			if err != nil {
 				return err
 			}
-			return cli.PrintList(
-				a,
-				got,
-				[]string{"SEQ", "TIME", "KIND", "CALLER", "ACTION", "VERDICT", "RULE", "ENDING", "CALL", "INPUT"},
-				auditRow,
-			)
+			t := &cli.Table{
+				Head:     []string{"SEQ", "TIME", "KIND", "CALLER", "ACTION", "VERDICT", "RULE", "ENDING", "CALL", "INPUT"},
+				Optional: []string{"CALL", "KIND", "RULE", "VERDICT"},
+			}
+			return cli.PrintTable(a, got, t, auditRow)
 		},
 	}
 	o.register(c.Flags())

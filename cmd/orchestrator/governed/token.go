@@ -111,20 +111,12 @@ func runTokenCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o token
 	return nil
 }
 
-func tokenHead() []string {
-	return []string{
-		"ID",
-		"CALLER",
-		"PROFILE",
-		"TRUST",
-		"STATE",
-		"MADE",
-		"LAST USED",
-		"SANDBOXES",
-		"MEMORY",
-		"DISK",
-		"CALLS",
-		"NOTE",
+func tokenTable() *cli.Table {
+	return &cli.Table{
+		Head: []string{
+			"ID", "CALLER", "PROFILE", "TRUST", "STATE", "MADE", "LAST USED", "SANDBOXES", "MEMORY", "DISK", "CALLS", "NOTE",
+		},
+		Optional: []string{"MADE", "DISK", "MEMORY", "CALLS", "SANDBOXES", "NOTE"},
 	}
 }
 
@@ -181,7 +173,7 @@ func newTokenList(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return cli.PrintList(a, got, tokenHead(), tokenRow)
+			return cli.PrintTable(a, got, tokenTable(), tokenRow)
 		}),
 	}
 }
@@ -200,7 +192,9 @@ what its caller has, such as sandboxes, stays.`,
 			if err != nil {
 				return err
 			}
-			return a.Print(t, &cli.Table{Head: tokenHead(), Rows: [][]string{tokenRow(t)}})
+			table := tokenTable()
+			table.Add(tokenRow(t)...)
+			return a.Print(t, table)
 		}),
 	}
 }

@@ -46,7 +46,7 @@ func runImageCollect(ctx context.Context, a *cli.App, dry bool) error {
 		if i.Removed {
 			removed = "yes"
 		}
-		t.Add(shortID(i.ID), abbreviate(i.Refs), cli.Size(i.DiskBytes), cli.Ago(i.UsedAt), removed, i.Why)
+		t.Add(i.ID, abbreviate(i.Refs), cli.Size(i.DiskBytes), cli.Ago(i.UsedAt), removed, i.Why)
 	}
 	if err := a.Print(got, t); err != nil || a.Flags.Output == "json" {
 		return err

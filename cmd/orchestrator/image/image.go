@@ -88,9 +88,12 @@ func listImages(
 // printImages prints one row for each image, with all its names.
 func printImages(a *cli.App, list []v1.Image) error {
 	if a.Flags.Output == "json" {
-		return cli.PrintList(a, list, nil, func(v1.Image) []string { return nil })
+		return cli.PrintList(a, list, nil, func(v1.Image) []string { return nil }) // one item for each name
 	}
-	t := &cli.Table{Head: []string{"ID", "REFS", "SIZE", "AGE", "USED", "PINNED", "USED BY"}}
+	t := &cli.Table{
+		Head:     []string{"ID", "REFS", "SIZE", "AGE", "USED", "PINNED", "USED BY"},
+		Optional: []string{"USED", "PINNED"},
+	}
 	at := map[string]int{}
 	for _, i := range list {
 		ref := i.Ref
@@ -110,7 +113,7 @@ func printImages(a *cli.App, list []v1.Image) error {
 		if len(i.UsedBy) > 0 {
 			used = "now"
 		}
-		t.Add(shortID(i.ID), ref, cli.Size(i.SizeBytes), cli.Ago(i.CreatedAt), used, pinned, abbreviate(i.UsedBy))
+		t.Add(i.ID, ref, cli.Size(i.SizeBytes), cli.Age(i.CreatedAt), used, pinned, abbreviate(i.UsedBy))
 	}
 	return a.Print(nil, t)
 }
@@ -122,15 +125,6 @@ func abbreviate(list []string) string {
 		return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
 	}
 	return strings.Join(list, ", ")
-}
-
-// shortID returns the first digits of an id, which are enough to name the image.
-func shortID(id string) string {
-	const prefix, digits = len("sha256:"), 12
-	if len(id) > prefix+digits {
-		return id[prefix : prefix+digits]
-	}
-	return id
 }
 
 func newImageImport(a *cli.App) *cobra.Command {

@@ -89,7 +89,7 @@ func (s *pullProgress) event(e v1.PullEvent) {
 		s.layers[l.Digest] = l
 		whole := l.HaveBytes == l.SizeBytes
 		if !s.draw && whole && !(known && before.HaveBytes == before.SizeBytes) {
-			fmt.Fprintln(s.out, shortID(cli.Escape(l.Digest)), cli.Size(l.SizeBytes), layerState(l))
+			fmt.Fprintln(s.out, cli.ShortID(cli.Escape(l.Digest)), cli.Size(l.SizeBytes), layerState(l))
 		}
 	}
 	if s.draw {
@@ -120,7 +120,7 @@ func (s *pullProgress) redraw() {
 	shown := s.shown()
 	for _, digest := range shown {
 		l := s.layers[digest]
-		fmt.Fprintf(&b, "\r\x1b[K%-*s", label, shortID(cli.Escape(digest)))
+		fmt.Fprintf(&b, "\r\x1b[K%-*s", label, cli.ShortID(cli.Escape(digest)))
 		if bar >= least {
 			done := bar
 			if l.SizeBytes > 0 {

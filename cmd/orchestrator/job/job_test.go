@@ -25,7 +25,7 @@ func TestImportantColumnsFitIn80(t *testing.T) {
 	if err := table.Write(&out); err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []string{"AGE", "succeeded   10 of 10 succeeded   3 hours"} {
+	for i, want := range []string{"AGE", "succeeded   10 of 10 succeeded   3h"} {
 		line := []rune(strings.Split(out.String(), "\n")[i])
 		if first := string(line[:min(len(line), 80)]); !strings.Contains(first, want) {
 			t.Errorf("the first 80 columns are %q, want them to have %q", first, want)

@@ -219,13 +219,13 @@ func printEgress(a *cli.App, s v1.EgressState) error {
 		"bytes",
 		fmt.Sprintf("%s sent, %s received", units.HumanSize(float64(s.Sent)), units.HumanSize(float64(s.Received))),
 	)
-	if err := t.Write(a.Stdout); err != nil || len(s.Recent) == 0 {
+	if err := a.PrintTable(t); err != nil || len(s.Recent) == 0 {
 		return err
 	}
 	if _, err := fmt.Fprintln(a.Stdout); err != nil {
 		return err
 	}
-	list := &cli.Table{Head: []string{"TIME", "HOST", "REQUEST", "ALLOWED", "SENT", "RECEIVED", "TOOK", "REASON"}}
+	list := &cli.Table{Head: []string{"TIME", "HOST", "REQUEST", "ALLOWED", "SENT", "RECEIVED", "TOOK", "REASON"}, Optional: []string{"SENT", "RECEIVED", "TOOK"}}
 	for _, c := range s.Recent {
 		verdict := "no"
 		if c.Allowed {
@@ -244,5 +244,5 @@ func printEgress(a *cli.App, s v1.EgressState) error {
 			c.Reason,
 		)
 	}
-	return list.Write(a.Stdout)
+	return a.PrintTable(list)
 }

@@ -30,7 +30,7 @@ were missed. With -o json, it prints one object on each line.`,
 			colour := a.NewPalette()
 			return cl.Events(cmd.Context(), q, func(e v1.ServiceEvent) error {
 				if a.Flags.Output == "json" {
-					return a.JSONLines().Encode(e)
+					return a.PrintJSONLine(e)
 				}
 				_, err := fmt.Fprintln(a.Stdout, eventLine(e, colour))
 				return err

@@ -9,7 +9,7 @@ import (
 
 // NewPSCommand returns "orchestrator ps".
 func NewPSCommand(a *cli.App) *cobra.Command {
-	var all, ended, quiet bool
+	var all, ended bool
 	c := &cobra.Command{
 		Use:   "ps",
 		Short: "Show leased sandboxes",
@@ -34,21 +34,16 @@ sandboxes: those of all callers, and those that are warm or being created.`,
 			if err != nil {
 				return err
 			}
-			if quiet {
-				return printIDs(a, list)
+			t := &cli.Table{
+				Head:     []string{"ID", "NAME", "TEMPLATE", "CLASS", "STATE", "AGE", "CALLER", "WORKSPACE", "LAST USE"},
+				Optional: []string{"CLASS", "LAST USE", "CALLER"},
 			}
-			return cli.PrintList(
-				a,
-				list,
-				[]string{"ID", "TEMPLATE", "CLASS", "STATE", "AGE", "CALLER", "WORKSPACE", "LAST USE"},
-				psRow,
-			)
+			return cli.PrintTable(a, list, t, psRow)
 		},
 	}
 	f := c.Flags()
 	f.BoolVarP(&all, "all", "a", false, "include all live sandboxes of all callers (operators only)")
 	f.BoolVar(&ended, "ended", false, "include ended sandboxes")
-	f.BoolVarP(&quiet, "quiet", "q", false, "print only the ids")
 	return c
 }
 
@@ -57,15 +52,7 @@ func psRow(s v1.Sandbox) []string {
 	if s.Caller == "" {
 		used = ""
 	}
-	return []string{s.ID, s.Template, s.Class, s.State, cli.Age(s.CreatedAt), s.Caller, WorkspaceOf(s), used}
-}
-
-func printIDs(a *cli.App, list []v1.Sandbox) error {
-	t := &cli.Table{}
-	for _, s := range list {
-		t.Add(s.ID)
-	}
-	return t.Write(a.Stdout)
+	return []string{s.ID, s.Name, s.Template, s.Class, s.State, cli.Age(s.CreatedAt), s.Caller, WorkspaceOf(s), used}
 }
 
 // NewLogsCommand returns "orchestrator logs", which is short for "shell logs".

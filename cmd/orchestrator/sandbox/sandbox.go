@@ -42,6 +42,7 @@ func NewSandboxCommand(a *cli.App) *cobra.Command {
 
 type sandboxOptions struct {
 	egressOptions
+	name                string
 	template, workspace string
 	mode, class         string
 	readOnly, quiet     bool
@@ -63,6 +64,7 @@ func newSandboxCreate(a *cli.App) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return runSandboxCreate(cmd.Context(), a, cmd, o) },
 	}
 	f := c.Flags()
+	f.StringVar(&o.name, "name", "", "`NAME` to use instead of the id, unique among your live sandboxes")
 	f.StringVar(&o.template, "template", "", "`NAME` of the template (default: the default template)")
 	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to mount at /workspace")
 	f.BoolVar(&o.readOnly, "read-only", false, "make the workspace read-only")
@@ -104,7 +106,7 @@ func runSandboxCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o san
 		return err
 	}
 	s, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
-		Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, Env: env, Labels: labels,
+		Name: o.name, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, Env: env, Labels: labels,
 		TTLMS: cli.Millis(
 			o.ttl,
 		), IdleMS: cli.Millis(o.idle), WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
@@ -127,6 +129,7 @@ func printSandbox(a *cli.App, s v1.Sandbox) error {
 		}
 	}
 	add("ID", s.ID)
+	add("NAME", s.Name)
 	add("STATE", s.State)
 	add("REASON", s.Reason)
 	add("DETAIL", cli.Escape(s.Detail))
@@ -177,13 +180,16 @@ func newSandboxList(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			head := []string{"ID", "STATE", "TEMPLATE", "WORKSPACE", "CREATED", "EXPIRES", "REASON"}
-			return cli.PrintList(a, list, head, func(s v1.Sandbox) []string {
+			t := &cli.Table{
+				Head:     []string{"ID", "NAME", "STATE", "TEMPLATE", "WORKSPACE", "AGE", "EXPIRES", "REASON"},
+				Optional: []string{"EXPIRES"},
+			}
+			return cli.PrintTable(a, list, t, func(s v1.Sandbox) []string {
 				expires := cli.Until(s.ExpiresAt)
 				if s.EndedAt != nil {
 					expires = ""
 				}
-				return []string{s.ID, s.State, s.Template, WorkspaceOf(s), cli.Ago(s.CreatedAt), expires, s.Reason}
+				return []string{s.ID, s.Name, s.State, s.Template, WorkspaceOf(s), cli.Age(s.CreatedAt), expires, s.Reason}
 			})
 		}),
 	}

@@ -116,9 +116,12 @@ func shellHead() []string {
 	return []string{"ID", "STATE", "ENDING", "TTY", "STARTED", "STDOUT", "STDERR", "COMMAND"}
 }
 
+// shellOptional are the columns that a narrow terminal does not show.
+func shellOptional() []string { return []string{"TTY", "STDERR", "STDOUT"} }
+
 // printShells prints one shell.
 func printShells(a *cli.App, s v1.Shell) error {
-	return a.Print(s, &cli.Table{Head: shellHead(), Rows: [][]string{shellRow(s)}})
+	return a.Print(s, &cli.Table{Head: shellHead(), Rows: [][]string{shellRow(s)}, Optional: shellOptional()})
 }
 
 func newShellList(a *cli.App) *cobra.Command {
@@ -133,7 +136,7 @@ func newShellList(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return cli.PrintList(a, list, shellHead(), shellRow)
+			return cli.PrintTable(a, list, &cli.Table{Head: shellHead(), Optional: shellOptional()}, shellRow)
 		}),
 	}
 }

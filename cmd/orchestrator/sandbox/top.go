@@ -103,19 +103,17 @@ func newTopView(a *cli.App, o topOptions) topView {
 	case a.Flags.Output == "json" && o.once:
 		s.draw = func(l []topLine) error { return a.PrintJSON(v1.List[topLine]{Items: l}) }
 	case a.Flags.Output == "json":
-		s.draw = func(l []topLine) error { return a.JSONLines().Encode(v1.List[topLine]{Items: l}) }
+		s.draw = func(l []topLine) error { return a.PrintJSONLine(v1.List[topLine]{Items: l}) }
 	case o.once:
-		s.draw = func(l []topLine) error { return topTable(l).Write(a.Stdout) }
+		s.draw = func(l []topLine) error { return a.PrintTable(topTable(l)) }
 	case cli.IsTerminal(a.Stdout) && term != "dumb":
 		w := newFullScreen(a.Stdout)
 		s.end = w.close
 		s.draw = func(l []topLine) error {
 			var b bytes.Buffer
 			fmt.Fprintf(&b, "%s   sandboxes: %d   every %s   Ctrl-C ends\n\n", time.Now().Format("15:04:05"), len(l), o.interval)
-			if cols, _ := w.size(); cols < wideScreen {
-				l = shortIDs(l)
-			}
-			if err := topTable(l).Write(&b); err != nil {
+			cols, _ := w.size()
+			if err := topTable(l).WriteFitted(&b, cols); err != nil {
 				return err
 			}
 			return w.draw(b.String())
@@ -127,7 +125,7 @@ func newTopView(a *cli.App, o topOptions) topView {
 				fmt.Fprintln(a.Stdout)
 			}
 			first = false
-			return topTable(l).Write(a.Stdout)
+			return a.PrintTable(topTable(l))
 		}
 	}
 	return s

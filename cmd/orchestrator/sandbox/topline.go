@@ -61,7 +61,10 @@ func (l topLine) cpu() float64 {
 }
 
 func topTable(lines []topLine) *cli.Table {
-	t := &cli.Table{Head: []string{"ID", "TEMPLATE", "CALLER", "CPU%", "MEM/LIMIT", "PIDS/LIMIT", "WORKSPACE", "USED"}}
+	t := &cli.Table{
+		Head:     []string{"ID", "TEMPLATE", "CALLER", "CPU%", "MEM/LIMIT", "PIDS/LIMIT", "WORKSPACE", "USED"},
+		Optional: []string{"CALLER", "WORKSPACE", "TEMPLATE"},
+	}
 	for _, l := range lines {
 		cpu, memory, pids, used := "", "", "", ""
 		if l.CPUPercent != nil {
@@ -79,27 +82,10 @@ func topTable(lines []topLine) *cli.Table {
 	return t
 }
 
-// wideScreen is the number of columns that fit whole ids and all figures. On narrower screens ids
-// are cut to their last idEnd characters: the first ones are a time.
-const (
-	wideScreen = 120
-	idEnd      = 8
-)
-
-func shortIDs(lines []topLine) []topLine {
-	lines = slices.Clone(lines)
-	for i, l := range lines {
-		if n := len(l.ID); n > idEnd {
-			lines[i].ID = "…" + l.ID[n-idEnd:]
-		}
-	}
-	return lines
-}
-
 // withLimit formats a figure with its limit, if it has one.
 func withLimit(figure, limit string, n int64) string {
 	if n == 0 {
 		return figure
 	}
-	return figure + " / " + limit
+	return figure + "/" + limit
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -43,17 +44,21 @@ type check struct {
 
 // NewDoctorCommand returns "orchestrator doctor".
 func NewDoctorCommand(a *cli.App) *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check what this host can enforce",
 		Long: `Report what this host can enforce, and how to fix what it cannot.
 
-All runtimes are tried in a temporary directory. The exit code is 1 if something
+All runtimes are tried in a temporary directory. The first run on a host can take
+several seconds for gVisor's platforms; the outcome is kept in the account's cache
+directory until runsc changes or the host boots. The exit code is 1 if something
 failed that sandboxes need.`,
 		Example: "  orchestrator doctor\n  orchestrator doctor -o json",
 		Args:    cli.ExactArgs(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runDoctor(cmd.Context(), a) },
 	}
+	c.Flags().BoolVar(&a.Flags.NoTrunc, "no-trunc", false, "print one line for each check, whatever the terminal's width")
+	return c
 }
 
 func runDoctor(ctx context.Context, a *cli.App) error {
@@ -72,33 +77,28 @@ func runDoctor(ctx context.Context, a *cli.App) error {
 		checkCores("/proc/sys/kernel/core_pattern"),
 		checkFiles("/proc/sys/fs/file-max"),
 	}
-	runtimes := checkRuntimes(ctx, a, c)
-	service := []check{
-		checkSpace(c.StateDir),
-		checkQuota(ctx, c),
-		checkRetained(ctx, c.StateDir),
-		checkServer(ctx, a, c),
-		checkImage(ctx, a, c),
-	}
+	// These start programs, ask daemons and try mounts, so they run at the same time.
+	var runtimes []check
+	service := make([]check, 5)
+	var work sync.WaitGroup
+	work.Go(func() { runtimes = checkRuntimes(ctx, a, c) })
+	work.Go(func() { service[0] = checkSpace(c.StateDir) })
+	work.Go(func() { service[1] = checkQuota(ctx, c) })
+	work.Go(func() { service[2] = checkRetained(ctx, c.StateDir) })
+	work.Go(func() { service[3] = checkServer(ctx, a, c) })
+	work.Go(func() { service[4] = checkImage(ctx, a, c) })
+	work.Wait()
 	checks := slices.Concat(host, runtimes, service)
-	t := &cli.Table{Head: []string{"CHECK", "STATUS", "FOUND", "FIX"}}
-	failed := false
-	for _, k := range checks {
-		t.Add(k.Name, k.Status, cli.OneLine(k.Found), cli.OneLine(k.Fix))
-		failed = failed || k.Status == checkFail
-	}
-	out := struct {
-		Items []check `json:"items"`
-		OK    bool    `json:"ok"`
-	}{checks, !failed}
-	if err := a.Print(out, t); err != nil {
+	if err := printChecks(a, checks); err != nil {
 		return err
 	}
-	if failed {
+	if slices.ContainsFunc(checks, failed) {
 		return cli.ErrChecks
 	}
 	return nil
 }
+
+func failed(k check) bool { return k.Status == checkFail }
 
 func checkUser() check {
 	uid := os.Geteuid()
@@ -260,6 +260,8 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 	dir := tried.Path
 	defer func() { _ = tried.Release() }()                                       // the next start removes what is left
 	defer func() { _ = standalone.RemoveRun(context.WithoutCancel(ctx), dir) }() // it is empty
+	defer keepProbes(dir)
+	recallProbes(dir)
 	guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
 	if err != nil {
 		return []check{{"guest", checkFail, err.Error(), "build with `make build`"}}
@@ -274,32 +276,45 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 		defer got.Close()
 		return check{"runtime " + name, checkOK, what + "; " + classesOf(got), ""}
 	}
-	forOCI := try(standalone.RuntimeOCI)
+	var checks [3]check
+	var work sync.WaitGroup
+	work.Go(func() { checks[0] = try(standalone.RuntimeOCI) })
+	work.Go(func() { checks[1] = checkDocker(ctx, c, try) })
+	work.Go(func() { checks[2] = checkContainerd(c, try) })
+	work.Wait()
+	all := checks[:]
+	if c.Runtime == standalone.RuntimeKubernetes {
+		all = append(all, try(standalone.RuntimeKubernetes))
+	}
+	failNeeded(c.Runtime, all)
+	return all
+}
+
+// checkDocker tries the Docker Engine, if one answers.
+func checkDocker(ctx context.Context, c config.Config, try func(string) check) check {
 	host := standalone.DockerHost(c.Docker.Host)
-	forDocker := check{
+	if err := standalone.DockerAnswers(ctx, host); err == nil {
+		return try(standalone.RuntimeDocker)
+	}
+	return check{
 		"runtime docker",
 		checkWarn,
 		"nobody answers on " + host,
 		"start a Docker Engine, or leave it: the embedded runtime needs none",
 	}
-	if err := standalone.DockerAnswers(ctx, host); err == nil {
-		forDocker = try(standalone.RuntimeDocker)
+}
+
+// checkContainerd tries containerd, if its socket exists.
+func checkContainerd(c config.Config, try func(string) check) check {
+	if _, err := os.Stat(c.Containerd.Address); err == nil {
+		return try(standalone.RuntimeContainerd)
 	}
-	forContainerd := check{
+	return check{
 		"runtime containerd",
 		checkWarn,
 		"nobody listens on " + c.Containerd.Address,
 		"start containerd, or leave it: the embedded runtime needs none",
 	}
-	if _, err := os.Stat(c.Containerd.Address); err == nil {
-		forContainerd = try(standalone.RuntimeContainerd)
-	}
-	checks := []check{forOCI, forDocker, forContainerd}
-	if c.Runtime == standalone.RuntimeKubernetes {
-		checks = append(checks, try(standalone.RuntimeKubernetes))
-	}
-	failNeeded(c.Runtime, checks)
-	return checks
 }
 
 // failNeeded makes the check of the configured runtime a failure if it has not passed. For auto,

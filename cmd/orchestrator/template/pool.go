@@ -13,8 +13,10 @@ import (
 // NewPoolCommand returns "orchestrator pool" with its commands.
 func NewPoolCommand(a *cli.App) *cobra.Command {
 	return &cobra.Command{
-		Use:     "pool",
-		Short:   "Show the state of the warm pools",
+		Use:   "pool",
+		Short: "Show the state of the warm pools",
+		Long: `Show the state of the warm pools. WARM is the number of warm sandboxes and the
+number that is wanted.`,
 		Example: "  orchestrator pool\n  orchestrator pool -o json",
 		Args:    cli.ExactArgs(),
 		RunE: a.WithClient(func(cmd *cobra.Command, cl *client.Client, _ []string) error {
@@ -22,25 +24,17 @@ func NewPoolCommand(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			head := []string{
-				"TEMPLATE",
-				"IMAGE",
-				"MIN",
-				"MAX",
-				"TARGET",
-				"CREATING",
-				"WARM",
-				"LEASED",
-				"WAITING",
-				"CREATED",
-				"FAILED",
-				"LAST ERROR",
+			t := &cli.Table{
+				Head: []string{
+					"TEMPLATE", "IMAGE", "WARM", "LEASED", "CREATING", "WAITING", "CREATED", "FAILED", "MIN", "MAX", "ERROR",
+				},
+				Optional: []string{"MIN", "MAX", "CREATED"},
 			}
-			return cli.PrintList(a, list, head, func(p v1.Pool) []string {
+			return cli.PrintTable(a, list, t, func(p v1.Pool) []string {
 				return []string{
-					p.Template, p.Image, fmt.Sprint(p.Min), fmt.Sprint(p.Max), fmt.Sprint(p.Target),
-					fmt.Sprint(p.Creating), fmt.Sprint(p.Warm), fmt.Sprint(p.Leased),
-					fmt.Sprint(p.Waiting), fmt.Sprint(p.Created), fmt.Sprint(p.Failed), cli.OneLine(p.LastError),
+					p.Template, p.Image, fmt.Sprintf("%d/%d", p.Warm, p.Target), fmt.Sprint(p.Leased), fmt.Sprint(p.Creating),
+					fmt.Sprint(p.Waiting), fmt.Sprint(p.Created), fmt.Sprint(p.Failed), fmt.Sprint(p.Min), fmt.Sprint(p.Max),
+					cli.OneLine(p.LastError),
 				}
 			})
 		}),

@@ -42,8 +42,11 @@ ready says why its latest version is not in use; the last valid version is.`,
 			if err != nil {
 				return err
 			}
-			head := []string{"NAME", "STATE", "IMAGE", "CLASS", "MEMORY", "POOL", "FILE", "ERROR"}
-			return cli.PrintList(a, list, head, func(t v1.Template) []string {
+			table := &cli.Table{
+				Head:     []string{"NAME", "STATE", "IMAGE", "CLASS", "MEMORY", "POOL", "FILE", "ERROR"},
+				Optional: []string{"CLASS", "MEMORY", "FILE"},
+			}
+			return cli.PrintTable(a, list, table, func(t v1.Template) []string {
 				return []string{
 					t.Name,
 					t.State,

@@ -68,7 +68,7 @@ func withWorkspaces(ctx context.Context, a *cli.App, do func(workspaces) error) 
 }
 
 func workspaceRow(w v1.Workspace) []string {
-	return append([]string{w.Name, cli.Ago(w.CreatedAt)}, append(spaceCells(w), strings.Join(w.Sandboxes, " "))...)
+	return append([]string{w.Name, cli.Ago(w.CreatedAt)}, append(spaceCells(w), strings.Join(cli.ShortIDs(w.Sandboxes), " "))...)
 }
 
 func workspaceHead() []string { return []string{"NAME", "CREATED", "SIZE", "USED", "SANDBOXES"} }
