@@ -105,12 +105,12 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 		})
 	}
 	debug.FreeOSMemory()
-	g.watch(o.alone)
+	g.watch(o.alone, o.pooled)
 	return g.end() //nolint:contextcheck // commands are ended after g.ctx
 }
 
-// watch returns when the guest must end.
-func (g *guest) watch(alone time.Duration) {
+// watch returns when the guest must end. A pooled guest waits for its first host.
+func (g *guest) watch(alone time.Duration, pooled bool) {
 	if alone == 0 {
 		<-g.ctx.Done()
 		return
@@ -130,7 +130,7 @@ func (g *guest) watch(alone time.Duration) {
 		// periods.
 		quiet += min(time.Since(last), 2*period)
 		last = time.Now()
-		if now := g.seen.Load(); now != seen {
+		if now := g.seen.Load(); now != seen || pooled && now == 0 {
 			quiet, seen = 0, now
 		}
 		if quiet > alone {

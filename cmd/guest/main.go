@@ -87,6 +87,8 @@ type initOptions struct {
 	stdio bool
 	// ulimits apply to every process of commands.
 	ulimits map[string]int64
+	// pooled is set if the guest may wait for its first host: something else ends it before.
+	pooled bool
 	// shared lists mounted directories that every user may write to.
 	shared []string
 }
@@ -113,6 +115,7 @@ func parseInit(args []string) (initOptions, error) {
 		o.shared = append(o.shared, path)
 		return nil
 	})
+	f.BoolVar(&o.pooled, "pooled", false, "count the time without a host from the first host")
 	f.BoolVar(&o.stdio, "stdio", false, "wait for bridges only")
 	if err := f.Parse(args); err != nil {
 		return o, usageError(err.Error())

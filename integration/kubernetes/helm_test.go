@@ -79,6 +79,8 @@ func TestChartValues(t *testing.T) {
 		}
 	}
 	for value, want := range map[string]string{
+		"config.kubernetes.pods.a.provider=knative":          "/config/kubernetes/pods/a/provider",
+		"config.kubernetes.pods.a.provider=agent-sandbox":    "sandboxes.agentSandbox: true",
 		"replicas=2,persistence.enabled=false":               "persistence.enabled: true",
 		"replicas=2,config.kubernetes.election=false":        "config.kubernetes.election: true",
 		"replicas=2,persistence.accessMode=ReadWriteOncePod": "/persistence/accessMode",
@@ -103,6 +105,13 @@ func TestChartValues(t *testing.T) {
 		`resourceNames: ["runsc"]`,
 	) {
 		t.Errorf("helm template with a class = %s, want a role for its RuntimeClass", out)
+	}
+	agent := []string{"--set", "sandboxes.agentSandbox=true,config.kubernetes.pods.a.provider=agent-sandbox"}
+	if out := do(t, helm, append(append([]string{"template", release, chart}, agent...), set...)...); strings.Count(
+		out,
+		"[extensions.agents.x-k8s.io]",
+	) != 3 {
+		t.Errorf("helm template with agent-sandbox = %s, want permissions for its three resources", out)
 	}
 	storage := []string{"--set", "config.kubernetes.pods.a.workspace.storage_class=slow,config.kubernetes.pod.workspace.storage_class=fast"}
 	if out := do(t, helm, append(append([]string{"template", release, chart}, storage...), set...)...); !strings.Contains(

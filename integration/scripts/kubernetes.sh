@@ -3,12 +3,14 @@
 #
 #     kubernetes.sh build          builds its programs unless the cache has them, and prints their directory
 #     kubernetes.sh helm           builds Helm unless the cache has it, and prints its path
+#     kubernetes.sh agent-sandbox  installs kubernetes-sigs/agent-sandbox into the node, and starts its controller; builds
+#                                  it unless the cache has it
 #     kubernetes.sh up [gvisor]    starts it unless it runs, and prints its kubeconfig; with gvisor it has a runtime handler
 #                                  "runsc", and room for gVisor's threads in every pod
 #     kubernetes.sh load ARCHIVE   imports a docker-archive into the node
 #     kubernetes.sh env            prints the variables of the tests, for eval
 #     kubernetes.sh status         prints the kubeconfig and exits 0 when the node is ready, else exits 1
-#     kubernetes.sh pid PART       prints the PID of etcd, kube-apiserver, kubelet or containerd
+#     kubernetes.sh pid PART       prints the PID of etcd, kube-apiserver, kubelet, containerd or agent-sandbox-controller
 #     kubernetes.sh kill PART      kills that part, as a crash does, and waits for its end
 #     kubernetes.sh start PART     starts that part unless it runs, and waits until it works
 #     kubernetes.sh left           prints what a node has on the machine, one per line: nothing after "down"
@@ -45,6 +47,8 @@ SYSCTLS=(vm.overcommit_memory kernel.panic kernel.panic_on_oops net.ipv4.ip_forw
 # The image of the service and of the guest, as docker/orchestrator/Dockerfile makes it.
 IMAGE=localhost/orchestrator:test
 GVISOR_VERSION=$(awk '$1 == "gvisor.dev/gvisor" { print $2 }' "$ROOT/integration/gvisor/go.mod")
+AGENT_VERSION=$(awk '$1 == "sigs.k8s.io/agent-sandbox" { print $2 }' "$ROOT/integration/agentsandbox/go.mod")
+AGENT_HEALTH=127.0.0.1:18081
 HELM_VERSION=$(awk '$1 == "helm.sh/helm/v3" { print $2 }' "$ROOT/integration/helm/go.mod")
 
 key() {
@@ -131,6 +135,63 @@ gvisor() {
     fi
     exec 8>&-
     printf '%s\n' "$out"
+}
+
+# agent_build builds the controller of agent-sandbox in the cache, and prints the directory with it and its manifests.
+agent_build() {
+    local work out=$CACHE/tools/agent-sandbox-$AGENT_VERSION-$(go env GOVERSION)-$(go env GOARCH)
+    mkdir -p "$CACHE/tools"
+    lock_unless "$out/agent-sandbox-controller"
+    if [[ ! -x $out/agent-sandbox-controller ]]; then
+        say "building agent-sandbox $AGENT_VERSION"
+        work=$(mktemp -d "$CACHE/tmp.kubernetes.XXXXXX")
+        (
+            cd "$ROOT/integration/agentsandbox"
+            export CGO_ENABLED=0 GOFLAGS='-mod=readonly -trimpath -buildvcs=false' GOWORK=off
+            retry 3 go mod download
+            nice -n 19 go build -o "$work/" -ldflags '-s -w' sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller
+            install -m 0644 -D -t "$work/manifests" \
+                "$(go list -m -f '{{.Dir}}' sigs.k8s.io/agent-sandbox)"/k8s/{crds/*,rbac.generated,extensions-rbac.generated}.yaml
+        ) || { rm -rf "$work"; die "cannot build agent-sandbox"; }
+        rm -rf "$out"
+        mv "$work" "$out"
+    fi
+    exec 8>&-
+    printf '%s\n' "$out"
+}
+
+kubectl_() { "$DIR/kubectl" --kubeconfig "$DIR/pki/admin.kubeconfig" "$@"; }
+
+# agent_sandbox installs agent-sandbox. Its controller runs as a process with the token of its service account.
+agent_sandbox() {
+    local out role account=agent-sandbox-controller space=agent-sandbox-system
+    on_failure=die
+    out=$(agent_build)
+    [[ -z $(pids_of agent-sandbox-controller) ]] || return 0
+    {
+        kubectl_ apply --server-side --filename "$out/manifests"
+        kubectl_ get namespace "$space" || kubectl_ create namespace "$space"
+        kubectl_ --namespace "$space" get serviceaccount "$account" || kubectl_ --namespace "$space" create serviceaccount "$account"
+        for role in "$account" "$account-extensions"; do
+            kubectl_ get clusterrolebinding "$role" ||
+                kubectl_ create clusterrolebinding "$role" --clusterrole="$role" --serviceaccount="$space:$account"
+        done
+        kubectl_ wait --for=condition=Established crd --all --timeout=30s
+    } >>"$DIR/log/agent-sandbox-install.log" 2>&1 || die "cannot install agent-sandbox: see $DIR/log/agent-sandbox-install.log"
+    (
+        umask 077
+        cat >"$DIR/pki/agent-sandbox.kubeconfig" <<YAML
+apiVersion: v1
+kind: Config
+clusters: [{name: test, cluster: {server: "https://$API", certificate-authority: "$DIR/pki/ca.crt"}}]
+users: [{name: agent, user: {token: "$(kubectl_ --namespace "$space" create token "$account" --duration=24h)"}}]
+contexts: [{name: test, context: {cluster: test, user: agent}}]
+current-context: test
+YAML
+    )
+    background "$DIR/log/agent-sandbox.log" "$out/agent-sandbox-controller" --kubeconfig="$DIR/pki/agent-sandbox.kubeconfig" \
+        --extensions --leader-elect=false --metrics-bind-address=127.0.0.1:18080 --health-probe-bind-address="$AGENT_HEALTH"
+    wait_for "the controller of agent-sandbox" curl -sf --max-time 5 "http://$AGENT_HEALTH/readyz"
 }
 
 ctr_() { timeout 300 ctr --address "$DIR/containerd.sock" --namespace k8s.io "$@"; }
@@ -418,7 +479,7 @@ works() {
 # pid_of PART prints the PID of a part of the node.
 pid_of() {
     local pid args
-    [[ $1 != containerd ]] || { pids_of containerd; return; }
+    [[ $1 != containerd && $1 != agent-sandbox-controller ]] || { pids_of "$1"; return; }
     while read -r pid; do
         mapfile -d "" -t args 2>/dev/null <"/proc/$pid/cmdline" || continue
         [[ ${args[1]:-} != "$1" ]] || printf '%s\n' "$pid"
@@ -498,7 +559,7 @@ up() {
 # left prints the processes, cgroups, mounts, interfaces, links to logs and files of a node.
 left() {
     local name top path
-    for name in k8snode containerd containerd-shim-runc-v2 containerd-shim-runsc-v1 runsc; do pids_of "$name" | sed "s/^/kubernetes process $name /"; done
+    for name in k8snode agent-sandbox-controller containerd containerd-shim-runc-v2 containerd-shim-runsc-v1 runsc; do pids_of "$name" | sed "s/^/kubernetes process $name /"; done
     while read -r top; do
         find "$top/$CGROUP" -type d -printf 'kubernetes cgroup %p\n' 2>/dev/null || :
     done < <(hierarchies)
@@ -515,8 +576,8 @@ left() {
 # kill_servers kills all components at once. The node's state is thrown away, so none has to end well.
 kill_servers() {
     local pid
-    while read -r pid; do kill -KILL "$pid" 2>/dev/null || :; done < <(pids_of k8snode)
-    while [[ -n $(pids_of k8snode) ]]; do sleep 0.05; done
+    while read -r pid; do kill -KILL "$pid" 2>/dev/null || :; done < <(pids_of k8snode; pids_of agent-sandbox-controller)
+    while [[ -n $(pids_of k8snode; pids_of agent-sandbox-controller) ]]; do sleep 0.05; done
 }
 
 down() {
@@ -557,6 +618,7 @@ env_() {
         POD_PIDS=$GVISOR_PIDS
         printf 'export ORCHESTRATOR_TEST_KUBERNETES_GVISOR=yes\n'
     fi
+    [[ -z $(pids_of agent-sandbox-controller) ]] || printf 'export ORCHESTRATOR_TEST_KUBERNETES_AGENT_SANDBOX=yes\n'
     printf 'export ORCHESTRATOR_TEST_KUBERNETES_POD_PIDS="%s"\n' "$POD_PIDS"
 }
 
@@ -568,12 +630,13 @@ lock() {
     flock --wait 1800 9 || die "another kubernetes.sh has held the lock for more than 30 minutes"
 }
 
-if [[ ${1:-} =~ ^(pid|kill|start)$ && ! ${2:-} =~ ^(etcd|kube-apiserver|kubelet|containerd)$ ]]; then
+if [[ ${1:-} =~ ^(pid|kill|start)$ && "$1 ${2:-}" != "pid agent-sandbox-controller" && ! ${2:-} =~ ^(etcd|kube-apiserver|kubelet|containerd)$ ]]; then
     die "invalid part \"${2:-}\": use etcd, kube-apiserver, kubelet or containerd"
 fi
 case ${1:-} in
 build) build ;;
 helm) helm ;;
+agent-sandbox) [[ -d $DIR ]] || die "the node does not run: run kubernetes.sh up"; lock; agent_sandbox ;;
 up) lock; up "${2:-}" ;;
 load) [[ -f ${2:-} ]] || die "archive not found: ${2:-}"; ctr_ images import "$2" >/dev/null ;;
 env) env_ ;;
@@ -583,5 +646,5 @@ kill) lock; kill_part "$2" ;;
 start) [[ -d $DIR ]] || die "the node does not run: run kubernetes.sh up"; lock; start_part "$2" ;;
 left) left ;;
 down) [[ -d $DIR ]] || exit 0; lock; down ;;
-*) say "usage: kubernetes.sh build|helm|up [gvisor]|load ARCHIVE|env|status|pid PART|kill PART|start PART|left|down"; exit 64 ;;
+*) say "usage: kubernetes.sh build|helm|agent-sandbox|up [gvisor]|load ARCHIVE|env|status|pid PART|kill PART|start PART|left|down"; exit 64 ;;
 esac

@@ -241,6 +241,7 @@ step_kubernetes() {
 kubernetes_tests() {
     local variables status=0 name && export ORCHESTRATOR_TEST_HELM
     ORCHESTRATOR_TEST_HELM=$("$NODE" helm) && "$NODE" up && "$NODE" load "$ORCHESTRATOR_TEST_IMAGE_ARCHIVE" &&
+        "$NODE" agent-sandbox &&
         variables=$("$NODE" env) || return 1
     eval "$variables"
     # Class gvisor needs a node of its own: kubernetes.sh up gvisor.

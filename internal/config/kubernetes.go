@@ -53,6 +53,10 @@ type KubernetesPod struct {
 	// UserNamespaces makes root in the pod an ordinary user of the node.
 	UserNamespaces bool                `json:"user_namespaces"`
 	Workspace      KubernetesWorkspace `json:"workspace"`
+	// Provider makes the pods: "agent-sandbox", or "" for the service itself.
+	Provider string `json:"provider"`
+	// WarmPool is the number of pods that agent-sandbox keeps ready.
+	WarmPool int32 `json:"warm_pool"`
 }
 
 // KubernetesWorkspace configures volume claims for workspaces.

@@ -236,7 +236,13 @@ func (f Finder) Destroy(ctx context.Context, found Found) error {
 		err := s.Err
 		if err == nil {
 			err = f.eachOwner(ctx, s.Runtime, found.Owner,
-				func(d runtime.Driver, _ string, ids []string) error { return f.remove(ctx, d, ids) })
+				func(d runtime.Driver, whose string, ids []string) error {
+					err := f.remove(ctx, d, ids)
+					if k, ok := d.(runtime.TemplateKeeper); ok {
+						err = errors.Join(err, k.RemoveTemplates(ctx, whose))
+					}
+					return err
+				})
 		}
 		if err != nil {
 			errs = append(errs,

@@ -123,7 +123,8 @@ func (s *Scheduler) releaseHandles() {
 	}
 }
 
-// DestroyAll removes every sandbox, including leased ones. It must not run together with Run.
+// DestroyAll removes every sandbox, including leased ones, and what the driver keeps for templates.
+// It must not run together with Run.
 func (s *Scheduler) DestroyAll(ctx context.Context) error {
 	found, err := s.opts.Driver.List(ctx, s.opts.Store.Owner())
 	if err != nil {
@@ -151,6 +152,9 @@ func (s *Scheduler) DestroyAll(ctx context.Context) error {
 	var all []error
 	for err := range errs {
 		all = append(all, err)
+	}
+	if k, ok := s.opts.Driver.(runtime.TemplateKeeper); ok {
+		all = append(all, k.RemoveTemplates(ctx, s.opts.Store.Owner()))
 	}
 	return errors.Join(all...)
 }

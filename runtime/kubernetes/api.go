@@ -157,6 +157,7 @@ func (o Options) permissions() []authorizationv1.ResourceAttributes {
 		needed = append(needed, authorizationv1.ResourceAttributes{Verb: "patch", Resource: "pods"})
 		needed = append(needed, leasePermissions()...)
 	}
+	needed = append(needed, o.agentPermissions()...)
 	if o.hasClaims() {
 		for _, verb := range []string{"create", "get", "delete"} {
 			needed = append(needed, authorizationv1.ResourceAttributes{Verb: verb, Resource: claims})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -45,7 +46,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err == nil {
 		return s, nil
 	}
-	if s.uid == "" { // no pod was created
+	if s.uid == "" && !s.ofOther { // no pod was created
 		s.forget()
 		d.release(s)
 		return nil, err
@@ -79,17 +80,15 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec) error {
 		return fmt.Errorf("kubernetes: sandbox %s: %w: %w", s.id, errdefs.ErrUnavailable, context.Cause(ctx))
 	}
 	failpoint.Hit("kubernetes.create.intent")
-	if err := s.d.ensureClaim(ctx, spec); err != nil {
-		return fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
+	obtain := s.post
+	if s.d.podOptions(spec.Template).Provider == ProviderAgentSandbox {
+		obtain = s.claim
 	}
-	asked := s.d.podOf(spec)
-	post, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), postTime, errSlow)
-	defer stop()
-	got, err := s.d.api.create(post, asked)
+	asked, got, err := obtain(ctx, spec)
 	if err != nil {
-		return s.d.api.failed(post, "create pod "+asked.Name, err)
+		return err
 	}
-	s.uid, s.epoch = got.UID, s.d.opts.Epoch
+	s.pod, s.uid, s.epoch = got.Name, got.UID, s.d.opts.Epoch
 	s.d.pods.add(got)
 	failpoint.Hit("kubernetes.create.created")
 	if err := checkUnchanged(asked, got); err != nil {
@@ -104,6 +103,18 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec) error {
 	}
 	failpoint.Hit("kubernetes.create.attached")
 	return nil
+}
+
+// post creates the pod of a sandbox, and returns it and the one that was asked for.
+func (s *Sandbox) post(ctx context.Context, spec runtime.Spec) (asked, got *corev1.Pod, err error) {
+	if err := s.d.ensureClaim(ctx, spec); err != nil {
+		return nil, nil, fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
+	}
+	asked = s.d.podOf(spec)
+	ctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), postTime, errSlow)
+	defer stop()
+	got, err = s.d.api.create(ctx, asked)
+	return asked, got, s.d.api.failed(ctx, "create pod "+asked.Name, err)
 }
 
 // awaitStart waits until the pod runs.
@@ -208,11 +219,15 @@ func (s *Sandbox) adopt(ctx context.Context) error {
 	if p, err = s.d.takeOver(ctx, p); err != nil {
 		return err
 	}
-	if s.ofJob = ownedByJob(p); s.ofJob {
+	switch s.ofOther = madeByOther(p); {
+	case claimedPod(p):
+		err = s.d.takeOverAgentClaim(ctx, s.name)
+	case s.ofOther:
 		s.d.jobs.made.Store(s.id, nil)
-		if err := s.d.takeOverJob(ctx, s.name, s.id); err != nil {
-			return err
-		}
+		err = s.d.takeOverJob(ctx, s.name, s.id)
+	}
+	if err != nil {
+		return err
 	}
 	s.pod, s.uid, s.epoch = p.Name, p.UID, epochOf(p)
 	s.d.pods.add(p)
@@ -233,11 +248,17 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 	return d.removeAll(ctx, id)
 }
 
-// removeAll removes the Job of a sandbox, if it has one, and then every pod with its label: those
-// that no Job has created, and those that outlive a Job which something else has deleted.
+// removeAll removes the Job or the SandboxClaim of a sandbox, if it has one, and then every pod
+// with its label: those that nothing else has created, and those that outlive what has created
+// them.
 func (d *Driver) removeAll(ctx context.Context, id string) error {
 	if err := d.removeJob(ctx, id); err != nil {
 		return err
+	}
+	if d.opts.usesAgents() {
+		if err := d.removeAgentClaim(ctx, id); err != nil {
+			return err
+		}
 	}
 	for pause := time.Duration(0); ; pause = min(2*pause+removalPoll, jobPoll) {
 		list, err := d.api.list(ctx, ofID(id))
@@ -246,6 +267,12 @@ func (d *Driver) removeAll(ctx context.Context, id string) error {
 		}
 		if len(list.Items) == 0 {
 			return nil
+		}
+		// The template may have had a provider earlier, which would replace a pod without its claim.
+		if slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return claimedPod(&p) }) {
+			if err := d.removeAgentClaim(ctx, id); err != nil {
+				return err
+			}
 		}
 		for i := range list.Items {
 			if err := d.remove(ctx, &list.Items[i]); err != nil {

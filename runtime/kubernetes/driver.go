@@ -126,6 +126,10 @@ type PodOptions struct {
 	UserNamespaces bool
 	// Workspace configures volume claims for workspaces.
 	Workspace WorkspaceOptions
+	// Provider is what makes the pods: ProviderAgentSandbox, or "" for the driver itself.
+	Provider string
+	// WarmPool is how many pods agent-sandbox keeps ready, besides the sandboxes of this driver.
+	WarmPool int32
 }
 
 // Toleration is a toleration of a pod, as Kubernetes defines it.
@@ -138,6 +142,7 @@ type Driver struct {
 	api     *api
 	pods    *podCache
 	jobs    jobList
+	agent   agents
 	version string
 	log     *slog.Logger
 
@@ -170,6 +175,11 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	defer cancel()
 	if d.version, err = api.serverVersion(askCtx); err != nil {
 		return nil, api.failed(askCtx, "ask for the server's version", err)
+	}
+	if o.usesAgents() {
+		if _, err := d.agents(askCtx); err != nil {
+			return nil, err
+		}
 	}
 	if err := api.checkPermissions(askCtx, o.permissions()); err != nil {
 		return nil, err
@@ -246,7 +256,7 @@ func (o Options) validate() error {
 			errdefs.ErrInvalidArgument,
 		)
 	}
-	return errors.Join(o.validateClasses(), o.validateWorkspaces())
+	return errors.Join(o.validateClasses(), o.validateWorkspaces(), o.validateProviders())
 }
 
 // Name returns "kubernetes".
@@ -288,7 +298,7 @@ func (d *Driver) ResolveImage(_ context.Context, ref string) (runtime.Image, err
 	return runtime.Image{Ref: ref, ID: "reference:" + ref}, nil
 }
 
-// List returns the pods of owner in any state, and its Jobs without a pod.
+// List returns the pods of owner in any state, and its Jobs and SandboxClaims without a pod.
 func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
 	if !runtime.ValidID(owner) {
 		return nil, nil // no label has this value
@@ -300,6 +310,10 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 		return nil, d.api.failed(ctx, "list pods", err)
 	}
 	jobs, err := d.api.listJobs(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	claims, err := d.listAgentClaims(ctx, owner)
 	if err != nil {
 		return nil, err
 	}
@@ -318,6 +332,11 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	for i := range jobs {
 		if j := &jobs[i]; j.Name == podName(j.Labels[labelID]) {
 			add(j, false)
+		}
+	}
+	for i := range claims {
+		if c := &claims[i]; c.GetName() == podName(c.GetLabels()[labelID]) {
+			add(c, false)
 		}
 	}
 	return slices.Collect(maps.Values(byID)), nil

@@ -111,14 +111,28 @@ func (d *Driver) delete(ctx context.Context, p *corev1.Pod) error {
 func annotate(
 	ctx context.Context, c *rest.RESTClient, resource string, object metav1.Object, annotations map[string]string,
 ) rest.Result {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "annotations": annotations},
-	})
+	return patchMeta(ctx, c, resource, object, nil, annotations)
+}
+
+// patchMeta is annotate for labels, too.
+func patchMeta(
+	ctx context.Context, c *rest.RESTClient, resource string, object metav1.Object, labels, annotations map[string]string,
+) rest.Result {
+	return c.Patch(types.MergePatchType).Namespace(object.GetNamespace()).Resource(resource).Name(object.GetName()).
+		Body(metaPatch(object, labels, annotations)).Do(ctx)
+}
+
+// metaPatch returns a merge patch that adds labels and annotations to this state of an object.
+func metaPatch(object metav1.Object, labels, annotations map[string]string) []byte {
+	patch, err := json.Marshal(map[string]any{"metadata": struct {
+		ResourceVersion string            `json:"resourceVersion"`
+		Labels          map[string]string `json:"labels,omitempty"`
+		Annotations     map[string]string `json:"annotations,omitempty"`
+	}{object.GetResourceVersion(), labels, annotations}})
 	if err != nil {
 		panic(err) // strings can be encoded
 	}
-	return c.Patch(types.MergePatchType).Namespace(object.GetNamespace()).Resource(resource).Name(object.GetName()).
-		Body(patch).Do(ctx)
+	return patch
 }
 
 // fencedOpener opens streams on which requests carry an epoch.

@@ -68,10 +68,10 @@ func ours() metav1.ListOptions { return metav1.ListOptions{LabelSelector: labelI
 
 func ofID(id string) metav1.ListOptions { return metav1.ListOptions{LabelSelector: labelID + "=" + id} }
 
-// entryName returns the name under which a pod is cached: that of the Job that has created it, or
-// its own.
+// entryName returns the name under which a pod is cached: that of the Job or SandboxClaim that has
+// created it, or its own.
 func entryName(p *corev1.Pod) string {
-	if ownedByJob(p) {
+	if madeByOther(p) {
 		return podName(p.Labels[labelID])
 	}
 	return p.Name
@@ -125,7 +125,7 @@ func (c *podCache) set(name string, pod *corev1.Pod) {
 	c.drop(name, e)
 }
 
-// update records a state that the server has sent. Of several pods of a Job, the newest counts.
+// update records a state that the server has sent. Of several pods of an object, the newest counts.
 // The caller holds mu.
 func (c *podCache) update(pod *corev1.Pod, deleted bool) {
 	name := entryName(pod)

@@ -84,7 +84,7 @@ func (s *Sandbox) awaitQueue(ctx context.Context, spec runtime.Spec, waiting fun
 	if p, err = s.d.takeOver(ctx, p); err != nil {
 		return err
 	}
-	s.pod, s.uid, s.epoch, s.ofJob = p.Name, p.UID, epochOf(p), true
+	s.pod, s.uid, s.epoch, s.ofOther = p.Name, p.UID, epochOf(p), true
 	if err := checkUnchanged(s.d.podOf(spec), p); err != nil {
 		return fmt.Errorf("kubernetes: sandbox %s: %w", s.id, err)
 	}
@@ -134,7 +134,8 @@ func taken(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && (p.Spec.NodeName != "" || p.Status.Phase != corev1.PodPending)
 }
 
-// findPod returns the pod of a sandbox by its name or, if a Job has created it, by its label.
+// findPod returns the pod of a sandbox by its name or, if something else has created it, by its
+// label.
 // NotFound: there is none.
 func (d *Driver) findPod(ctx context.Context, id string) (*corev1.Pod, error) {
 	p, err := d.api.get(ctx, podName(id))
@@ -148,7 +149,7 @@ func (d *Driver) findPod(ctx context.Context, id string) (*corev1.Pod, error) {
 	var found *corev1.Pod
 	for i := range list.Items {
 		p := &list.Items[i]
-		if ownedByJob(p) && (found == nil || found.CreationTimestamp.Before(&p.CreationTimestamp)) {
+		if madeByOther(p) && (found == nil || found.CreationTimestamp.Before(&p.CreationTimestamp)) {
 			found = p
 		}
 	}

@@ -157,7 +157,7 @@ func serveJobs(t *testing.T, status int, pod corev1.Pod) (*Driver, *atomic.Bool)
 // ofJob returns a sandbox of a driver that a Job has created.
 func ofJob(d *Driver, id string) *Sandbox {
 	s := newSandbox(d, id)
-	s.ofJob = true
+	s.ofOther = true
 	d.jobs.made.Store(id, nil)
 	<-s.turn
 	return s

@@ -27,14 +27,15 @@ const (
 
 // Sandbox is one pod with its guest. Its methods may be called concurrently.
 type Sandbox struct {
-	d      *Driver
-	id     string
-	name   string              // of its entry in the podCache
-	pod    string              // the pod's name, which differs if a Job has created it
-	ofJob  bool                // a Job has created it
-	uid    types.UID           // of the pod; empty until there is one
-	epoch  int64               // in all requests; of the pod if this process has none
-	stream *guestconn.Redialer // nil until the pod runs
+	d    *Driver
+	id   string
+	name string // of its entry in the podCache
+	pod  string // the pod's name, which may differ if a Job or a SandboxClaim has created it
+	// ofOther is set if a Job or a SandboxClaim has created the pod, which goes with it.
+	ofOther bool
+	uid     types.UID           // of the pod; empty until there is one
+	epoch   int64               // in all requests; of the pod if this process has none
+	stream  *guestconn.Redialer // nil until the pod runs
 
 	done chan struct{}
 	// ctx ends when the sandbox has ended or was released; its cause says which. stop ends it, and
@@ -175,9 +176,9 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// remove removes the pod, and the Job that has created it.
+// remove removes the pod, and what has created it.
 func (s *Sandbox) remove(ctx context.Context) error {
-	if s.ofJob {
+	if s.ofOther {
 		return s.d.removeAll(ctx, s.id)
 	}
 	p := s.d.pods.get(s.name)

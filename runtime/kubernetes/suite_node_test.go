@@ -15,14 +15,22 @@ import (
 func TestSuite(t *testing.T) {
 	t.Parallel()
 	endings := []runtime.Capability{runtime.CapKill, runtime.CapDeadMan, runtime.CapNothingLeft}
-	t.Run("endings", func(t *testing.T) { runSuite(t, runtimetest.Factory{Only: endings}) })
-	t.Run("rest", func(t *testing.T) { runSuite(t, runtimetest.Factory{Except: endings}) })
+	t.Run("endings", func(t *testing.T) { runSuite(t, PodOptions{}, runtimetest.Factory{Only: endings}) })
+	t.Run("rest", func(t *testing.T) { runSuite(t, PodOptions{}, runtimetest.Factory{Except: endings}) })
 }
 
-func runSuite(t *testing.T, f runtimetest.Factory) {
+// TestAgentSandboxSuite is TestSuite with pods from agent-sandbox.
+func TestAgentSandboxSuite(t *testing.T) {
+	given(t, "KUBERNETES_AGENT_SANDBOX")
+	t.Parallel()
+	t.Run("all", func(t *testing.T) { runSuite(t, PodOptions{Provider: ProviderAgentSandbox}, runtimetest.Factory{}) })
+}
+
+func runSuite(t *testing.T, p PodOptions, f runtimetest.Factory) {
 	t.Helper()
 	t.Parallel()
 	o := options(t, newNamespace(t, "baseline"))
+	o.Pod = p
 	f.Name, f.Image, f.Entrypoint = "kubernetes", sandboxImage(t), []string{entrypoint}
 	f.Open = func(t *testing.T, _ string) runtime.Driver {
 		t.Helper()

@@ -46,7 +46,7 @@ func (d Drivers) openKubernetes(ctx context.Context) (runtime.Driver, string, er
 func podOptions(c config.KubernetesPod) kubernetes.PodOptions {
 	out := kubernetes.PodOptions{
 		NodeSelector: c.NodeSelector, RuntimeClass: c.RuntimeClass, PriorityClass: c.PriorityClass, ImagePullSecrets: c.ImagePullSecrets,
-		UserNamespaces: c.UserNamespaces,
+		UserNamespaces: c.UserNamespaces, Provider: c.Provider, WarmPool: c.WarmPool,
 		Workspace: kubernetes.WorkspaceOptions{
 			StorageClass: c.Workspace.StorageClass, Bytes: int64(c.Workspace.Size),
 			AccessMode: c.Workspace.AccessMode,

@@ -94,6 +94,16 @@ podAntiAffinity:
 {{- mergeOverwrite (deepCopy .Values.config) $set | toYaml -}}
 {{- end -}}
 
+{{/* Fails if a template needs agent-sandbox without permissions for it. */}}
+{{- define "orchestrator.checkProviders" -}}
+{{- $kubernetes := dig "kubernetes" dict .Values.config -}}
+{{- range append (values (dig "pods" dict $kubernetes)) (dig "pod" dict $kubernetes) -}}
+{{- if and (dig "provider" "" .) (not $.Values.sandboxes.agentSandbox) -}}
+{{- fail "provider: agent-sandbox needs sandboxes.agentSandbox: true" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The names of the storage classes that workspaces use, as a JSON array. */}}
 {{- define "orchestrator.storageClasses" -}}
 {{- $kubernetes := dig "kubernetes" dict .Values.config -}}
