@@ -37,13 +37,16 @@ type parked struct {
 // Listen listens at path. It atomically replaces an existing socket, so that a guest that redials
 // always finds one. Any other file there is an error. Only the host may be able to write to the
 // directory. No stream is used before [Listener.Expect].
-func Listen(path string) (*Listener, error) {
+func Listen(path string) (*Listener, error) { return ListenFor(path, 0) }
+
+// ListenFor is Listen for a guest whose user 0 has the id owner on this host.
+func ListenFor(path string, owner int) (*Listener, error) {
 	dir, name, err := openDir(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	ln, err := bindSocket(dir, name)
+	ln, err := bindSocket(dir, name, owner)
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", path, err)
 	}
@@ -58,7 +61,7 @@ func Listen(path string) (*Listener, error) {
 }
 
 // bindSocket binds a temporary name and renames it, so that there is always a socket.
-func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
+func bindSocket(dir *os.File, name string, owner int) (*net.UnixListener, error) {
 	fd := int(dir.Fd())
 	var st unix.Stat_t
 	err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -79,7 +82,10 @@ func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
 	// When this closes, the next host process may already listen at the same path: do not remove
 	// its socket.
 	ln.SetUnlinkOnClose(false)
-	if err = unix.Fchmodat(fd, fresh, 0o600, 0); err == nil {
+	if err = unix.Fchmodat(fd, fresh, 0o600, 0); err == nil && owner != 0 {
+		err = unix.Fchownat(fd, fresh, owner, owner, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err == nil {
 		err = unix.Renameat(fd, fresh, fd, name)
 	}
 	if err != nil {

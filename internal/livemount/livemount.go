@@ -19,8 +19,8 @@
 // and never reads or writes a file below a mount. Calls on different targets may run concurrently;
 // the caller serialises calls on one target.
 //
-// Errors: [ErrBusy], [ErrNotShared], [ErrKind], [ErrReadOnly], or what the kernel returned, with
-// the path.
+// Errors: [ErrBusy], [ErrNotShared], [ErrKind], [ErrReadOnly], [ErrNoIDMap], or what the kernel
+// returned, with the path.
 package livemount
 
 import (
@@ -46,6 +46,9 @@ var (
 	ErrKind = errors.New("wrong kind of file")
 	// ErrReadOnly: the source should be writable but is on a read-only mount.
 	ErrReadOnly = errors.New("source is on a read-only mount")
+	// ErrNoIDMap: the source's file system cannot translate owners for a user namespace. Linux
+	// can on ext4, xfs and btrfs, on tmpfs since 6.3, and never on an overlay.
+	ErrNoIDMap = errors.New("the file system has no idmapped mounts")
 )
 
 // BusyWait is how long Unbind retries while the mount is busy: a killed process releases its files
@@ -101,22 +104,94 @@ func makeShared(target string) error {
 // slave see it when Bind returns. Target must be on a shared mount. After an error nothing is
 // mounted.
 func Bind(target, source string, ro bool) error {
-	return bind(target, source, ro, unix.S_IFDIR)
+	return bind(target, source, Options{ReadOnly: ro}, unix.S_IFDIR)
 }
 
 // BindFile is Bind for a regular file on a regular file.
 func BindFile(target, source string, ro bool) error {
-	return bind(target, source, ro, unix.S_IFREG)
+	return bind(target, source, Options{ReadOnly: ro}, unix.S_IFREG)
 }
 
-func bind(target, source string, ro bool, kind uint32) error {
+// BindFor is Bind with more options.
+func BindFor(target, source string, o Options) error { return bind(target, source, o, unix.S_IFDIR) }
+
+// BindFileFor is BindFile with more options.
+func BindFileFor(target, source string, o Options) error {
+	return bind(target, source, o, unix.S_IFREG)
+}
+
+// Options of a mount.
+type Options struct {
+	ReadOnly bool
+	// UserNS, if not nil, is a user namespace. Its processes see the owners that the files have
+	// on disk, and what they make has their ids on disk. [ErrNoIDMap]: the source's file system
+	// cannot.
+	UserNS *os.File
+}
+
+// WithClones calls mount with clones of directories, without the mounts below them. It is for an
+// overlay at target whose layers have other options than their mounts. Clones are nosuid and
+// nodev and vanish when the overlay does. Before Linux 6.15 the layers of an overlay must be
+// attached: they are then below the overlay at target, which has to be unmounted until nothing
+// is left there.
+func WithClones(target string, dirs []string, o Options, mount func(clones []*os.File) error) error {
+	err := withClones(dirs, o, func(*os.File) error { return nil }, mount)
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	return withAttached(target, dirs, o, mount)
+}
+
+// withAttached is WithClones for older kernels.
+func withAttached(target string, dirs []string, o Options, mount func(clones []*os.File) error) error {
+	attached := 0
+	err := withClones(dirs, o, func(clone *os.File) error {
+		err := unix.MoveMount(int(clone.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		if err != nil {
+			return fmt.Errorf("attach clone of %s at %s: %w", clone.Name(), target, err)
+		}
+		attached++
+		return nil
+	}, mount)
+	for ; err != nil && attached > 0; attached-- {
+		err = errors.Join(err, unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH))
+	}
+	return err
+}
+
+func withClones(dirs []string, o Options, made func(clone *os.File) error, mount func(clones []*os.File) error) error {
+	clones := make([]*os.File, 0, len(dirs))
+	defer func() {
+		for _, c := range clones {
+			_ = c.Close()
+		}
+	}()
+	for _, dir := range dirs {
+		src, err := openKind(dir, unix.S_IFDIR)
+		if err != nil {
+			return fmt.Errorf("clone %s: %w", dir, err)
+		}
+		clone, err := cloneDetached(src, o)
+		_ = src.Close()
+		if err != nil {
+			return fmt.Errorf("clone %s: %w", dir, err)
+		}
+		clones = append(clones, clone)
+		if err := made(clone); err != nil {
+			return err
+		}
+	}
+	return mount(clones)
+}
+
+func bind(target, source string, o Options, kind uint32) error {
 	what := fmt.Sprintf("bind %s on %s", source, target)
 	src, err := openKind(source, kind)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer func() { _ = src.Close() }()
-	if !ro {
+	if !o.ReadOnly {
 		var st unix.Statfs_t
 		if err := unix.Fstatfs(int(src.Fd()), &st); err != nil {
 			return fmt.Errorf("%s: look at source: %w", what, err)
@@ -133,7 +208,7 @@ func bind(target, source string, ro bool, kind uint32) error {
 	if err := checkShared(dst); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	clone, err := cloneDetached(src, ro)
+	clone, err := cloneDetached(src, o)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -147,17 +222,24 @@ func bind(target, source string, ro bool, kind uint32) error {
 
 // cloneDetached clones the mount of src, from src down, outside every namespace, with its flags set
 // and without propagation.
-func cloneDetached(src *os.File, ro bool) (*os.File, error) {
+func cloneDetached(src *os.File, o Options) (*os.File, error) {
 	fd, err := unix.OpenTree(int(src.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return nil, fmt.Errorf("clone mount: %w", err)
 	}
 	clone := os.NewFile(uintptr(fd), src.Name())
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
-	if ro {
+	if o.ReadOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
+	if o.UserNS != nil {
+		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
+		attr.Userns_fd = uint64(o.UserNS.Fd())
+	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		if o.UserNS != nil && errors.Is(err, unix.EINVAL) {
+			return nil, errors.Join(fmt.Errorf("%s: %w", src.Name(), ErrNoIDMap), clone.Close())
+		}
 		err = fmt.Errorf("set flags on mount: %w", err)
 		if errors.Is(err, unix.ENOSYS) {
 			err = fmt.Errorf("%w (late binding needs Linux 5.12)", err)

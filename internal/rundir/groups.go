@@ -33,11 +33,11 @@ func (c *Dir) makeCgroupDirs() error {
 	} else if h.Mode == cgroup.ModeV2 {
 		names = []string{cgroup.Unified}
 	}
-	if err := os.Mkdir(c.cgroupDir(""), 0o700); err != nil {
-		return err
-	}
-	for _, name := range names {
+	for _, name := range append([]string{""}, names...) {
 		if err := os.Mkdir(c.cgroupDir(name), 0o700); err != nil {
+			return err
+		}
+		if err := os.Lchown(c.cgroupDir(name), c.user.Root(), c.user.Root()); err != nil {
 			return err
 		}
 	}
@@ -52,6 +52,11 @@ func (c *Dir) bindCgroups(initPid int, share cgroup.Share) error {
 	}
 	if err := c.record(d); err != nil {
 		return err
+	}
+	if c.user != nil {
+		if err := d.GiveTo(c.user.Root()); err != nil {
+			return err
+		}
 	}
 	c.cgroups.Store(d)
 	check := c.mayBeBound

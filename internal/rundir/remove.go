@@ -26,7 +26,7 @@ func (c *Dir) Remove(ctx context.Context) error {
 		return fmt.Errorf("remove run directory %s: %w", c.id, err)
 	}
 	defer c.unlock()
-	var errs []error
+	errs := []error{c.user.Close()}
 	if c.ln != nil {
 		errs = append(errs, c.ln.Close())
 	}

@@ -40,6 +40,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 )
 
 // Errors that callers distinguish.
@@ -70,7 +71,9 @@ type Options struct {
 	ID           string // of the sandbox: letters, digits, '.', '_' and '-', at most 128, not starting with '.'
 	GuestPath    string // of the guest binary: a file, not a symbolic link. Only Make reads it
 	ScratchBytes int64  // size of the scratch workspace, positive. Only Make reads it
-	Log          *slog.Logger
+	// User is the sandbox's user namespace, or nil. Close and Remove close it.
+	User *userns.Namespace
+	Log  *slog.Logger
 }
 
 // Dir is the run directory of one sandbox. Safe for concurrent use; calls that change mounts wait
@@ -80,6 +83,7 @@ type Dir struct {
 	root string // S/cells/<id>, without symbolic links
 	log  *slog.Logger
 	ln   *guestconn.Listener
+	user *userns.Namespace
 
 	mountLock chan struct{} // holds one token; its holder may change mounts and the fields below
 	// workspaces is the number of mounts on top of the scratch workspace.
@@ -139,36 +143,38 @@ func (c *Dir) steps(o Options) []func() error {
 		func() error { return os.Mkdir(c.RunDir(), 0o700) },
 		func() error { return os.Mkdir(c.WorkspaceDir(), 0o700) },
 		func() error {
-			return livemount.MakeTmpfs(c.RunDir(), livemount.Tmpfs{Bytes: runBytes, Inodes: runInodes, Mode: 0o700})
+			return livemount.MakeTmpfs(c.RunDir(), livemount.Tmpfs{
+				Bytes: runBytes, Inodes: runInodes, Mode: 0o700, UID: c.user.Root(), GID: c.user.Root(),
+			})
 		},
 		func() error {
 			return livemount.MakeTmpfs(c.WorkspaceDir(), livemount.Tmpfs{
-				Bytes: o.ScratchBytes, Mode: 0o755, UID: workspaceUID, GID: workspaceUID,
+				Bytes: o.ScratchBytes, Mode: 0o755, UID: c.user.Root() + workspaceUID, GID: c.user.Root() + workspaceUID,
 			})
 		},
-		func() error { return bindPrograms(guest, o.GuestPath) },
-		func() error { return bindBinary(guest, o.GuestPath) }, // last: with it the run directory counts as complete
+		func() error { return c.bindPrograms(guest, o.GuestPath) },
+		func() error { return c.bindBinary(guest, o.GuestPath) }, // last: with it the run directory counts as complete
 		c.makeCgroupDirs,
 		c.listen,
 	}
 }
 
 // bindBinary makes a host file appear at path.
-func bindBinary(path, source string) error {
+func (c *Dir) bindBinary(path, source string) error {
 	if err := os.WriteFile(path, nil, 0o700); err != nil {
 		return err
 	}
-	return livemount.BindFile(path, source, true)
+	return livemount.BindFileFor(path, source, c.mountOptions(true))
 }
 
 // bindPrograms binds the programs that exist beside the guest.
-func bindPrograms(guest, source string) error {
+func (c *Dir) bindPrograms(guest, source string) error {
 	for _, name := range wire.Programs() {
 		from := wire.ProgramPath(source, name)
 		if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := bindBinary(wire.ProgramPath(guest, name), from); err != nil {
+		if err := c.bindBinary(wire.ProgramPath(guest, name), from); err != nil {
 			return err
 		}
 	}
@@ -284,6 +290,15 @@ func (c *Dir) Open(ctx context.Context) (net.Conn, error) { return c.ln.Open(ctx
 // The error is [ErrBound] if a workspace is bound, and [ErrNotAttached] before Attach: a container
 // made after Bind would keep the workspace as its scratch directory.
 func (c *Dir) Bind(ctx context.Context, source string, ro bool) error {
+	return c.bind(ctx, source, c.mountOptions(ro))
+}
+
+// BindMapped is Bind for a source that was mounted for the sandbox's user namespace.
+func (c *Dir) BindMapped(ctx context.Context, source string, ro bool) error {
+	return c.bind(ctx, source, livemount.Options{ReadOnly: ro})
+}
+
+func (c *Dir) bind(ctx context.Context, source string, o livemount.Options) error {
 	if err := c.lock(ctx); err != nil {
 		return fmt.Errorf("bind workspace of sandbox %s: %w", c.id, err)
 	}
@@ -296,7 +311,7 @@ func (c *Dir) Bind(ctx context.Context, source string, ro bool) error {
 	case c.workspaces > 0:
 		return fmt.Errorf("bind workspace of sandbox %s: %w", c.id, ErrBound)
 	}
-	if err := livemount.Bind(c.WorkspaceDir(), source, ro); err != nil {
+	if err := livemount.BindFor(c.WorkspaceDir(), source, o); err != nil {
 		return fmt.Errorf("bind workspace of sandbox %s: %w", c.id, err)
 	}
 	c.workspaces++
@@ -321,11 +336,19 @@ func (c *Dir) Unbind(ctx context.Context) error {
 
 // Close stops listening and changes nothing else, so that the next host process can Adopt. Open
 // streams continue.
-func (c *Dir) Close() error { return c.ln.Close() }
+func (c *Dir) Close() error { return errors.Join(c.ln.Close(), c.user.Close()) }
+
+// User returns the sandbox's user namespace, or nil. It is valid until Close.
+func (c *Dir) User() *userns.Namespace { return c.user }
+
+// mountOptions returns the options of a mount for the sandbox.
+func (c *Dir) mountOptions(ro bool) livemount.Options {
+	return livemount.Options{ReadOnly: ro, UserNS: c.user.File()}
+}
 
 // listen creates the socket that the guest dials.
 func (c *Dir) listen() error {
-	ln, err := guestconn.Listen(filepath.Join(c.RunDir(), filepath.Base(wire.HostSocket)))
+	ln, err := guestconn.ListenFor(filepath.Join(c.RunDir(), filepath.Base(wire.HostSocket)), c.user.Root())
 	if err != nil {
 		return err
 	}
@@ -373,7 +396,7 @@ func newDir(o Options) (*Dir, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Dir{
-		id: o.ID, root: filepath.Join(dir, o.ID), mountLock: make(chan struct{}, 1),
+		id: o.ID, root: filepath.Join(dir, o.ID), mountLock: make(chan struct{}, 1), user: o.User,
 		log: log.With("sandbox", o.ID),
 	}, nil
 }
