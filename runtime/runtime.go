@@ -10,6 +10,7 @@ package runtime
 import (
 	"context"
 	"net"
+	"os"
 )
 
 // A Driver creates, finds and destroys sandboxes on one container engine.
@@ -53,6 +54,13 @@ type Driver interface {
 	Close() error
 }
 
+// UserNamespacer is implemented by drivers that can give each sandbox its own user namespace.
+type UserNamespacer interface {
+	// CheckUserNamespace returns why sandboxes of a class cannot have one on this host, and what
+	// to do about it, or nil. It is cheap after the first call.
+	CheckUserNamespace(ctx context.Context, class Class) error
+}
+
 // A Sandbox is one running container with its guest. Methods may be called concurrently, except
 // Bind and Unbind, which the caller serialises.
 type Sandbox interface {
@@ -82,6 +90,16 @@ type Binding struct {
 	// Source is an absolute host directory. Its last element must not be a symbolic link.
 	Source   string
 	ReadOnly bool
+	// OwnersMapped says that Source was mounted for the user namespace of this sandbox.
+	// Otherwise the driver makes its files appear with their owners.
+	OwnersMapped bool
+}
+
+// UserNamespaced is implemented by sandboxes of drivers that implement UserNamespacer.
+type UserNamespaced interface {
+	// UserNamespace returns a descriptor of the sandbox's user namespace, valid until the
+	// sandbox is released, or nil if it has none of its own.
+	UserNamespace() *os.File
 }
 
 // Found describes a sandbox that List found.

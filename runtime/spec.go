@@ -48,6 +48,10 @@ const (
 	CommandGID = 1000
 )
 
+// MaxNamespaceID is the highest id in a sandbox's user namespace. The one after it is invalid
+// where ids have 16 bits.
+const MaxNamespaceID = 1<<16 - 2
+
 // Defaults of Limits.
 const (
 	DefaultMemoryBytes  = 512 << 20
@@ -73,6 +77,9 @@ type Spec struct {
 	// Class is how the sandbox is isolated. A driver that does not offer it refuses.
 	Class  Class `json:",omitempty"`
 	Limits Limits
+	// UserNamespace gives the sandbox a user namespace with its own range of ids on the host,
+	// from 0 to MaxNamespaceID inside. A driver that does not implement UserNamespacer refuses.
+	UserNamespace bool `json:",omitempty"`
 	// Tmpfs maps further writable directories to their tmpfs size in bytes, which counts as memory.
 	// The directory must exist in the image.
 	Tmpfs map[string]int64 `json:",omitempty"`
@@ -202,6 +209,16 @@ func (s Spec) Validate() error {
 		return err
 	}
 	return ValidateUlimits(s.Ulimits)
+}
+
+// RefuseUserNamespace returns an error if the Spec asks for a user namespace, for drivers
+// without.
+func (s Spec) RefuseUserNamespace() error {
+	if !s.UserNamespace {
+		return nil
+	}
+	return fmt.Errorf("spec.user_namespace: this driver gives sandboxes no user namespaces; use the oci driver: %w",
+		errdefs.ErrFailedPrecondition)
 }
 
 // UlimitNames returns the limits that Spec.Ulimits may set: those that the kernel counts per

@@ -40,10 +40,11 @@ func TestDrivers(t *testing.T) {
 	}
 	columns := make(chan column, 10)
 	for _, c := range []column{ // the longest first
-		{"oci-gvisor", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassGVisor) }},
+		{"oci-gvisor", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassGVisor, false) }},
 		{"containerd", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassContainer) }},
 		{"docker-local", func(t *testing.T, name string) { testDocker(t, name, docker.ModeLocal) }},
-		{"oci", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassContainer) }},
+		{"oci-userns", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassContainer, true) }},
+		{"oci", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassContainer, false) }},
 		{"docker-stdio", func(t *testing.T, name string) { testDocker(t, name, docker.ModeStdio) }},
 		{"containerd-gvisor", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassGVisor) }},
 		{"docker-gvisor", testDockerGVisor},
@@ -106,10 +107,10 @@ func outside(class runtime.Class) bool {
 }
 
 // testOCI runs the suite on the embedded runtime.
-func testOCI(t *testing.T, name string, class runtime.Class) {
+func testOCI(t *testing.T, name string, class runtime.Class, userNamespace bool) {
 	guest, at := given(t, "GUEST"), ""
 	runtimetest.Run(t, runtimetest.Factory{
-		Name: name, Class: class, Image: image(t), Entrypoint: []string{entrypoint},
+		Name: name, Class: class, UserNamespace: userNamespace, Image: image(t), Entrypoint: []string{entrypoint},
 		HostPID: func(t *testing.T, id string) int {
 			t.Helper()
 			return pidIn(t, filepath.Join(at, "oci", id, "pid"))

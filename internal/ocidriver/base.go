@@ -16,6 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 	"github.com/sandbox-orchestrator/orchestrator/internal/namedlock"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -41,6 +42,8 @@ type Base struct {
 	Find func(ctx context.Context, id string) (Recorded, error)
 	// TearDown removes one part after the other. Each step succeeds if there is nothing to do.
 	TearDown func(ctx context.Context, id string) error
+	// NewUser makes the user namespace of a sandbox that asks for one. TearDown returns its ids.
+	NewUser func(ctx context.Context, id string) (*userns.Namespace, error)
 	// Remaining names what is left of a sandbox, for error messages.
 	Remaining func(id string) []string
 
@@ -86,9 +89,17 @@ func (b *Base) Create(ctx context.Context, spec runtime.Spec, record func(contex
 }
 
 func (b *Base) create(ctx context.Context, spec runtime.Spec, start Start) (*Sandbox, error) {
-	c, err := rundir.Make(ctx, b.RunDirOptions(spec.ID, spec.Limits))
+	o := b.RunDirOptions(spec.ID, spec.Limits)
+	if spec.UserNamespace {
+		user, err := b.NewUser(ctx, spec.ID)
+		if err != nil {
+			return nil, err
+		}
+		o.User = user
+	}
+	c, err := rundir.Make(ctx, o)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, o.User.Close())
 	}
 	init, words, err := start(ctx, c)
 	if err != nil {
@@ -122,10 +133,18 @@ func (b *Base) adopt(ctx context.Context, id string) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := rundir.Adopt(ctx, b.RunDirOptions(id, rec.Limits))
+	o := b.RunDirOptions(id, rec.Limits)
+	if o.User, err = userns.Of(rec.Init.Pid); err == nil && rec.Init.Ended() {
+		err = errors.Join(fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound), o.User.Close())
+	}
 	if err != nil {
 		rec.Init.Close()
 		return nil, err
+	}
+	c, err := rundir.Adopt(ctx, o)
+	if err != nil {
+		rec.Init.Close()
+		return nil, errors.Join(err, o.User.Close())
 	}
 	if err := Attach(ctx, c, id, rec.Class, rec.Init.Pid, rec.Limits); err != nil {
 		rec.Init.Close()

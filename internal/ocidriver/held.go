@@ -156,8 +156,14 @@ func (h *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	case !info.IsDir():
 		return fmt.Errorf("bind %s: not a directory: %w", b.Source, errdefs.ErrInvalidArgument)
 	}
+	if b.OwnersMapped {
+		return h.RunDir.BindMapped(ctx, b.Source, b.ReadOnly)
+	}
 	return h.RunDir.Bind(ctx, b.Source, b.ReadOnly)
 }
+
+// UserNamespace implements runtime.UserNamespaced.
+func (h *Sandbox) UserNamespace() *os.File { return h.RunDir.User().File() }
 
 // Unbind unmounts it.
 func (h *Sandbox) Unbind(ctx context.Context) error {

@@ -47,6 +47,9 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
+	if err := spec.RefuseUserNamespace(); err != nil {
+		return nil, err
+	}
 	if err := checkImage(spec.Image); err != nil {
 		return nil, err
 	}

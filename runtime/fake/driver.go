@@ -103,6 +103,9 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
+	if err := spec.RefuseUserNamespace(); err != nil {
+		return nil, err
+	}
 	if err := d.runHook(ctx, OpCreate, spec.ID); err != nil {
 		return nil, err
 	}

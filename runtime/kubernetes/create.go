@@ -34,6 +34,9 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
+	if err := spec.RefuseUserNamespace(); err != nil {
+		return nil, err
+	}
 	if err := d.checkSpec(spec); err != nil {
 		return nil, err
 	}

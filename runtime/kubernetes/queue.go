@@ -36,6 +36,9 @@ func (d *Driver) Submit(ctx context.Context, spec runtime.Spec, q runtime.Queue)
 	if err := spec.Validate(); err != nil {
 		return err
 	}
+	if err := spec.RefuseUserNamespace(); err != nil {
+		return err
+	}
 	if err := d.checkSpec(spec); err != nil {
 		return err
 	}

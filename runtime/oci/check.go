@@ -15,6 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 )
 
 // host names this driver in the shared checks.
@@ -34,7 +35,7 @@ func probeOverlay(dir, skeleton string) (err error) {
 	if err := os.Mkdir(at, 0o700); err != nil {
 		return fmt.Errorf("probe overlay: %w", err)
 	}
-	err = mountRoot(at, skeleton, filepath.Join(dir, "runc"))
+	err = mountRoot(at, skeleton, filepath.Join(dir, "runc"), nil)
 	switch {
 	case errors.Is(err, unix.ENODEV):
 		return host.Unfit("the kernel has no overlay file system", "modprobe overlay")
@@ -52,10 +53,12 @@ func probeID(dir string) string {
 	return "probe-" + strings.TrimPrefix(filepath.Base(dir), probePrefix)
 }
 
-// sweepProbes removes what tries have left whose process was killed: processes, cgroups, mounts and
-// directories.
-func sweepProbes(ctx context.Context, dir string) error {
+// sweepProbes removes what tries have left whose process was killed: processes, cgroups, ids,
+// mounts and directories.
+func sweepProbes(ctx context.Context, dir string, ids userns.Ranges) error {
 	return scratch.Sweep(dir, probePrefix, func(probe string) error {
-		return errors.Join(ocidriver.RemoveCgroups(ctx, probeID(probe)), livemount.Sweep(ctx, probe, time.Second))
+		id := probeID(probe)
+		return errors.Join(ocidriver.RemoveCgroups(ctx, id), returnIDs(ids, filepath.Join(probe, "oci", id)),
+			livemount.Sweep(ctx, probe, time.Second))
 	})
 }

@@ -32,6 +32,11 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := d.checkClass(spec.Class); err != nil {
 		return nil, err
 	}
+	if spec.UserNamespace {
+		if err := checkUserClass(spec.Class); err != nil {
+			return nil, err
+		}
+	}
 	rec := record{
 		ID: spec.ID, Owner: spec.Owner, Template: spec.Template, Build: spec.Build, Class: spec.Class,
 		Created: time.Now().UTC(), Limits: spec.Limits, BootID: d.bootID,
@@ -104,10 +109,17 @@ func endedAtOnce(ctx context.Context, init *ocidriver.Process, said *words, err 
 // makeBundle writes the configuration and mounts the root.
 func (d *Driver) makeBundle(spec runtime.Spec, c *rundir.Dir) error {
 	dir := d.bundle(spec.ID)
-	root := filepath.Join(dir, overlayName)
-	config, err := ocispec.New(spec, ocispec.HostPaths{
-		Root: root, RunDir: c.RunDir(), WorkspaceDir: c.WorkspaceDir(), CgroupsPath: ocidriver.CgroupsPath(spec.ID),
-	})
+	at := ocispec.HostPaths{
+		Root: filepath.Join(dir, overlayName), RunDir: c.RunDir(), WorkspaceDir: c.WorkspaceDir(),
+		CgroupsPath: ocidriver.CgroupsPath(spec.ID),
+	}
+	user := c.User()
+	if user != nil {
+		at.Root, at.UserNamespace, at.FirstID = d.ids.Root(user.First), user.Path(), user.First
+	} else if err := os.Mkdir(at.Root, 0o700); err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	config, err := ocispec.New(spec, at)
 	if err != nil {
 		return err
 	}
@@ -119,6 +131,9 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *rundir.Dir) error {
 			return err
 		}
 	}
+	if user != nil {
+		config.Process.Rlimits = nil // see start
+	}
 	if d.noSwap {
 		config.Linux.Resources.Memory.Swap = nil
 	}
@@ -129,17 +144,24 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *rundir.Dir) error {
 	if err := os.WriteFile(filepath.Join(dir, bundleConfig), text, 0o600); err != nil {
 		return fmt.Errorf("configuration: %w", err)
 	}
-	if err := os.Mkdir(root, 0o700); err != nil {
-		return fmt.Errorf("root: %w", err)
-	}
-	return mountRoot(root, d.skeleton, spec.Image.Root)
+	return mountRoot(at.Root, d.skeleton, spec.Image.Root, user)
 }
 
 // start runs the OCI runtime and returns a handle of the first process.
 func (d *Driver) start(ctx context.Context, spec runtime.Spec, said *words) (*ocidriver.Process, error) {
 	id := spec.ID
 	pidFile := filepath.Join(d.bundle(id), pidName)
-	_, err := d.runtime.Run(ctx, id, d.bundle(id), &runc.CreateOpts{IO: said, PidFile: pidFile, Detach: true})
+	var io runc.IO = said
+	if spec.UserNamespace {
+		// The runtime may not set them once the first process is another user's, unless it has
+		// CAP_SYS_RESOURCE. So it has them itself.
+		limits := ocispec.Rlimits(spec.Limits)
+		if err := ocidriver.FitRlimits(limits); err != nil {
+			return nil, err
+		}
+		io = &limitedIO{words: said, limits: limits}
+	}
+	_, err := d.runtime.Run(ctx, id, d.bundle(id), &runc.CreateOpts{IO: io, PidFile: pidFile, Detach: true})
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("start: %w", context.Cause(ctx))
 	}

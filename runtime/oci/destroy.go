@@ -35,6 +35,9 @@ func (d *Driver) tearDown(ctx context.Context, id string) error {
 	if err := unmountRoot(filepath.Join(d.bundle(id), overlayName)); err != nil {
 		return err
 	}
+	if err := d.returnIDs(id); err != nil {
+		return err
+	}
 	failpoint.Hit("oci.destroy.unmounted")
 	return os.RemoveAll(d.bundle(id))
 }

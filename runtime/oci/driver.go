@@ -12,6 +12,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -45,6 +47,9 @@ type Options struct {
 	// GVisor is the runsc for class gvisor, by name or absolute path. Empty means DefaultGVisor. If
 	// it does not work, the class is not offered.
 	GVisor string
+	// IDs is the directory of the claimed ids, which all orchestrators of a host share. Empty
+	// means userns.DefaultDir.
+	IDs string
 	// Log receives what no caller gets as an error. Nil discards it.
 	Log *slog.Logger
 }
@@ -58,11 +63,17 @@ type Driver struct {
 	info     string
 	noSwap   bool // the kernel does not count swap, and there is none
 	runtime  *runc.Runc
+	ids      userns.Ranges
+	// tryUser tries a sandbox in a user namespace at its first call.
+	tryUser func() error
 	// findRunsc finds runsc at the first use of the class.
 	findRunsc func() (*gvisor.Program, error)
 }
 
-var _ runtime.Driver = (*Driver)(nil)
+var (
+	_ runtime.Driver         = (*Driver)(nil)
+	_ runtime.UserNamespacer = (*Driver)(nil)
+)
 
 // New verifies that this host can provide every cap and isolation, and returns the driver. What is
 // missing is an error of class FailedPrecondition that names the fix; an unsupported runtime is
@@ -92,11 +103,12 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 		bootID: boot,
 		info:   fmt.Sprintf("%s, cgroup %s", release, cgroups.Mode),
 		noSwap: noSwap,
+		ids:    userns.Ranges{Dir: cmp.Or(o.IDs, userns.DefaultDir)},
 		// A runtime that outlived this process would go on making a sandbox that the next process
 		// removes.
 		runtime: &runc.Runc{Command: command, Root: filepath.Join(o.StateDir, "oci", "runc"), PdeathSignal: syscall.SIGKILL},
 	}
-	d.Find, d.TearDown, d.Remaining = d.find, d.tearDown, d.leftOf
+	d.Find, d.TearDown, d.Remaining, d.NewUser = d.find, d.tearDown, d.leftOf, d.newUser
 	for _, dir := range []string{d.dir, d.RunDirs, d.runtime.Root} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("state of the oci driver: %w", err)
@@ -106,12 +118,13 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err := ocidriver.WriteSkeleton(d.skeleton); err != nil {
 		return nil, fmt.Errorf("mount points: %w", err)
 	}
-	if err := sweepProbes(ctx, d.dir); err != nil {
+	if err := sweepProbes(ctx, d.dir, d.ids); err != nil {
 		d.Log.Warn("failed to remove leftovers of a killed start; will retry at the next start", "error", err)
 	}
 	if err := probeOverlay(d.dir, d.skeleton); err != nil {
 		return nil, err
 	}
+	d.tryUser = sync.OnceValue(func() error { return d.tryUserNamespace(context.WithoutCancel(ctx), o) })
 	d.findRunsc = sync.OnceValues(func() (*gvisor.Program, error) {
 		return d.findGVisor(context.WithoutCancel(ctx), o.GVisor)
 	})

@@ -124,6 +124,9 @@ func (b bench) wantNothingLeft(tb testing.TB) {
 	if strings.Contains(string(mounts), b.state) {
 		tb.Errorf("mounts are left below %s, want none:\n%s", b.state, mounts)
 	}
+	if claims := claimsBelow(tb, b.state); len(claims) > 0 {
+		tb.Errorf("claimed ids = %v, want none left", claims)
+	}
 	for _, dir := range []string{b.RunDirs, b.runtime.Root} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {

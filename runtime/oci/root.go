@@ -7,12 +7,21 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 )
 
-// mountRoot mounts an image's root below the skeleton. Without an upper layer the file system
-// itself is read-only. The layers are passed as descriptors: no character of a path has a special
-// meaning, no link is followed, and mountinfo inside reveals nothing about the host.
-func mountRoot(target, skeleton, image string) error {
+// mountRoot mounts an image's root below the skeleton, for the users of a user namespace if user
+// is not nil. Without an upper layer the file system itself is read-only. The layers are passed
+// as descriptors: no character of a path has a special meaning, no link is followed, and
+// mountinfo inside reveals nothing about the host.
+func mountRoot(target, skeleton, image string, user *userns.Namespace) error {
+	if user != nil {
+		return livemount.WithClones(target, []string{skeleton, image},
+			livemount.Options{ReadOnly: true, UserNS: user.File()},
+			func(layers []*os.File) error { return mountLayers(target, layers[0], layers[1]) })
+	}
 	upper, err := openLayer(skeleton)
 	if err != nil {
 		return err
@@ -23,6 +32,10 @@ func mountRoot(target, skeleton, image string) error {
 		return err
 	}
 	defer func() { _ = lower.Close() }()
+	return mountLayers(target, upper, lower)
+}
+
+func mountLayers(target string, upper, lower *os.File) error {
 	data := fmt.Sprintf("lowerdir=/proc/self/fd/%d:/proc/self/fd/%d", upper.Fd(), lower.Fd())
 	if err := unix.Mount("overlay", target, "overlay", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
 		return fmt.Errorf("mount root at %s: %w", target, err)

@@ -32,7 +32,14 @@ type HostPaths struct {
 	RunDir, WorkspaceDir string
 	// CgroupsPath is the container's cgroup, relative to the root of every hierarchy.
 	CgroupsPath string
+	// UserNamespace is the path of the user namespace, for a Spec that asks for one, and FirstID
+	// the host's id of its user 0. It maps IDs ids.
+	UserNamespace string
+	FirstID       uint32
 }
+
+// IDs is the number of ids in a sandbox's user namespace.
+const IDs = 1 << 16
 
 func (p HostPaths) validate() error {
 	for _, x := range []struct{ name, path string }{
@@ -53,6 +60,10 @@ func New(spec runtime.Spec, at HostPaths) (*specs.Spec, error) {
 	}
 	if err := at.validate(); err != nil {
 		return nil, err
+	}
+	if spec.UserNamespace != (at.UserNamespace != "") {
+		return nil, fmt.Errorf("user namespace at %q does not fit spec.user_namespace %v: %w", at.UserNamespace,
+			spec.UserNamespace, errdefs.ErrInvalidArgument)
 	}
 	filter, err := Seccomp()
 	if err != nil {
@@ -78,6 +89,13 @@ func New(spec runtime.Spec, at HostPaths) (*specs.Spec, error) {
 			ReadonlyPaths:     ReadonlyPaths(),
 			RootfsPropagation: "rslave", // mounts of the host propagate in, none propagates out
 		},
+	}
+	if spec.UserNamespace {
+		config.Linux.Namespaces = append(config.Linux.Namespaces,
+			specs.LinuxNamespace{Type: specs.UserNamespace, Path: at.UserNamespace})
+		// Runtimes want the mappings, though the namespace has them already.
+		ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: at.FirstID, Size: IDs}}
+		config.Linux.UIDMappings, config.Linux.GIDMappings = ids, ids
 	}
 	for _, t := range TemplateTmpfs(spec) {
 		config.Mounts = append(config.Mounts,

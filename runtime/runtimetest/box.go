@@ -42,8 +42,8 @@ type box struct {
 
 func (s *suite) spec(change func(*runtime.Spec)) runtime.Spec {
 	spec := runtime.Spec{
-		Class: s.Class,
-		ID:    "t" + randomName(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint,
+		Class: s.Class, UserNamespace: s.UserNamespace,
+		ID: "t" + randomName(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint,
 		Limits: s.defaultLimits(),
 	}
 	if change != nil {

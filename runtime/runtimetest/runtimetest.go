@@ -44,6 +44,8 @@ type Factory struct {
 	Name string
 	// Class is the class of the sandboxes; empty means ClassContainer.
 	Class runtime.Class
+	// UserNamespace gives every sandbox its own user namespace.
+	UserNamespace bool
 	// Open opens the driver on a state directory. A second call for the same directory stands for
 	// the next process of the orchestrator: the earlier driver was closed or is no longer used.
 	Open func(t *testing.T, state string) runtime.Driver
