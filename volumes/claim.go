@@ -109,7 +109,7 @@ func (m *Manager) AcquireClaim(ctx context.Context, name, lease string, mode Mod
 			hitFailpoint("volumes.claim.recorded")
 		}
 		c = Claim{ID: ws.e.meta.ID, Bytes: ws.e.claim.Bytes, Made: ws.e.claim.Made}
-		h, err = ws.acquireHold(ctx, lease, mode)
+		h, err = ws.acquireHold(ctx, lease, mode, nil)
 		return err
 	})
 	return h, c, err

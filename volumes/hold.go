@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 
 	"github.com/containerd/errdefs"
@@ -108,6 +109,12 @@ func (e *FullError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 // another mode, ResourceExhausted if there are too many overlays, and *FullError if an overlay does
 // not fit. A workspace in a volume claim is a *ClaimError: see AcquireClaim.
 func (m *Manager) Acquire(ctx context.Context, name, lease string, mode Mode) (*Hold, error) {
+	return m.AcquireFor(ctx, name, lease, mode, nil)
+}
+
+// AcquireFor is Acquire for a sandbox in the user namespace userNS, if that is not nil. The
+// namespace is used before AcquireFor returns.
+func (m *Manager) AcquireFor(ctx context.Context, name, lease string, mode Mode, userNS *os.File) (*Hold, error) {
 	if !leasePattern.MatchString(lease) {
 		return nil, fmt.Errorf("acquire workspace %s: invalid lease %q: must match %s: %w",
 			name, lease, leasePattern, errdefs.ErrInvalidArgument)
@@ -117,14 +124,14 @@ func (m *Manager) Acquire(ctx context.Context, name, lease string, mode Mode) (*
 		if ws.e.claim != nil {
 			return ws.e.claimError(needsClaim)
 		}
-		h, err = ws.acquireHold(ctx, lease, mode)
+		h, err = ws.acquireHold(ctx, lease, mode, userNS)
 		return err
 	})
 	return h, err
 }
 
 // acquireHold returns the lease's hold, and makes it if there is none.
-func (ws *mountedWorkspace) acquireHold(ctx context.Context, lease string, mode Mode) (*Hold, error) {
+func (ws *mountedWorkspace) acquireHold(ctx context.Context, lease string, mode Mode, userNS *os.File) (*Hold, error) {
 	if mode == Overlaid {
 		if err := ws.endWriting(ctx); err != nil {
 			return nil, err
@@ -134,7 +141,7 @@ func (ws *mountedWorkspace) acquireHold(ctx context.Context, lease string, mode 
 	if err != nil || !fresh {
 		return h, err
 	}
-	if err := ws.prepareHold(ctx, h); err != nil {
+	if err := ws.prepareHold(ctx, h, userNS); err != nil {
 		ws.m.mu.Lock()
 		defer ws.m.mu.Unlock()
 		delete(ws.e.holds, lease)
@@ -166,13 +173,13 @@ func (ws *mountedWorkspace) reserveHold(lease string, mode Mode) (h *Hold, fresh
 }
 
 // prepareHold creates what the hold's binding refers to.
-func (ws *mountedWorkspace) prepareHold(ctx context.Context, h *Hold) error {
+func (ws *mountedWorkspace) prepareHold(ctx context.Context, h *Hold, userNS *os.File) error {
 	if ws.e.claim != nil {
 		return nil
 	}
 	switch h.mode {
 	case Overlaid:
-		n, err := ws.mountOverlay(ctx, h.lease)
+		n, err := ws.mountOverlay(ctx, h.lease, userNS)
 		if full := (*FullError)(nil); errors.As(ws.asFullError(err, forOverlay), &full) {
 			return full
 		}
@@ -235,9 +242,10 @@ func (m *Manager) checkAvailable(e *entry, lease string, mode Mode) error {
 func (h *Hold) Workspace() string { return h.entry.meta.Name }
 
 // Binding returns what a driver binds into the sandbox. An overlay's source is an ordinary
-// directory while its lease is live. The source of a volume claim is empty.
+// directory while its lease is live, and is mounted for the lease's user namespace. The source
+// of a volume claim is empty.
 func (h *Hold) Binding() runtime.Binding {
-	return runtime.Binding{Source: h.source, ReadOnly: h.mode == ReadOnly}
+	return runtime.Binding{Source: h.source, ReadOnly: h.mode == ReadOnly, OwnersMapped: h.mode == Overlaid}
 }
 
 // Release ends the hold. It may be called more than once. An overlay is unmounted and kept before

@@ -14,8 +14,10 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 )
 
 // start opens a Manager of dir. Its mounts are removed with the test.
@@ -327,5 +329,34 @@ func TestAwaitIsFIFO(t *testing.T) {
 	}
 	if _, err := m.Await(t.Context(), "none", ReadWrite); !errdefs.IsNotFound(err) {
 		t.Errorf("Await(none): %v, want NotFound", err)
+	}
+}
+
+// TestOverlayForUserNamespaceKeepsOwners checks that the users of a namespace see the owners
+// that are on disk, and that what they own is written with these.
+func TestOverlayForUserNamespaceKeepsOwners(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"file": "x"})
+	user, err := userns.New(userns.FirstID)
+	must(t, err)
+	defer user.Close()
+	h, err := m.AcquireFor(t.Context(), "w", "p", Overlaid, user.File())
+	must(t, err)
+	defer h.Release()
+	b := h.Binding()
+	if !b.OwnersMapped {
+		t.Error("Binding says that owners are not mapped, want mapped")
+	}
+	var st unix.Stat_t
+	must(t, unix.Lstat(b.Source, &st))
+	if want := uint32(userns.FirstID + 1000); st.Uid != want || st.Gid != want {
+		t.Errorf("owner of the overlay = %d:%d, want %d", st.Uid, st.Gid, want)
+	}
+	file := filepath.Join(b.Source, "file")
+	must(t, os.Lchown(file, userns.FirstID+1001, userns.FirstID+1002))
+	h.Release()
+	d, err := m.Diff(t.Context(), "p", DiffOptions{})
+	must(t, err)
+	if len(d.Changes) != 1 || d.Changes[0].Path != "file" {
+		t.Errorf("changes = %+v, want that of file", d.Changes)
 	}
 }

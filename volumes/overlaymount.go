@@ -12,12 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// mountOverlay mounts an overlay on the current generation for a lease, or finds the existing one.
-// It returns the overlay's generation.
-func (ws *mountedWorkspace) mountOverlay(ctx context.Context, id string) (generation int, err error) {
+// mountOverlay mounts an overlay on the current generation for a lease, or finds the existing
+// one. If userNS is not nil, it shows the files' owners to the users of that namespace. It
+// returns the overlay's generation.
+func (ws *mountedWorkspace) mountOverlay(ctx context.Context, id string, userNS *os.File) (generation int, err error) {
 	if o, err := ws.findOverlay(id); err == nil {
 		if !o.Live {
 			return 0, fmt.Errorf("the lease of overlay %s has ended: %w", id, errdefs.ErrFailedPrecondition)
@@ -46,7 +48,7 @@ func (ws *mountedWorkspace) mountOverlay(ctx context.Context, id string) (genera
 		return 0, err
 	}
 	hitFailpoint("volumes.overlay.made")
-	if err := ws.mountUpper(id); err != nil {
+	if err := ws.mountUpper(id, userNS); err != nil {
 		return 0, err
 	}
 	hitFailpoint("volumes.overlay.mounted")
@@ -77,30 +79,61 @@ func (ws *mountedWorkspace) makeUpper(id string) error {
 // mountUpper mounts an overlay. The layers are named by file descriptors: a path could contain the
 // options' separators, and commands can see the options. A layer cannot refer elsewhere: commands
 // cannot set trusted.overlay.* attributes, and the mount does not follow redirects.
-func (ws *mountedWorkspace) mountUpper(id string) (err error) {
-	var layers [3]*os.File
-	defer func() {
-		for _, f := range layers {
-			f.Close() // A nil file is fine.
+func (ws *mountedWorkspace) mountUpper(id string, userNS *os.File) error {
+	lower, upper, target := ws.currentPath(), ws.upperPath(id), ws.m.mergedPath(ws.e.meta, id)
+	if userNS != nil {
+		err := livemount.WithClones(target, []string{lower, upper}, livemount.Options{UserNS: userNS},
+			func(layers []*os.File) error {
+				return userns.As(userNS, func() error { return mountLayers(target, layers[0], layers[1]) })
+			})
+		if err != nil {
+			return fmt.Errorf("mount overlay %s: %w", id, err)
 		}
-	}()
-	upper := ws.upperPath(id)
-	for i, dir := range []string{ws.currentPath(), filepath.Join(upper, upperDir), filepath.Join(upper, workDir)} {
-		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return nil
+	}
+	var layers [2]*os.File
+	for i, dir := range []string{lower, upper} {
+		f, err := openDirectory(unix.AT_FDCWD, dir)
 		if err != nil {
 			return fmt.Errorf("layer of overlay %s: %w", id, err)
 		}
-		layers[i] = os.NewFile(uintptr(fd), dir)
+		defer func() { _ = f.Close() }()
+		layers[i] = f
 	}
-	options := fmt.Sprintf("lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d,"+
-		"index=off,metacopy=off,redirect_dir=nofollow,xino=off",
-		fdOf(layers[0]), fdOf(layers[1]), fdOf(layers[2]))
-	target := ws.m.mergedPath(ws.e.meta, id)
-	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := mountLayers(target, layers[0], layers[1]); err != nil {
 		return fmt.Errorf("mount overlay %s: %w", id, err)
 	}
+	return nil
+}
+
+func openDirectory(at int, path string) (*os.File, error) {
+	fd, err := unix.Openat(at, path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// mountLayers mounts an overlay of the directory lower and of the directories for the upper
+// layer in dir, which must be on one mount.
+func mountLayers(target string, lower, dir *os.File) error {
+	upper, err := openDirectory(int(dir.Fd()), upperDir)
+	if err != nil {
+		return fmt.Errorf("upper layer: %w", err)
+	}
+	defer func() { _ = upper.Close() }()
+	work, err := openDirectory(int(dir.Fd()), workDir)
+	if err != nil {
+		return fmt.Errorf("work directory: %w", err)
+	}
+	defer func() { _ = work.Close() }()
+	options := fmt.Sprintf("lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d,"+
+		"index=off,metacopy=off,redirect_dir=nofollow,xino=off", fdOf(lower), fdOf(upper), fdOf(work))
+	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return err
+	}
 	if err := unix.Mount("", target, "", unix.MS_PRIVATE, ""); err != nil {
-		return errors.Join(fmt.Errorf("mount overlay %s: %w", id, err), unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
+		return errors.Join(err, unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
 	}
 	return nil
 }
@@ -108,12 +141,17 @@ func (ws *mountedWorkspace) mountUpper(id string) (err error) {
 // unmountOverlay unmounts an overlay, if it is mounted, and removes its mount point.
 func (ws *mountedWorkspace) unmountOverlay(ctx context.Context, id string) error {
 	target := ws.m.mergedPath(ws.e.meta, id)
-	switch is, err := livemount.IsMount(target); {
-	case errors.Is(err, os.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case is:
+	for { // some kernels need its layers mounted below it
+		is, err := livemount.IsMount(target)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !is {
+			break
+		}
 		if err := livemount.Unbind(ctx, target); err != nil {
 			return fmt.Errorf("overlay %s: %w", id, err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -14,6 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
@@ -141,7 +143,7 @@ func (s *Scheduler) takeSandbox(ctx context.Context, r Request, from *pool.Pool[
 	}
 	// Hold the workspace before recording the lease. After a crash at most one recorded lease then
 	// claims to write to a workspace.
-	hold, err := s.holdWorkspace(ctx, m.id, r.Lease)
+	hold, err := s.holdWorkspace(ctx, m.id, r.Lease, m.sandbox)
 	if err != nil {
 		return nil, errors.Join(err, s.destroyUnleased(ctx, m, err))
 	}
@@ -178,8 +180,10 @@ func (s *Scheduler) checkWorkspace(l store.Lease) error {
 	return s.opts.Volumes.Free(l.Workspace, modeOf(l))
 }
 
-// holdWorkspace locks the workspace of a lease. It returns nil without a workspace.
-func (s *Scheduler) holdWorkspace(ctx context.Context, id string, l store.Lease) (*volumes.Hold, error) {
+// holdWorkspace locks the workspace of a lease for its sandbox, which may be nil if nothing has
+// to be mounted. It returns nil without a workspace.
+func (s *Scheduler) holdWorkspace(ctx context.Context, id string, l store.Lease,
+	sandbox runtime.Sandbox) (*volumes.Hold, error) {
 	switch {
 	case l.Workspace == "":
 		return nil, nil
@@ -187,7 +191,11 @@ func (s *Scheduler) holdWorkspace(ctx context.Context, id string, l store.Lease)
 		hold, _, err := s.opts.Volumes.AcquireClaim(ctx, l.Workspace, id, modeOf(l), 0)
 		return hold, err
 	}
-	return s.opts.Volumes.Acquire(ctx, l.Workspace, id, modeOf(l))
+	var userNS *os.File
+	if u, ok := sandbox.(runtime.UserNamespaced); ok {
+		userNS = u.UserNamespace()
+	}
+	return s.opts.Volumes.AcquireFor(ctx, l.Workspace, id, modeOf(l), userNS)
 }
 
 // recordLease stores the lease and adds it to the live leases.

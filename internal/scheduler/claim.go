@@ -101,7 +101,7 @@ func (s *Scheduler) holdClaims(ctx context.Context, rows []store.Sandbox) map[st
 		if row.Caller != "" || !row.Lease.Claim {
 			continue
 		}
-		hold, err := s.holdWorkspace(ctx, row.ID, row.Lease)
+		hold, err := s.holdWorkspace(ctx, row.ID, row.Lease, nil)
 		if err != nil {
 			s.log.Error("failed to hold the workspace of a sandbox",
 				"sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)

@@ -180,7 +180,7 @@ func (s *Scheduler) leaseQueued(ctx context.Context, m *instance, r Request, t T
 	if err := m.warmUp(ctx, t); err != nil { // has its own timeouts
 		return nil, err
 	}
-	hold, err := s.holdWorkspace(ctx, m.id, r.Lease)
+	hold, err := s.holdWorkspace(ctx, m.id, r.Lease, m.sandbox)
 	if err != nil {
 		return nil, err
 	}

@@ -154,7 +154,7 @@ func (s *Scheduler) keepWarm(ctx context.Context, m *instance, row store.Sandbox
 // restoreLease restores a lease of an earlier process and holds its workspace, so that no other
 // lease can write to it while the sandbox may be alive.
 func (s *Scheduler) restoreLease(ctx context.Context, row store.Sandbox) {
-	hold, err := s.holdWorkspace(ctx, row.ID, row.Lease)
+	hold, err := s.holdWorkspace(ctx, row.ID, row.Lease, nil) // an overlay is mounted already
 	if err != nil {
 		s.log.Error(
 			"failed to hold the workspace of a lease",

@@ -32,7 +32,9 @@ type Template struct {
 	Name string
 	// Spec is complete except for ID, Owner, Template and Build.
 	Spec runtime.Spec
-	Pool pool.Settings
+	// AutoUserNamespace asks for Spec.UserNamespace where the driver can provide it.
+	AutoUserNamespace bool
+	Pool              pool.Settings
 	// Env and User are defaults for commands.
 	Env  map[string]string
 	User string
