@@ -13,12 +13,14 @@ type Template struct {
 	// File is the path of the template's file. It is set for operators only.
 	File string `json:"file,omitempty"`
 	// ReadyAt is when this version became ready.
-	ReadyAt    *time.Time `json:"ready_at,omitempty"`
-	Image      string     `json:"image"`
-	ImageID    string     `json:"image_id,omitempty"`
-	Class      string     `json:"class"`
-	Entrypoint []string   `json:"entrypoint,omitempty"`
-	Limits     Limits     `json:"limits"`
+	ReadyAt *time.Time `json:"ready_at,omitempty"`
+	Image   string     `json:"image"`
+	ImageID string     `json:"image_id,omitempty"`
+	Class   string     `json:"class"`
+	// UserNamespace reports that each sandbox has its own user namespace.
+	UserNamespace bool     `json:"user_namespace,omitempty"`
+	Entrypoint    []string `json:"entrypoint,omitempty"`
+	Limits        Limits   `json:"limits"`
 	// Tmpfs are additional memory file systems with their sizes in bytes. Ulimits are the limits of
 	// every process.
 	Tmpfs   map[string]int64 `json:"tmpfs,omitempty"`

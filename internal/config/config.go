@@ -165,9 +165,11 @@ type Guest struct {
 type Template struct {
 	Image string `json:"image"`
 	// Class is the isolation class: container, gvisor or vm.
-	Class      string   `json:"class"`
-	Entrypoint []string `json:"entrypoint"`
-	Limits     Limits   `json:"limits"`
+	Class string `json:"class"`
+	// UserNamespace is own, host or auto.
+	UserNamespace string   `json:"user_namespace"`
+	Entrypoint    []string `json:"entrypoint"`
+	Limits        Limits   `json:"limits"`
 	// Tmpfs lists additional writable directories, and Ulimits the limits of every process: see
 	// runtime.Spec.
 	Tmpfs   map[string]Size `json:"tmpfs"`
@@ -260,8 +262,8 @@ func Default() Config {
 
 func defaultTemplate() Template {
 	return Template{
-		Image:      DefaultImage,
-		Class:      string(runtime.ClassContainer),
+		Image: DefaultImage,
+		Class: string(runtime.ClassContainer), UserNamespace: UserNamespaceHost,
 		Tmpfs:      map[string]Size{},
 		Ulimits:    map[string]Size{},
 		Env:        map[string]string{},

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/clip"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // maxTemplates limits how many files of a directory are read.
@@ -179,6 +180,12 @@ func (t Template) validate(key string) error {
 		return bad(at("image"), `""`, "must name an image")
 	case !knownClass(t.Class):
 		return bad(at("class"), quoted(t.Class), "must be container, gvisor or vm")
+	case !slices.Contains([]string{UserNamespaceOwn, UserNamespaceHost, UserNamespaceAuto}, t.UserNamespace):
+		return bad(at("user_namespace"), quoted(clip.Message(t.UserNamespace)), "must be own, host or auto")
+	case t.UserNamespace == UserNamespaceOwn && t.Class != string(runtime.ClassContainer):
+		return bad(at("user_namespace"), "own", "must be host or auto for class "+t.Class+", whose kernel keeps ids apart")
+	case t.UserNamespace != UserNamespaceHost && !fitsNamespace(t.User):
+		return bad(at("user"), quoted(t.User), "must have ids up to 65534, or user_namespace must be host")
 	case len(t.Entrypoint) > 0 && !isAbsolute(t.Entrypoint[0]):
 		return bad(at("entrypoint"), t.Entrypoint[0], "must be an absolute path inside the image")
 	case t.Pool.Min < 0:
@@ -254,6 +261,24 @@ func validateEnv(key string, env map[string]string) error {
 			fmt.Sprintf("must be at most %d variables and %d bytes", maxEnv, maxEnvBytes))
 	}
 	return nil
+}
+
+// The values of Template.UserNamespace.
+const (
+	UserNamespaceOwn  = "own"  // each sandbox has its own
+	UserNamespaceHost = "host" // all share the host's
+	UserNamespaceAuto = "auto" // own where the runtime can
+)
+
+// fitsNamespace reports whether a user's ids, if it is given by ids, exist in a sandbox's user
+// namespace.
+func fitsNamespace(user string) bool {
+	for id := range strings.SplitSeq(user, ":") {
+		if n, err := strconv.ParseUint(id, 10, 64); err == nil && n > runtime.MaxNamespaceID {
+			return false
+		}
+	}
+	return true
 }
 
 // isRoot reports whether a user is root by the form of its name. The guest refuses users that are

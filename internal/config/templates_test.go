@@ -98,6 +98,10 @@ func TestParseTemplateRefusesInvalid(t *testing.T) {
 		{"image: x\ntmpfs: {/tmp/x: 1MiB}", `tmpfs "/tmp/x"`},
 		{"image: x\nulimits: {nproc: 5}", "ulimits.nproc"},
 		{"image: x\nclass: strong", "class"},
+		{"image: x\nuser_namespace: mine", "user_namespace"},
+		{"image: x\nuser_namespace: own\nclass: gvisor", "user_namespace"},
+		{"image: x\nuser_namespace: own\nuser: '1000:65535'", "user is"},
+		{"image: x\nuser_namespace: auto\nuser: '65535'", "user is"},
 		{"image: x\nlimits: {memory: 1m}", "limits.memory_bytes"},
 		{"image: x\npool: {min: 9, max: 2}", "pool.max"},
 		{"[1]", "must be a map"},
@@ -150,7 +154,8 @@ func TestParseTemplateErrorNamesField(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"---\nimage: x\n", "%YAML 1.1\n---\nimage: x\n...\n# end\n",
-		"image: |\n  a\n  ---\n  b\n", "{\"image\":\n\"x\"}", "image: x\nuser: '4294967294:1'", "image: x\nuser: node"} {
+		"image: |\n  a\n  ---\n  b\n", "{\"image\":\n\"x\"}", "image: x\nuser: '4294967294:1'", "image: x\nuser: node",
+		"image: x\nuser_namespace: own\nuser: '65534:65534'", "image: x\nuser_namespace: auto\nclass: gvisor"} {
 		if _, err := ParseTemplate("a", []byte(text)); err != nil {
 			t.Errorf("ParseTemplate(%q): %v", text, err)
 		}

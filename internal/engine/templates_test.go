@@ -180,6 +180,22 @@ func TestUnsupportedClassIsNotReady(t *testing.T) {
 }
 
 // A registry that never answers delays only its own template.
+func TestUserNamespaceIsRefusedOrLeftOutByDriversWithout(t *testing.T) {
+	s, shelf := reloadable(t)
+	must, may := from("must", here, 0), from("may", here, 0)
+	must.Spec.UserNamespace, may.AutoUserNamespace = true, true
+	shelf.set(nil, from("default", here, 0), must, may)
+	if _, err := s.Templates.ReloadFor(t.Context(), caller.Local("")); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.template(t, "must"); got.State != "not_ready" || !strings.Contains(got.Error, "user_namespace: runtime") {
+		t.Errorf("template that needs user namespaces = %+v, want not_ready because of user_namespace", got)
+	}
+	if got := s.template(t, "may"); got.State != "ready" || got.UserNamespace {
+		t.Errorf("template that may have user namespaces = %+v, want ready without", got)
+	}
+}
+
 func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}

@@ -274,7 +274,7 @@ func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
 			return check{"runtime " + name, checkWarn, cli.WithoutClass(err.Error()), ""}
 		}
 		defer got.Close()
-		return check{"runtime " + name, checkOK, what + "; " + classesOf(got), ""}
+		return check{"runtime " + name, checkOK, what + "; " + classesOf(got) + userNamespacesOf(ctx, got), ""}
 	}
 	var checks [3]check
 	var work sync.WaitGroup
@@ -351,6 +351,19 @@ func classesOf(d runtime.Driver) string {
 		text += "; no gvisor: " + cli.OneLine(cli.WithoutClass(err.Error()))
 	}
 	return text
+}
+
+// userNamespacesOf says whether a driver can give sandboxes user namespaces, and why not if it
+// could elsewhere.
+func userNamespacesOf(ctx context.Context, d runtime.Driver) string {
+	u, ok := d.(runtime.UserNamespacer)
+	if !ok {
+		return ""
+	}
+	if err := u.CheckUserNamespace(ctx, runtime.ClassContainer); err != nil {
+		return "; no user namespaces: " + cli.OneLine(cli.WithoutClass(err.Error()))
+	}
+	return "; user namespaces"
 }
 
 func checkSpace(dir string) check {

@@ -46,7 +46,9 @@ func templateOf(name string, t config.Template, alone time.Duration) scheduler.T
 		Spec: runtime.Spec{
 			Template: name, Image: runtime.Image{Ref: t.Image}, Class: runtime.Class(t.Class), Limits: t.Limits.Runtime(),
 			Tmpfs: byteSizes(t.Tmpfs), Ulimits: byteSizes(t.Ulimits), Entrypoint: t.Entrypoint, OrphanTimeout: alone,
+			UserNamespace: t.UserNamespace == config.UserNamespaceOwn,
 		},
+		AutoUserNamespace: t.UserNamespace == config.UserNamespaceAuto,
 		Pool: pool.Settings{
 			Min:         t.Pool.Min,
 			Max:         t.Pool.Max,

@@ -44,6 +44,9 @@ func (s *Service) prepare(ctx context.Context, t *scheduler.Template) error {
 			why,
 		)
 	}
+	if err := s.chooseUserNamespace(ctx, t); err != nil {
+		return err
+	}
 	if need := t.Spec.Limits.MemoryBytes; need > s.opts.MaxMemory {
 		return fmt.Errorf(
 			"limits.memory is %d bytes and admission.max_memory %d: no sandbox of it can be created: %w",
@@ -56,6 +59,24 @@ func (s *Service) prepare(ctx context.Context, t *scheduler.Template) error {
 		return err
 	}
 	return s.opts.Driver.Prepare(ctx, img)
+}
+
+// chooseUserNamespace decides whether the template's sandboxes have user namespaces. It fails if
+// they must, and cannot.
+func (s *Service) chooseUserNamespace(ctx context.Context, t *scheduler.Template) error {
+	if !t.Spec.UserNamespace && !t.AutoUserNamespace {
+		return nil
+	}
+	why := fmt.Errorf("it has none by template; use runtime oci, user_namespace host, or on Kubernetes "+
+		"kubernetes.pod.user_namespaces: %w", errdefs.ErrFailedPrecondition)
+	if d, ok := s.opts.Driver.(runtime.UserNamespacer); ok {
+		why = d.CheckUserNamespace(ctx, t.Spec.Class)
+	}
+	if why != nil && t.Spec.UserNamespace {
+		return fmt.Errorf("user_namespace: runtime %s: %w", s.opts.Driver.Name(), why)
+	}
+	t.Spec.UserNamespace = why == nil
+	return nil
 }
 
 // resolveImage returns an image of the store, or of the driver if its engine pulls images itself.

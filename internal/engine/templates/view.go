@@ -96,6 +96,7 @@ func describe(t scheduler.Template) v1.Template {
 	l, p := t.Spec.Limits, t.Pool
 	out := v1.Template{
 		Name: t.Name, Image: t.Spec.Image.Ref, ImageID: t.Spec.Image.ID, Class: string(t.Spec.Class.OrDefault()), Entrypoint: t.Spec.Entrypoint,
+		UserNamespace: t.Spec.UserNamespace,
 		Limits: v1.Limits{
 			MemoryBytes:  l.MemoryBytes,
 			CPUs:         l.CPUs,
