@@ -38,6 +38,8 @@ NEEDS=(
     "ctr containerd"
     "gcc gcc"
     "/usr/include/stdlib.h libc6-dev"
+    "nginx nginx-light"
+    "caddy caddy"
     "node nodejs"
     "npm npm"
     "runsc runsc"

@@ -72,6 +72,8 @@ type Options struct {
 		// Refuse records the tool calls of a request that is refused before Serve.
 		Refuse(w http.ResponseWriter, r *http.Request, p caller.Principal, cause error) error
 	}
+	// Hosts are the names by which clients reach the service through a reverse proxy.
+	Hosts httpguard.Hosts
 	// Bodies and CallerBodies bound the memory of request bodies, in bytes: of all callers together,
 	// and of each. Zero means the defaults of httpguard.
 	Bodies, CallerBodies int64

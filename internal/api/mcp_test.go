@@ -49,6 +49,9 @@ func TestRefusedMCPCallIsRecorded(t *testing.T) {
 			s.conns = httpguard.NewConnLimiter(httpguard.ConnBounds{Total: 8, Anonymous: 4, Callers: 4}, s.log)
 		}
 		got := post(c.path, c.body)
+		if p, ok := v1.Decode([]byte(got.body)); ok {
+			got.body = p.Detail
+		}
 		var about []v1.AuditRecord
 		for _, r := range records(t, srv, "caller=ann") {
 			if strings.Contains(r.Error, c.says) && r.Via == "mcp" {

@@ -53,7 +53,7 @@ func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal cal
 		return err
 	}
 	if r.Header.Get("Upgrade") != "" {
-		if err := checkOrigin(r); err != nil {
+		if err := s.checkOrigin(r); err != nil {
 			return err
 		}
 		leave, ctx := s.enterConnection(r)
@@ -97,7 +97,7 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p caller.Princ
 			Message: "must be " + v1.PortProtocol + "; HTTP and WebSockets are served below " + r.URL.EscapedPath() +
 				"/"}
 	}
-	if err := checkOrigin(r); err != nil {
+	if err := s.checkOrigin(r); err != nil {
 		return err
 	}
 	leave, ctx := s.enterConnection(r)

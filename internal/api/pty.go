@@ -11,6 +11,7 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ptysocket"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
@@ -33,7 +34,7 @@ type ptyRequest struct {
 // pty connects a terminal to a WebSocket. It refuses invalid requests before it opens anything,
 // with a normal error answer.
 func (s *Server) pty(w http.ResponseWriter, r *http.Request, p caller.Principal) error {
-	if err := checkUpgrade(r); err != nil {
+	if err := s.checkUpgrade(r); err != nil {
 		return err
 	}
 	req, err := readPTY(r)
@@ -74,7 +75,7 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, p caller.Principal)
 
 // checkUpgrade returns an error unless the request is a valid opening handshake for a terminal. It
 // refuses pages of other origins, because a browser lets any page open WebSockets to any host.
-func checkUpgrade(r *http.Request) error {
+func (s *Server) checkUpgrade(r *http.Request) error {
 	if r.Method != http.MethodGet { // a GET route also matches HEAD
 		return usererror.Errorf(errdefs.ErrNotFound, "route %s %s not found: see /openapi.json", r.Method, r.URL.Path)
 	}
@@ -90,7 +91,7 @@ func checkUpgrade(r *http.Request) error {
 		len(r.Header.Values("Sec-WebSocket-Key")) != 1 {
 		return &strictjson.FieldError{Field: "Sec-WebSocket-Key", Message: "must be 16 bytes in base64"}
 	}
-	if err := checkOrigin(r); err != nil {
+	if err := s.checkOrigin(r); err != nil {
 		return err
 	}
 	if !headerContains(r.Header, "Sec-WebSocket-Protocol", v1.TerminalProtocol) {
@@ -113,9 +114,10 @@ func headerContains(h http.Header, field, word string) bool {
 
 // checkOrigin returns an error for web pages of other origins. It accepts programs, and pages of
 // the requested host. A page whose own host name resolves to this host is refused.
-func checkOrigin(r *http.Request) error {
+func (s *Server) checkOrigin(r *http.Request) error {
 	refused := usererror.Errorf(errdefs.ErrPermissionDenied,
-		"web pages of other origins may not open terminals, nor connect to sandboxes")
+		"web pages of other origins may not open terminals, nor connect to sandboxes: if the page is this "+
+			"service's behind a reverse proxy, add its host to allowed_hosts")
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
 		return refused
 	}
@@ -124,8 +126,11 @@ func checkOrigin(r *http.Request) error {
 		return nil
 	}
 	u, err := url.Parse(origins[0])
+	if err == nil && len(origins) == 1 && u.Host != "" && s.opts.Hosts.Allows(u.Host) {
+		return nil
+	}
 	if err != nil || len(origins) != 1 || u.Host == "" || !strings.EqualFold(u.Host, r.Host) ||
-		localPeer(r) && !isLoopback(r.Host) {
+		localPeer(r) && !httpguard.IsLoopback(r.Host) {
 		return refused
 	}
 	return nil

@@ -40,7 +40,7 @@ func TestTerminalRefusesOtherOrigins(t *testing.T) {
 		for i := 0; i+1 < len(c.header); i += 2 {
 			r.Header.Add(c.header[i], c.header[i+1])
 		}
-		err := checkOrigin(r)
+		err := new(Server).checkOrigin(r)
 		if (err == nil) != c.ok || err != nil && !errdefs.IsPermissionDenied(err) {
 			t.Errorf("%s: checkOrigin: %v, want success %t or else PermissionDenied", name, err, c.ok)
 		}

@@ -5,12 +5,12 @@ import (
 	"mime"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -127,7 +127,7 @@ func checkLocal(r *http.Request) error {
 	if site := r.Header.Get("Sec-Fetch-Site"); r.Header.Get("Origin") != "" || site != "" && site != "none" {
 		return refused("does not answer web pages")
 	}
-	if !isUnixSocket(r) && !isLoopback(r.Host) {
+	if !isUnixSocket(r) && !httpguard.IsLoopback(r.Host) {
 		return refused("is on this host alone: call it by localhost or a loopback address")
 	}
 	if m, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || m != formJSON {
@@ -137,19 +137,9 @@ func checkLocal(r *http.Request) error {
 }
 
 // localPeer reports whether a request came over a unix socket or from a loopback address.
-func localPeer(r *http.Request) bool { return isUnixSocket(r) || isLoopback(r.RemoteAddr) }
+func localPeer(r *http.Request) bool { return isUnixSocket(r) || httpguard.IsLoopback(r.RemoteAddr) }
 
 func isUnixSocket(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return ok && local.Network() == "unix"
-}
-
-// isLoopback reports whether HOST or HOST:PORT is a loopback address or localhost.
-func isLoopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		host = strings.Trim(address, "[]")
-	}
-	ip := net.ParseIP(host)
-	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
 }

@@ -13,6 +13,7 @@ import (
 	_ "embed"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -47,7 +48,10 @@ type Config struct {
 	SocketGroup string `json:"socket_group"`
 	SocketMode  string `json:"socket_mode"`
 	AllowRemote bool   `json:"allow_remote"`
-	TLS         TLS    `json:"tls"`
+	// AllowedHosts are the names by which clients reach the service through a reverse proxy, as HOST
+	// or HOST:PORT.
+	AllowedHosts []string `json:"allowed_hosts"`
+	TLS          TLS      `json:"tls"`
 	// StateDir is the directory of all persistent state. Only one process at a time can use it.
 	StateDir string `json:"state_dir"`
 	// Runtime is "auto", "docker", "containerd", "oci" or "kubernetes".
@@ -233,17 +237,18 @@ type Pool struct {
 // Default returns the default configuration.
 func Default() Config {
 	return Config{
-		Listen:     "unix:" + DefaultSocket,
-		TLS:        defaultTLS(),
-		StateDir:   DefaultStateDir,
-		Runtime:    "auto",
-		Docker:     Docker{Mode: "auto"},
-		OCI:        OCI{Runtime: "runc"},
-		Kubernetes: defaultKubernetes(),
-		Containerd: Containerd{Address: DefaultContainerd, Namespace: "orchestrator", Runtime: "runc"},
-		Log:        Log{Level: "info", Format: "text"},
-		Metrics:    defaultMetrics(),
-		Leases:     Leases{TTL: Duration(time.Hour), MaxTTL: Duration(24 * time.Hour), Idle: Duration(15 * time.Minute)},
+		Listen:       "unix:" + DefaultSocket,
+		AllowedHosts: []string{},
+		TLS:          defaultTLS(),
+		StateDir:     DefaultStateDir,
+		Runtime:      "auto",
+		Docker:       Docker{Mode: "auto"},
+		OCI:          OCI{Runtime: "runc"},
+		Kubernetes:   defaultKubernetes(),
+		Containerd:   Containerd{Address: DefaultContainerd, Namespace: "orchestrator", Runtime: "runc"},
+		Log:          Log{Level: "info", Format: "text"},
+		Metrics:      defaultMetrics(),
+		Leases:       Leases{TTL: Duration(time.Hour), MaxTTL: Duration(24 * time.Hour), Idle: Duration(15 * time.Minute)},
 		Exec: Exec{
 			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour),
 			MaxOutput: 1 << 20, OutputCap: 4 << 20,
@@ -276,6 +281,11 @@ func defaultTemplate() Template {
 		Pool: Pool{Min: 2, Max: 50, Rate: 20, Parallel: 2, MaxAge: Duration(time.Hour)},
 	}
 }
+
+// hostNames matches HOST and HOST:PORT. An IPv6 address is in brackets.
+var hostNames = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
+
+func validHost(s string) bool { return hostNames.MatchString(s) }
 
 // Validate returns an error about the first key with an invalid value.
 func (c Config) Validate() error {
@@ -336,6 +346,12 @@ func (c Config) validateServer() error {
 	}
 	if err := c.validateSocket(); err != nil {
 		return err
+	}
+	for i, host := range c.AllowedHosts {
+		if !validHost(host) {
+			return bad(fmt.Sprintf("allowed_hosts[%d]", i), quoted(host),
+				"must be HOST or HOST:PORT, without scheme and path, such as agents.example.com")
+		}
 	}
 	switch {
 	case !isAbsolute(c.StateDir):

@@ -1,13 +1,12 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -37,7 +36,8 @@ func holder(c caller.Principal) string {
 func (s *Server) newHTTP() http.Handler {
 	h := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s.sdk }, &mcp.StreamableHTTPOptions{
 		EventStore: s.events, SessionTimeout: s.opts.SessionIdle, MaxRequestBodyBytes: maxMessage,
-		Logger: s.log,
+		Logger:                     s.log,
+		DisableLocalhostProtection: true, // serve checks the host
 	})
 	verify := func(_ context.Context, _ string, r *http.Request) (*auth.TokenInfo, error) {
 		a, ok := r.Context().Value(accessContext{}).(Access)
@@ -56,6 +56,7 @@ func (s *Server) newHTTP() http.Handler {
 // Serve calls over once, when the request's last call has ended. The calls of a client that left
 // may hold the request's body until then, after Serve has returned.
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p caller.Principal, over func()) {
+	w = &problemWriter{ResponseWriter: w}
 	if r.Method != http.MethodPost {
 		defer over()
 		s.serve(w, r, p, nil)
@@ -77,18 +78,14 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principal, of *post) {
-	if err := s.checkOrigin(r); err != nil {
-		http.Error(w, "Forbidden: "+err.Error(), http.StatusForbidden)
+	// Browsers send the page's Origin, and for a rebound name its Host.
+	if err := cmp.Or(s.opts.Hosts.CheckHost(r), s.opts.Hosts.CheckOrigin(r)); err != nil {
+		http.Error(w, withoutClass(err.Error()), http.StatusForbidden)
 		return
 	}
-	if strings.Count(r.URL.RawQuery, "&") >= maxParameters {
-		http.Error(w, fmt.Sprintf("Bad Request: the query has over %d parameters", maxParameters),
-			http.StatusBadRequest)
-		return
-	}
-	a, err := placement(r.URL.Query())
+	a, err := placement(r.URL)
 	if err != nil {
-		http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
+		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	a.Principal = p
@@ -105,7 +102,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p caller.Principa
 		m, err := checkMessages(r)
 		of.in.calls, of.in.counted = m.calls, m.read
 		if err != nil {
-			http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
+			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
 		a.post = of
@@ -161,8 +158,11 @@ func (s *Server) leave(r *http.Request, x *session, p *post) {
 }
 
 // placement returns where tools run, from a URL's query.
-func placement(q url.Values) (a Access, err error) {
-	for k, v := range q {
+func placement(at *url.URL) (a Access, err error) {
+	if strings.Count(at.RawQuery, "&") >= maxParameters {
+		return a, fmt.Errorf("the query has over %d parameters", maxParameters)
+	}
+	for k, v := range at.Query() {
 		if len(v) > 1 {
 			return a, fmt.Errorf("%s is given %d times", quote(k, maxName), len(v))
 		}
@@ -185,34 +185,4 @@ func placement(q url.Values) (a Access, err error) {
 		}
 	}
 	return a, nil
-}
-
-// checkOrigin returns an error for web pages of other origins. Browsers send the page's Origin, and
-// for a rebound name its Host. Other programs send no Origin.
-func (s *Server) checkOrigin(r *http.Request) error {
-	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && isLoopback(local.String()) &&
-		!isLoopback(r.Host) {
-		return fmt.Errorf("Host %s is not a loopback name", quote(r.Host, maxName))
-	}
-	for _, origin := range r.Header.Values("Origin") {
-		if slices.Contains(s.opts.Origins, origin) {
-			continue
-		}
-		u, err := url.Parse(origin)
-		if err != nil || u.Host == "" || !strings.EqualFold(u.Host, r.Host) {
-			return fmt.Errorf("Origin %s is not allowed", quote(origin, maxName))
-		}
-	}
-	return nil
-}
-
-// isLoopback reports whether HOST or HOST:PORT is a loopback address or localhost.
-func isLoopback(address string) bool {
-	host := address
-	if h, _, err := net.SplitHostPort(address); err == nil {
-		host = h
-	}
-	host = strings.Trim(host, "[]")
-	ip := net.ParseIP(host)
-	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
 }

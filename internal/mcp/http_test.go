@@ -15,8 +15,10 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 )
 
 // serve returns a server's URL. The bearer token is the caller, "root" is an operator, and the text
@@ -95,6 +97,9 @@ func request(t *testing.T, method, at, caller, session, body string, header ...s
 	b, err := io.ReadAll(res.Body)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if p, ok := v1.Decode(b); ok {
+		return res, p.Detail
 	}
 	return res, string(b)
 }
@@ -268,7 +273,7 @@ func firstEvent(t *testing.T, r io.Reader) string {
 
 func TestOtherOriginsAreRefused(t *testing.T) {
 	f := newFake()
-	at, _ := serve(t, Options{Engine: f, Origins: []string{"https://ok.example"}})
+	at, _ := serve(t, Options{Engine: f, Hosts: httpguard.Hosts{"ok.example", "proxied.example:8443"}})
 	u, err := url.Parse(at)
 	if err != nil {
 		t.Fatal(err)
@@ -285,10 +290,16 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 		"a null origin":          {[]string{"Origin", "null"}, http.StatusForbidden},
 		"a rebound name": {[]string{"Host", "evil.example", "Origin", "http://evil.example"},
 			http.StatusForbidden},
-		"a name without origin": {[]string{"Host", "evil.example"}, http.StatusForbidden},
+		"an allowed name":               {[]string{"Host", "ok.example", "Origin", "https://ok.example"}, http.StatusOK},
+		"an allowed name and port":      {[]string{"Host", "proxied.example:8443"}, http.StatusOK},
+		"an allowed name, another port": {[]string{"Host", "proxied.example:1"}, http.StatusForbidden},
+		"a name without origin":         {[]string{"Host", "evil.example"}, http.StatusForbidden},
 	} {
 		if res, body := request(t, http.MethodPost, at, "ben", "", hello, c.header...); res.StatusCode != c.want {
 			t.Errorf("%s: status %d %s, want %d", what, res.StatusCode, body, c.want)
+		} else if c.want == http.StatusForbidden && (!strings.Contains(body, "allowed_hosts") ||
+			res.Header.Get("Content-Type") != "application/problem+json") {
+			t.Errorf("%s: %s %s, want a problem that names allowed_hosts", what, res.Header.Get("Content-Type"), body)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestRefusedCallIsRecorded(t *testing.T) {
 		want                 []string
 	}{
 		"an unknown parameter": {"?workspce=x", id, quick, nil,
-			[]string{`system_bash {"command":"echo quick"}: answered with status 400: Bad Request: unknown query ` +
+			[]string{`system_bash {"command":"echo quick"}: answered with status 400: unknown query ` +
 				`parameter "workspce"`}},
 		"a repeated parameter": {"?profile=a&profile=b", id, quick, nil, []string{"system_bash"}},
 		"another origin": {"", id, quick, []string{"Origin", "http://evil.example"},

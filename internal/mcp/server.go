@@ -83,10 +83,9 @@ type Options struct {
 	Requests int
 	// Resume is how long the calls of a broken HTTP stream continue for a client that resumes.
 	Resume time.Duration
-	// Origins are additional origins whose pages may call the server, such as
-	// "https://example.com".
-	Origins []string
-	Log     *slog.Logger
+	// Hosts are the names by which clients reach the server through a reverse proxy.
+	Hosts httpguard.Hosts
+	Log   *slog.Logger
 }
 
 // Access says for whom calls are made, and where they run.

@@ -16,11 +16,11 @@ func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 	refusals, callers, requests := httpguard.NewRefusalPacer(), s.config.Callers, s.config.Requests
 	talk := mcp.New(mcp.Options{
 		Engine: s.engine.Governed, Refused: refusals.Wait, Version: s.app.Version, Requests: callers.MaxRequests, Log: s.log,
-		ForCallers: core.ForCallers,
+		ForCallers: core.ForCallers, Hosts: s.config.AllowedHosts,
 	})
 	return talk, api.New(api.Options{
 		Engine: s.engine, Refusals: refusals, Token: s.token, TLS: s.tlsConfig(), Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
-		Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
+		Hosts: s.config.AllowedHosts, Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
 		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
 		Metrics: s.metrics,
 	})
