@@ -110,8 +110,9 @@ type Log struct {
 	closed  bool
 	failed  error // error of the last write attempt in Close
 
-	mu   sync.Mutex
-	last head // last written head
+	mu       sync.Mutex
+	last     head          // last written head
+	appended chan struct{} // closed with the next written record; nil if nothing waits for one
 
 	mac           hash.Hash    // owned by the writer
 	pendingCloses []*queueItem // owned by the writer: closing records for the next batch
@@ -443,6 +444,17 @@ func (l *Log) Queued() int { return len(l.queue) }
 
 // Seq returns the sequence number of the last written record.
 func (l *Log) Seq() int64 { return l.written().Seq }
+
+// Appended returns the sequence number of the last written record, and a channel that is closed
+// when there are later ones.
+func (l *Log) Appended() (last int64, more <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.appended == nil {
+		l.appended = make(chan struct{})
+	}
+	return l.last.Seq, l.appended
+}
 
 func (l *Log) written() head {
 	l.mu.Lock()

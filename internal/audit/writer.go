@@ -151,6 +151,10 @@ func (l *Log) append(ctx context.Context, items []*queueItem) error {
 	}
 	l.mu.Lock()
 	l.last = last
+	if l.appended != nil {
+		close(l.appended)
+		l.appended = nil
+	}
 	l.mu.Unlock()
 	l.publishHead(last)
 	return nil

@@ -71,6 +71,52 @@ func (s *Service) Audit(ctx context.Context, p caller.Principal, f AuditFilter) 
 	return v1.List[v1.AuditRecord]{Items: out, Truncated: more}, nil
 }
 
+// WatchAudit calls send with the records that are written from now on, in order, until ctx ends or
+// send fails. An operator gets all records, another caller only their own. A list with Truncated
+// set follows records that were left out, because more were written than a reader can be sent.
+func (s *Service) WatchAudit(
+	ctx context.Context, p caller.Principal, send func(v1.List[v1.AuditRecord]) error,
+) error {
+	if s.opts.Config == nil {
+		return ErrUngoverned
+	}
+	seen, more := s.opts.Config.Audit.Appended()
+	for {
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		last, next := s.opts.Config.Audit.Appended()
+		more = next
+		list, err := s.Audit(ctx, p, AuditFilter{After: seen, Limit: watchLimit, Newest: true})
+		if err != nil {
+			return err
+		}
+		list.Truncated = list.Truncated || len(list.Items) == watchLimit
+		if n := len(list.Items); n > 0 {
+			last = max(last, list.Items[n-1].Seq)
+		}
+		if seen = last; len(list.Items) == 0 {
+			continue
+		}
+		if err := send(list); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(watchPause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// A reader of new records gets at most watchLimit of them every watchPause.
+const (
+	watchLimit = 500
+	watchPause = 100 * time.Millisecond
+)
+
 // ExportAudit writes audit records to w as JSON lines. Only operators may call it.
 func (s *Service) ExportAudit(ctx context.Context, p caller.Principal, f AuditFilter, w io.Writer) error {
 	if s.opts.Config == nil {
