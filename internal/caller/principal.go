@@ -35,7 +35,7 @@ type Principal struct {
 	// Operator callers may do everything: choose a profile, create tokens, answer approval
 	// requests, read all audit records.
 	Operator bool
-	// Via is the adapter of the call: "http", "mcp", "cli" or "shell".
+	// Via is the adapter of the call: "http", "mcp", "cli", "shell" or "ui".
 	Via string
 	// By is the person on whose behalf an adapter acts, or "" for the caller.
 	By string

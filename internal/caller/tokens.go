@@ -126,7 +126,26 @@ func (s *Service) Identify(_ context.Context, token string) (Principal, error) {
 	if subtle.ConstantTimeCompare(sum[:], t.Hash) != 1 || expired(t, now) {
 		return Principal{}, ErrToken
 	}
+	return g.use(now), nil
+}
+
+// Resume returns the caller of the token with this id, whose secret was checked earlier, or
+// ErrToken if the token was revoked or has expired since.
+func (s *Service) Resume(id string) (Principal, error) {
+	s.mu.RLock()
+	g := s.tokens[id]
+	s.mu.RUnlock()
+	now := s.Now()
+	if g == nil || expired(g.token, now) {
+		return Principal{}, ErrToken
+	}
+	return g.use(now), nil
+}
+
+// use notes the use of a token and returns its caller.
+func (g *grant) use(now time.Time) Principal {
 	g.used.Store(now.UnixNano())
+	t := g.token
 	return Principal{
 		Caller:   t.Caller,
 		Token:    t.ID,
@@ -135,7 +154,7 @@ func (s *Service) Identify(_ context.Context, token string) (Principal, error) {
 		Quotas:   t.Quotas,
 		Operator: t.Operator,
 		Expires:  t.Expires,
-	}, nil
+	}
 }
 
 // Valid reports whether the token with this id is neither revoked nor expired. The id of a client
