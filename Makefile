@@ -89,6 +89,10 @@ guest: ## Build bin/guest, its programs, and their embedded copies
 	GOOS=linux $(GOBUILD) -ldflags '$(STRIP)' -o internal/guestbin/bin/guest-web ./cmd/web
 	@mkdir -p bin && cp -f internal/guestbin/bin/guest internal/guestbin/bin/guest-web bin/
 
+.PHONY: dashboard
+dashboard: ## Build internal/ui/static, the pages of /ui, from their sources; needs npm
+	internal/ui/web/build.sh
+
 .PHONY: build-faults
 build-faults: guest ## Build bin/orchestrator-faults, with the failpoints that the tests use
 	$(GOBUILD) -tags faults -ldflags '$(STRIP) $(STAMP)' -o bin/orchestrator-faults ./cmd/orchestrator

@@ -45,6 +45,7 @@ NEEDS=(
     "runsc runsc"
     "tmux tmux"
     "promtool prometheus"
+    "chromium chromium"
 )
 [[ ${1:-} != --kubernetes ]] || NEEDS+=(
     "/usr/lib/cni/bridge containernetworking-plugins"

@@ -92,6 +92,8 @@ step_lint() {
     done
     say "other systems"
     other_systems
+    say "dashboard"
+    "$ROOT/internal/ui/web/build.sh" --check
     while read -r script; do
         bash -n "$script"
     done < <(find . -path ./.git -prune -o -path ./build -prune -o \( -name '*.sh' -o -path './.ci/*' \) -type f -print)

@@ -27,6 +27,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ui"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -85,6 +86,8 @@ type Options struct {
 	Refusals *httpguard.RefusalPacer
 	// Metrics serves GET /metrics to operators. If nil, there are none.
 	Metrics http.Handler
+	// Sessions are the sessions of the dashboard. If nil, /ui does not exist and cookies mean nothing.
+	Sessions *ui.Sessions
 	// Down is called once after POST /v1/down, to destroy everything and stop the service.
 	Down func()
 	Log  *slog.Logger
@@ -132,7 +135,13 @@ func New(o Options) *Server {
 	s.handOver, s.beginHandOver = context.WithCancelCause(context.Background())
 	s.description = sync.OnceValues(s.describe)
 	for _, r := range s.routes() {
+		r.session = !r.foreign
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
+	}
+	if o.Sessions != nil {
+		for _, r := range s.uiRoutes() {
+			s.mux.Handle(r.method+" "+r.path, s.wrap(r))
+		}
 	}
 	if o.MCP != nil {
 		s.mux.Handle(mcpPath, s.wrap(route{
@@ -213,6 +222,9 @@ type route struct {
 	handle       handler
 	// open routes need no token and have no caller. operator routes are for operators only.
 	open, operator bool
+	// foreign routes answer with what a server in a sandbox wrote, which a browser could run as a
+	// page of the service. They are not for sessions of the dashboard; session routes are.
+	foreign, session bool
 	// stream routes last until their client leaves, and count as streams of their caller.
 	stream bool
 	// direct routes run commands or write files without a tool: see engine.Direct.
@@ -258,7 +270,7 @@ func (s *Server) wrap(rt route) http.Handler {
 		began := time.Now()
 		out := &answer{Answer: httpguard.NewAnswer(w, s.stall)}
 		defer out.Last()
-		p, err := s.identify(r)
+		p, err := s.identify(rt, r)
 		if err != nil { // do not wait long for an unknown client
 			out.Hurry()
 		}
@@ -267,6 +279,10 @@ func (s *Server) wrap(rt route) http.Handler {
 		}
 		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 		out.ChargeTo(s.answers, p, reads)
+		if p.Via == uiVia {
+			ui.Secure(w.Header(), ui.DataPolicy)
+			w.Header().Set("Cache-Control", "no-store")
+		}
 		end, full := s.conns.Begin(r, s.holder(rt, r, p), rt.stream || isStream(r))
 		defer end()
 		if full == nil && !reads && !p.Operator { // refuse before the request changes something

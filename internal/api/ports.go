@@ -24,12 +24,13 @@ import (
 func (s *Server) portRoutes() []route {
 	return []route{
 		{
-			method: "GET", path: "/v1/sandboxes/{id}/ports/{port}", direct: true, handle: s.dialPort,
+			method: "GET", path: "/v1/sandboxes/{id}/ports/{port}", direct: true, foreign: true, handle: s.dialPort,
 			summary: "Connect to a server on the sandbox's loopback: with Upgrade: " + v1.PortProtocol +
 				" the connection carries bytes",
 		},
 		{
-			path: "/v1/sandboxes/{id}/ports/{port}/{path...}", direct: true, handle: s.proxyPort, takes: bodyStream,
+			path: "/v1/sandboxes/{id}/ports/{port}/{path...}", direct: true, foreign: true, handle: s.proxyPort,
+			takes:   bodyStream,
 			summary: "Forward a request of any method, WebSockets too, to an HTTP server on the sandbox's loopback",
 		},
 	}

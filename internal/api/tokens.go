@@ -104,10 +104,17 @@ func bearerToken(h http.Header) (token string, given bool, err error) {
 // identify returns the caller of a request. A token that the service issued identifies its caller
 // on every listener. A request without an Authorization header belongs to the caller of its client
 // certificate. Without one it is the local operator, if the service has no token of its own. If it
-// has one, only that token identifies the operator.
-func (s *Server) identify(r *http.Request) (caller.Principal, error) {
+// has one, only that token identifies the operator. A request of the dashboard has the cookie of a
+// session in place of a token.
+func (s *Server) identify(rt route, r *http.Request) (caller.Principal, error) {
 	got, given, err := bearerToken(r.Header)
 	p := caller.Local("")
+	if !given {
+		if known, has, err := s.identifySession(rt, r); has {
+			known.Key = r.Header.Get("Idempotency-Key")
+			return known, err
+		}
+	}
 	switch {
 	case err != nil:
 		return caller.Principal{}, err

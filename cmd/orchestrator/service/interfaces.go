@@ -2,13 +2,22 @@ package service
 
 import (
 	"context"
+	"path/filepath"
 	"sync"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/api"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ui"
 )
+
+// sessionsFile has the sessions of the dashboard. It is in the state directory.
+const sessionsFile = "ui-sessions.json"
+
+func openSessions(dir string) (*ui.Sessions, error) {
+	return ui.OpenSessions(filepath.Join(dir, sessionsFile))
+}
 
 // interfaces returns the servers of MCP and HTTP. down is called when a request takes the service
 // down.
@@ -19,7 +28,8 @@ func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 		ForCallers: core.ForCallers, Hosts: s.config.AllowedHosts,
 	})
 	return talk, api.New(api.Options{
-		Engine: s.engine, Refusals: refusals, Token: s.token, TLS: s.tlsConfig(), Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk,
+		Engine: s.engine, Refusals: refusals, Token: s.token, TLS: s.tlsConfig(), Log: s.log,
+		ShellCaller: s.governed.ShellCaller(), MCP: talk, Sessions: s.sessions,
 		Hosts: s.config.AllowedHosts, Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
 		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
 		Metrics: s.metrics,

@@ -26,9 +26,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/metrics"
-	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
 	"github.com/sandbox-orchestrator/orchestrator/internal/servertls"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ui"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/kubernetes"
@@ -172,6 +172,7 @@ type service struct {
 	metrics   *metrics.Metrics
 	scrapes   *metricsServer // nil without metrics.listen
 	api       *api.Server    // set by run
+	sessions  *ui.Sessions   // of the dashboard
 	why       string
 }
 
@@ -224,26 +225,10 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.onClose(s.store.Close)
-	return s.openEngine(ctx, dir)
-}
-
-// lostError refuses a state directory whose database is missing.
-func lostError(x *store.Examined, dir string, found remains.Found) error {
-	what := "state.db and owner.json are missing"
-	e, ok := errors.AsType[*store.StateError](x.Problem())
-	if ok {
-		what = e.Detail
-	} else {
-		e = &store.StateError{Condition: store.Lost}
+	if s.sessions, err = openSessions(dir); err != nil {
+		return err
 	}
-	return cli.Refuse(
-		errdefs.ErrFailedPrecondition,
-		"state directory %s: %s, and it still has %s: %s",
-		dir,
-		what,
-		found,
-		e.WayOut(),
-	)
+	return s.openEngine(ctx, dir)
 }
 
 // openState opens the database of the state directory. If it was lost, openState refuses unless
@@ -281,39 +266,6 @@ func (s *service) openState(ctx context.Context, dir string) (*store.Store, erro
 		return nil, errors.Join(err, st.Close())
 	}
 	return st, nil
-}
-
-// acceptLost decides whether a new database may be created.
-func (s *service) acceptLost(ctx context.Context, x *store.Examined, dir string) error {
-	d := s.drivers(dir)
-	if len(d.UsedRuntimes(standalone.RuntimeAuto)) > 0 {
-		var err error
-		if d.Guest, _, err = guestbin.Write(engine.DirsOf(dir).Guest); err != nil {
-			return err
-		}
-	}
-	finder := d.Finder(standalone.RuntimeAuto)
-	found, err := finder.Find(ctx, x.Owner())
-	if err != nil {
-		return err
-	}
-	used := x.Condition == store.Lost
-	switch {
-	case found.None(used) && !used:
-		return nil
-	case found.None(used):
-		s.log.Warn("state.db was lost; starting with a new one", "problem", x.Problem())
-	case !s.adoptNone:
-		return lostError(x, dir, found)
-	default:
-		s.log.Warn("state.db was lost; destroying the sandboxes", "found", found.String())
-		if err := finder.Destroy(ctx, found); err != nil {
-			return err
-		}
-		s.app.Note("started with a new state.db and destroyed the sandboxes; found: %s", found)
-	}
-	x.Accept(found.Owner)
-	return nil
 }
 
 // awaitLock takes a lock that commands hold for a short time.
