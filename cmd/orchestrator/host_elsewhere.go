@@ -19,6 +19,8 @@ func hostCommands(a *cli.App) []*cobra.Command {
 		refuse      func(what string) error
 	}{
 		{"serve", "Run the service", cli.NeedsLinux},
+		{"backup", "Write the records of the state directory to a file", cli.NeedsLinuxHost},
+		{"restore", "Put a backup into the state directory", cli.NeedsLinuxHost},
 		{"doctor", "Check what this host can enforce", cli.NeedsLinuxHost},
 		{"kubernetes", "Prepare the nodes of a cluster", cli.NeedsLinuxHost},
 	} {

@@ -11,7 +11,8 @@ import (
 // hostCommands returns the commands of the host that has the sandboxes.
 func hostCommands(a *cli.App) []*cobra.Command {
 	return []*cobra.Command{
-		service.NewServeCommand(a), service.NewDownCommand(a), service.NewDoctorCommand(a), service.NewKubernetesCommand(a),
+		service.NewServeCommand(a), service.NewDownCommand(a), service.NewBackupCommand(a), service.NewRestoreCommand(a),
+		service.NewDoctorCommand(a), service.NewKubernetesCommand(a),
 		standalone.NewJanitorCommand(a),
 	}
 }

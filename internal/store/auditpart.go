@@ -163,14 +163,18 @@ func (p *auditPart) migrate(ctx context.Context) error {
 		return err
 	}
 	if found > auditVersion {
-		return fmt.Errorf("audit log version %d, want %d: use the newer program: %w", found, auditVersion,
-			errdefs.ErrFailedPrecondition)
+		return newerAuditError(found)
 	}
 	if _, err := p.write.ExecContext(ctx, auditSchema); err != nil {
 		return err
 	}
 	_, err := p.write.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", auditVersion))
 	return err
+}
+
+func newerAuditError(found int) error {
+	return fmt.Errorf("audit log version %d, want %d: use the newer program: %w", found, auditVersion,
+		errdefs.ErrFailedPrecondition)
 }
 
 func (p *auditPart) prepare(ctx context.Context) (err error) {
