@@ -24,29 +24,26 @@ const (
 	DefaultDir = "/run/orchestrator-ids"
 
 	rootSuffix = ".root"
-	lockName   = "lock"
 )
 
-// Ranges hands out ranges of Size ids. All orchestrators of a host share one directory, which
-// says who has which range:
+// Ranges hands out ranges of Size ids. All orchestrators of a host share one directory, which says
+// who has which range:
 //
 //	D/1879048192       symbolic link to the holder's directory
 //	D/1879048192.root  empty directory; where the holder may mount its root file system
 //
 // A range whose holder does not exist is free. Users inside a range may enter D, and so the root
-// file system, but not list it.
+// file system, but not list it. The last one who returns a range removes D.
 type Ranges struct {
 	Dir string // absolute; made if missing
 	// Limit is the number of ranges; 0 means Count.
 	Limit uint32
 }
 
-// Claim gives a free range to holder, an absolute path of a directory that exists, and returns
-// its first id. ResourceExhausted: every range is taken.
-func (r Ranges) Claim(holder string) (first uint32, err error) {
-	if err := os.MkdirAll(r.Dir, 0o711); err != nil { // see Ranges
-		return 0, fmt.Errorf("claim ids: %w", err)
-	}
+// Claim gives a free range to holder, an absolute path of a directory that exists, and returns its
+// first id. Before it does, it calls note, so that a holder can return a range that it got in its
+// last moment. ResourceExhausted: every range is taken.
+func (r Ranges) Claim(holder string, note func(first uint32) error) (uint32, error) {
 	unlock, err := r.lock()
 	if err != nil {
 		return 0, fmt.Errorf("claim ids: %w", err)
@@ -55,38 +52,43 @@ func (r Ranges) Claim(holder string) (first uint32, err error) {
 	limit := cmp.Or(r.Limit, Count)
 	start := rand.Uint32N(limit) //nolint:gosec // spreads the load; nothing depends on chance
 	for i := range limit {
-		first = FirstID + (start+i)%limit*Size
-		ok, err := r.take(first, holder)
-		if err != nil {
-			return 0, fmt.Errorf("claim ids: %w", err)
+		first := FirstID + (start+i)%limit*Size
+		free, err := r.isFree(first)
+		if err == nil && free {
+			if err = note(first); err == nil {
+				err = r.take(first, holder)
+			}
 		}
-		if ok {
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("claim ids: %w", err)
+		case free:
 			return first, nil
 		}
 	}
 	return 0, fmt.Errorf("claim ids: all %d ranges in %s are taken: %w", limit, r.Dir, errdefs.ErrResourceExhausted)
 }
 
-// take claims a range if it is free. The caller has the lock.
-func (r Ranges) take(first uint32, holder string) (bool, error) {
-	err := os.Symlink(holder, r.link(first))
-	if errors.Is(err, fs.ErrExist) {
-		if _, err := os.Stat(r.link(first)); !errors.Is(err, fs.ErrNotExist) {
-			return false, err // its holder exists, or may exist
-		}
-		// The holder was removed without the range, after a crash.
-		if err := os.Remove(r.link(first)); err != nil {
-			return false, err
-		}
-		err = os.Symlink(holder, r.link(first))
+// isFree reports whether nobody has a range. The caller has the lock.
+func (r Ranges) isFree(first uint32) (bool, error) {
+	if _, err := os.Lstat(r.link(first)); errors.Is(err, fs.ErrNotExist) {
+		return true, nil
 	}
-	if err != nil {
-		return false, err
+	if _, err := os.Stat(r.link(first)); !errors.Is(err, fs.ErrNotExist) {
+		return false, err // its holder exists, or may exist
+	}
+	return true, os.Remove(r.link(first)) // somebody removed the holder by hand
+}
+
+// take claims a free range. The caller has the lock.
+func (r Ranges) take(first uint32, holder string) error {
+	if err := os.Symlink(holder, r.link(first)); err != nil {
+		return err
 	}
 	if err := os.Mkdir(r.Root(first), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return false, errors.Join(err, os.Remove(r.link(first)))
+		return errors.Join(err, os.Remove(r.link(first)))
 	}
-	return true, nil
+	return nil
 }
 
 // Holds reports whether holder has a range.
@@ -110,6 +112,12 @@ func (r Ranges) Release(first uint32, holder string) error {
 	if err := os.Remove(r.link(first)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("release ids: %w", err)
 	}
+	unlock, err := r.lock() // a claim may have found the directory, and nothing in it yet
+	if err != nil {
+		return fmt.Errorf("release ids: %w", err)
+	}
+	defer unlock()
+	_ = unix.Rmdir(r.Dir) // fails if there are other ranges
 	return nil
 }
 
@@ -121,20 +129,35 @@ func (r Ranges) link(first uint32) string {
 	return filepath.Join(r.Dir, strconv.FormatUint(uint64(first), 10))
 }
 
-// lock keeps two processes from taking the same abandoned range.
+// lock makes the directory and locks it. It keeps two processes from taking the same range.
 func (r Ranges) lock() (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(r.Dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
 	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		if !errors.Is(err, unix.EINTR) {
-			break
+		if err := os.MkdirAll(r.Dir, 0o711); err != nil { // see Ranges
+			return nil, err
+		}
+		f, err := os.Open(r.Dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := flock(f); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		mine, err1 := f.Stat()
+		now, err2 := os.Stat(r.Dir)
+		if err1 == nil && err2 == nil && os.SameFile(mine, now) {
+			return func() { _ = f.Close() }, nil
+		}
+		_ = f.Close() // removed while we waited
+	}
+}
+
+func flock(f *os.File) error {
+	for {
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+			return err
 		}
 	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() { _ = f.Close() }, nil
 }

@@ -1,11 +1,14 @@
 package userns
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -59,12 +62,49 @@ func TestParseMap(t *testing.T) {
 	}
 }
 
+// noted stands for a holder that notes its range.
+func noted(uint32) error { return nil }
+
+func TestDirectoryOfRangesGoesWithTheLast(t *testing.T) {
+	r := Ranges{Dir: filepath.Join(t.TempDir(), "ids")}
+	holder := t.TempDir()
+	var claims sync.WaitGroup
+	for range 8 {
+		claims.Go(func() {
+			for range 50 {
+				first, err := r.Claim(holder, noted)
+				if err == nil {
+					err = r.Release(first, holder)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	claims.Wait()
+	if _, err := os.Lstat(r.Dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("directory after the last Release: %v, want that it does not exist", err)
+	}
+}
+
+func TestFailedNoteClaimsNothing(t *testing.T) {
+	r := Ranges{Dir: filepath.Join(t.TempDir(), "ids"), Limit: 1}
+	full := errors.New("disk is full")
+	if _, err := r.Claim("/", func(uint32) error { return full }); !errors.Is(err, full) {
+		t.Errorf("Claim = %v, want the error of note", err)
+	}
+	if _, err := r.Claim("/", noted); err != nil {
+		t.Errorf("next Claim of the only range = %v, want nil", err)
+	}
+}
+
 func TestRangesAreUniqueUntilReleased(t *testing.T) {
 	r := Ranges{Dir: filepath.Join(t.TempDir(), "ids"), Limit: limit}
 	holder := t.TempDir()
 	seen := map[uint32]bool{}
 	for range limit {
-		first, err := r.Claim(holder)
+		first, err := r.Claim(holder, noted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,14 +113,14 @@ func TestRangesAreUniqueUntilReleased(t *testing.T) {
 		}
 		seen[first] = true
 	}
-	if first, err := r.Claim(holder); !errdefs.IsResourceExhausted(err) {
+	if first, err := r.Claim(holder, noted); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("Claim without a free range = %d, %v; want ResourceExhausted", first, err)
 	}
 	const last = FirstID + (limit-1)*Size
 	if err := r.Release(last, "/another"); err != nil {
 		t.Errorf("Release(another's) = %v, want nil", err)
 	}
-	if first, err := r.Claim(holder); err == nil {
+	if first, err := r.Claim(holder, noted); err == nil {
 		t.Errorf("Claim after a release by another = %d, want no range", first)
 	}
 	for range 2 {
@@ -88,7 +128,7 @@ func TestRangesAreUniqueUntilReleased(t *testing.T) {
 			t.Errorf("Release = %v, want nil", err)
 		}
 	}
-	if first, err := r.Claim(holder); first != last || err != nil {
+	if first, err := r.Claim(holder, noted); first != last || err != nil {
 		t.Errorf("Claim after Release(%d) = %d, %v; want it again", uint32(last), first, err)
 	}
 }
@@ -100,7 +140,7 @@ func TestRangeOfRemovedHolderIsFree(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range limit {
-		if _, err := r.Claim(gone); err != nil {
+		if _, err := r.Claim(gone, noted); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,7 +148,7 @@ func TestRangeOfRemovedHolderIsFree(t *testing.T) {
 		t.Fatal(err)
 	}
 	holder := t.TempDir()
-	first, err := r.Claim(holder)
+	first, err := r.Claim(holder, noted)
 	if err != nil {
 		t.Fatalf("Claim of a range whose holder is gone = %v, want nil", err)
 	}

@@ -26,18 +26,19 @@ import (
 // idsName is the symbolic link in a sandbox's bundle whose target is the first id of its range.
 const idsName = "ids"
 
-// newUser claims ids for a sandbox and makes its user namespace. A claim that the bundle does
-// not name yet is free once the bundle is gone.
+// newUser claims ids for a sandbox and makes its user namespace. The bundle names the ids before
+// they are claimed.
 func (d *Driver) newUser(_ context.Context, id string) (*userns.Namespace, error) {
-	first, err := d.ids.Claim(d.bundle(id))
+	note := func(first uint32) error {
+		err := os.Symlink(strconv.FormatUint(uint64(first), 10), filepath.Join(d.bundle(id), idsName))
+		failpoint.Hit("oci.create.ids.noted")
+		return err
+	}
+	first, err := d.ids.Claim(d.bundle(id), note)
 	if err != nil {
 		return nil, err
 	}
 	failpoint.Hit("oci.create.ids.claimed")
-	if err := os.Symlink(strconv.FormatUint(uint64(first), 10), filepath.Join(d.bundle(id), idsName)); err != nil {
-		return nil, errors.Join(fmt.Errorf("note ids: %w", err), d.ids.Release(first, d.bundle(id)))
-	}
-	failpoint.Hit("oci.create.ids.noted")
 	return userns.New(first)
 }
 
