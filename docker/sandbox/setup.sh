@@ -31,6 +31,9 @@ mkdir -p /workspace /run/orchestrator
 chown 1000:1000 /workspace
 chmod 0755 /workspace /run/orchestrator
 
+# The root is read-only for commands, so pip installs into the home directory, and cannot break the system's packages.
+printf '[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n' >/etc/pip.conf
+
 # Commands run with no_new_privs, so setuid and setgid bits have no effect: remove them.
 find / -xdev -type f -perm /6000 -exec chmod u-s,g-s {} +
 

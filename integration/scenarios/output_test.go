@@ -77,3 +77,20 @@ func (zeros) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil
 }
+
+// testProgramsOfTheImage runs what agents type first.
+func testProgramsOfTheImage(t *testing.T, s *harness.Server) {
+	id := lease(t, s, v1.SandboxRequest{}).ID
+	for command, want := range map[string]string{
+		`python -c 'print(6 * 7)'`: "42\n",
+		`cd /tmp && echo text > a && zip -q a.zip a && rm a && unzip -q a.zip && cat a`: "text\n",
+		`mkdir /tmp/p && cd /tmp/p && echo 'answer = 42' > mine.py &&
+			echo 'from setuptools import setup; setup(name="mine", version="1", py_modules=["mine"])' > setup.py &&
+			pip install -q --no-index --no-build-isolation . >&2 && cd / && python -c 'import mine; print(mine.answer)'`: "42\n",
+	} {
+		if r := exec(t, s, id, v1.Exec{Command: command}); r.Stdout != want || r.ExitCode != 0 {
+			t.Errorf("%s printed %q with exit code %d and stderr %q, want %q and exit code 0", command, r.Stdout, r.ExitCode,
+				r.Stderr, want)
+		}
+	}
+}

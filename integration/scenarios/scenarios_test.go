@@ -140,6 +140,7 @@ func TestOnOneServer(t *testing.T) {
 			{"the network is none", testNoNetwork},
 			{"output as it is", testRawOutput},
 			{"standard input", testStandardInput},
+			{"programs of the image", testProgramsOfTheImage},
 			{"bad input", testBadInput},
 			{"bad files", testBadFiles},
 			{"a killed container", testKilledContainer},
