@@ -2,14 +2,18 @@ package main
 
 import (
 	"context"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/sandbox"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // completeTime bounds the request for names while the user waits at a prompt.
@@ -40,6 +44,7 @@ func completeArguments(a *cli.App, root *cobra.Command) {
 				_ = c.RegisterFlagCompletionFunc(name, complete(a, list, false))
 			}
 		}
+		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { completeValues(c, f) })
 		word := firstArgument(c.Use)
 		list := byWord[word]
 		if word == "NAME" && c.HasParent() && c.Name() != "create" {
@@ -50,6 +55,50 @@ func completeArguments(a *cli.App, root *cobra.Command) {
 		}
 	}
 	walk(root)
+	root.PersistentFlags().VisitAll(func(f *pflag.Flag) { completeValues(root, f) })
+	_ = root.RegisterFlagCompletionFunc("format",
+		cobra.FixedCompletions([]string{"json"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// knownValues returns values of flags whose usage gives only examples, because the list is long or
+// other values are allowed.
+func knownValues(flag string) []string {
+	switch flag {
+	case "ending", "retry-on":
+		var endings []string
+		for _, e := range runtime.Endings() {
+			endings = append(endings, string(e))
+		}
+		return endings
+	case "verdict":
+		return []string{"allow", "ask", "deny"}
+	case "network":
+		return []string{"none", "host"}
+	}
+	return nil
+}
+
+// completeValues registers the values of a flag whose usage lists them, or that are known.
+func completeValues(c *cobra.Command, f *pflag.Flag) {
+	if values := slices.Concat(flagValues(f.Usage), knownValues(f.Name)); len(values) > 0 {
+		_ = c.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+}
+
+// valueList matches the values in a usage, such as ": text or json" and ": wait (default), cold or
+// refuse".
+var valueList = regexp.MustCompile(
+	`: ([a-z_]+(?: \(default\))?(?:, [a-z_]+(?: \(default\))?)*(?:,? or [a-z_]+)?)(?:$|[,;]| \()`)
+
+// flagValues returns the values that a flag's usage lists. Usages are the only place that lists
+// them, so help and completion agree.
+func flagValues(usage string) []string {
+	found := valueList.FindStringSubmatch(usage)
+	if found == nil || !strings.Contains(found[1], " or ") {
+		return nil
+	}
+	list := strings.NewReplacer(" (default)", "", ", or ", ", ", " or ", ", ").Replace(found[1])
+	return strings.Split(list, ", ")
 }
 
 // firstArgument returns the first word of a usage that is in capitals, or "".

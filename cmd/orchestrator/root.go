@@ -97,6 +97,6 @@ func addGlobalFlags(a *cli.App, f *pflag.FlagSet) {
 		&a.Flags.Format,
 		"format",
 		"",
-		"output `FORMAT`: json for one object on a line, or a Go template such as '{{.ID}} {{.State}}'",
+		"output `FORMAT`: a Go template for each item, such as '{{.ID}} {{.State}}', or json for one object on a line",
 	)
 }

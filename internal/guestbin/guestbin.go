@@ -31,10 +31,11 @@ var files embed.FS
 var ErrNone = errors.New("this binary was built without a guest: build it with `make build`")
 
 // Bytes returns the guest, or ErrNone.
-func Bytes() ([]byte, error) { return binary(name) }
+func Bytes() ([]byte, error) { return binary(files, name) }
 
-func binary(name string) ([]byte, error) {
-	b, err := files.ReadFile("bin/" + name)
+// binary returns a program of those that were built, whose architecture must be this program's.
+func binary(built fs.FS, name string) ([]byte, error) {
+	b, err := fs.ReadFile(built, "bin/"+name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNone
 	}
@@ -65,15 +66,18 @@ const name = "guest"
 // wire.ProgramPath says, with mode 0555, and returns that path and the hash of all
 // of them. The guest comes last, and each file appears whole or not at all; what
 // is there already is checked and kept. Concurrent calls are fine.
-func Write(dir string) (path, hash string, err error) {
+func Write(dir string) (path, hash string, err error) { return writeBuilt(dir, files) }
+
+// writeBuilt is Write for the programs in bin of built.
+func writeBuilt(dir string, built fs.FS) (path, hash string, err error) {
 	all := make(map[string][]byte)
 	for _, program := range wire.Programs() {
 		file := wire.ProgramPath(name, program)
-		if all[file], err = binary(file); err != nil {
+		if all[file], err = binary(built, file); err != nil {
 			return "", "", err
 		}
 	}
-	if all[name], err = Bytes(); err != nil {
+	if all[name], err = binary(built, name); err != nil {
 		return "", "", err
 	}
 	return write(dir, all)

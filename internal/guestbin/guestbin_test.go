@@ -1,12 +1,16 @@
 package guestbin
 
 import (
+	"debug/elf"
+	endian "encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 )
 
@@ -74,6 +78,30 @@ func TestCheckMachineRefusesOtherArchitectures(t *testing.T) {
 	}
 	if err := checkMachine([]byte("text"), runtime.GOARCH); err == nil {
 		t.Error("checkMachine(text) succeeded, want an error")
+	}
+}
+
+// TestWriteRefusesGuestOfOtherArchitecture checks the start of every command that makes sandboxes:
+// plain `go build` with another GOARCH embeds the guest of the last `make build`.
+func TestWriteRefusesGuestOfOtherArchitecture(t *testing.T) {
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := slices.Clone(program)
+	machine := map[string]elf.Machine{"amd64": elf.EM_AARCH64, "arm64": elf.EM_X86_64}[runtime.GOARCH]
+	endian.LittleEndian.PutUint16(other[18:], uint16(machine)) // e_machine
+	for _, odd := range []string{"guest", "guest-web"} {
+		built := fstest.MapFS{"bin/guest": {Data: program}, "bin/guest-web": {Data: program}}
+		built["bin/"+odd] = &fstest.MapFile{Data: other}
+		dir := filepath.Join(t.TempDir(), "guest")
+		_, _, err := writeBuilt(dir, built)
+		if err == nil || !strings.Contains(err.Error(), "build both with `make build GOARCH="+runtime.GOARCH+"`") {
+			t.Errorf("writeBuilt with %s of %v = %v, want how to build it", odd, machine, err)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("writeBuilt with %s of %v wrote %s, want nothing", odd, machine, dir)
+		}
 	}
 }
 

@@ -40,14 +40,19 @@ func (b Builder) Build(ctx context.Context, what runtime.Build) (_ io.ReadCloser
 	}
 	w := &work{Driver: &Driver{api: api, host: api.DaemonHost()}, tag: "orchestrator/build:" +
 		strings.ToLower(rand.Text())}
+	if _, err := w.ask(ctx); err != nil {
+		err = errors.Join(err, api.Close())
+		if client.IsErrConnectionFailed(err) {
+			err = fmt.Errorf("no Docker Engine answers on %s, and builds from a Dockerfile need one: start it, or build "+
+				"from Debian packages without one (`orchestrator image build --packages`): %w", w.host, errdefs.ErrUnavailable)
+		}
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.Close())
 		}
 	}()
-	if _, err := w.ask(ctx); err != nil {
-		return nil, err
-	}
 	if w.began, err = w.clock(ctx); err != nil {
 		return nil, err
 	}
