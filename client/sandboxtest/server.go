@@ -125,7 +125,7 @@ func start(ctx context.Context) (_ *client.Client, err error) {
 	defer cancel()
 	args := []string{"--config", filepath.Join(dir, "config.yaml"), "--state-dir", dir}
 	if archive != "" {
-		load := exec.CommandContext(ctx, bin, append(slices.Clone(args), "image", "import", archive)...)
+		load := exec.CommandContext(ctx, bin, append(slices.Clone(args), "image", "import", "--shared", sharedImages(), archive)...)
 		load.Env = environment()
 		if said, err := load.CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("import the image %s: %w: %s", archive, err, tail(said))
@@ -159,11 +159,7 @@ func needs() (bin, archive string, err error) {
 	if archive = os.Getenv("ORCHESTRATOR_IMAGE_ARCHIVE"); archive != "" {
 		return bin, archive, nil
 	}
-	cache := os.Getenv("ORCHESTRATOR_CACHE")
-	if cache == "" {
-		cache = "/var/cache/orchestrator"
-	}
-	found, err := filepath.Glob(filepath.Join(cache, "sandbox-*", "sandbox.tar"))
+	found, err := filepath.Glob(filepath.Join(cacheDir(), "sandbox-*", "sandbox.tar"))
 	if err != nil || len(found) == 0 {
 		return "", "", fmt.Errorf("%simage not found: set the path of an archive with orchestrator/sandbox:latest "+
 			"in ORCHESTRATOR_IMAGE_ARCHIVE, or make one with `make image`", how)
@@ -171,6 +167,17 @@ func needs() (bin, archive string, err error) {
 	slices.SortFunc(found, func(a, b string) int { return modified(b).Compare(modified(a)) })
 	return bin, found[0], nil
 }
+
+func cacheDir() string {
+	if dir := os.Getenv("ORCHESTRATOR_CACHE"); dir != "" {
+		return dir
+	}
+	return "/var/cache/orchestrator"
+}
+
+// sharedImages returns the directory of the images that the servers of all test processes share.
+// Importing one takes seconds.
+func sharedImages() string { return filepath.Join(cacheDir(), "sandboxtest") }
 
 func modified(path string) time.Time {
 	info, err := os.Stat(path)

@@ -128,19 +128,28 @@ func abbreviate(list []string) string {
 }
 
 func newImageImport(a *cli.App) *cobra.Command {
-	var ref string
+	var ref, shared string
 	c := &cobra.Command{
 		Use:   "import PATH",
 		Short: "Import a rootfs tar, a docker-archive or an OCI layout",
 		Long: `Import an image: a root filesystem as tar, the output of "docker save", or an OCI
 layout, each plain or compressed with gzip; - is standard input. An OCI layout can
-be a directory only without a server.`,
+be a directory only without a server.
+
+With --shared, the image is imported once into a store in DIR, and new state
+directories get links to it. Stores that were unused for a week are removed.`,
 		Example: `  orchestrator image import sandbox.tar
   orchestrator image import --ref tools:1 rootfs.tar.gz
   docker save alpine | orchestrator image import -`,
 		Args: cli.ExactArgs("PATH"),
-		RunE: func(cmd *cobra.Command, args []string) error { return runImageImport(cmd.Context(), a, args[0], ref) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if shared == "" {
+				return runImageImport(cmd.Context(), a, args[0], ref)
+			}
+			return runImageImportShared(cmd.Context(), a, args[0], ref, shared)
+		},
 	}
+	c.Flags().StringVar(&shared, "shared", "", "`DIR` of images that state directories without a server share")
 	c.Flags().StringVar(&ref, "ref", "", "`NAME` of the image (default: the archive's)")
 	return c
 }
@@ -168,6 +177,20 @@ func runImageImport(ctx context.Context, a *cli.App, path, ref string) error {
 			return err
 		})
 	}
+	if err != nil {
+		return err
+	}
+	return printImages(a, list)
+}
+
+// runImageImportShared needs a state directory without a server: its server finds the image when it
+// starts.
+func runImageImportShared(ctx context.Context, a *cli.App, path, ref, shared string) error {
+	c, err := a.ValidSettings()
+	if err != nil {
+		return err
+	}
+	list, err := standalone.ImportShared(ctx, a, c, path, ref, shared)
 	if err != nil {
 		return err
 	}

@@ -26,6 +26,11 @@ func ImportImage(context.Context, *cli.App, config.Config, string, string) ([]v1
 	return nil, cli.NeedsLinux("an image store without a server")
 }
 
+// ImportShared returns an error: it needs Linux.
+func ImportShared(context.Context, *cli.App, config.Config, string, string, string) ([]v1.Image, error) {
+	return nil, cli.NeedsLinux("an image store without a server")
+}
+
 // WithWorkspaces returns an error: it needs Linux.
 func WithWorkspaces(context.Context, *cli.App, config.Config, func(*client.Client) error) error {
 	return cli.NeedsLinux("a workspace without a server")
