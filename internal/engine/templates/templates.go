@@ -427,7 +427,7 @@ func (s *Service) Check(p caller.Principal, name string) error {
 	if why == nil {
 		return &usererror.InvalidError{
 			Field:   "template",
-			Message: fmt.Sprintf("%q is not known: use one of %v", name, known),
+			Message: fmt.Sprintf("%q is not known: %s", name, readyTemplates(known)),
 			Class:   errdefs.ErrNotFound,
 		}
 	}
@@ -437,9 +437,17 @@ func (s *Service) Check(p caller.Principal, name string) error {
 	}
 	return &usererror.InvalidError{
 		Field:   "template",
-		Message: fmt.Sprintf("%q is not ready: %s; ready are %v", name, text, known),
+		Message: fmt.Sprintf("%q is not ready: %s; %s", name, text, readyTemplates(known)),
 		Class:   errdefs.ErrUnavailable,
 	}
+}
+
+// readyTemplates says which templates can be used instead.
+func readyTemplates(names []string) string {
+	if len(names) == 0 {
+		return "no template is ready"
+	}
+	return "ready: " + strings.Join(names, ", ")
 }
 
 func singleLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
