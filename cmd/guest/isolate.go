@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runIsolate deletes every network interface but the loopback one. An init container with NET_ADMIN
-// runs it before the guest starts.
-func runIsolate() error {
+// isolate deletes every network interface but the loopback one. It needs NET_ADMIN.
+func isolate() error {
 	list, err := net.Interfaces()
 	if err != nil {
 		return fmt.Errorf("list network interfaces: %w", err)

@@ -3,7 +3,7 @@
 //	guest init [--alone D] [--ulimit NAME=N] [--shared PATH] [--stdio]   serve, as PID 1
 //	guest bridge --line   connect stdin and stdout to the guest of this sandbox
 //	guest version   print the protocol's version
-//	guest install, guest isolate, guest pod   the steps before "init" in a pod of a cluster
+//	guest install, guest pod   the steps before "init" in a pod of a cluster
 //
 // The binary is static. It needs no files of the image and reads no configuration from it. It
 // writes warnings to stderr and nothing to stdout.
@@ -68,8 +68,6 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 		return runBridge(ctx)
 	case args[0] == "install":
 		return runInstall(args[1:])
-	case args[0] == "isolate" && len(args) == 1:
-		return runIsolate()
 	case args[0] == "pod":
 		return runPod(args[1:])
 	case args[0] == "version" && len(args) == 1:

@@ -19,7 +19,7 @@ import (
 )
 
 const podUsage = usageError(
-	"usage: guest install [--dir PATH=MODE:UID:GID]... | guest isolate | " +
+	"usage: guest install [--isolate] [--dir PATH=MODE:UID:GID]... | " +
 		"guest pod [--class CLASS] [--seccomp] [--user-namespace] [--rlimit NAME=N]... [--env NAME=VALUE]... [--writable PATH]... -- COMMAND...",
 )
 
@@ -40,12 +40,13 @@ type directory struct {
 	uid, gid int
 }
 
-// runInstall copies this program and the guest's other programs into wire.RunDir and sets the
-// owners and modes of directories. An init container runs it: a pod's volumes all start as root's,
-// with mode 0777.
+// runInstall first deletes the pod's network interfaces, if asked to. It copies this program and
+// the guest's other programs into wire.RunDir and sets the owners and modes of directories. An init
+// container runs it: a pod's volumes all start as root's, with mode 0777.
 func runInstall(args []string) error {
 	var dirs []directory
 	f := flag.NewFlagSet("install", flag.ContinueOnError)
+	strip := f.Bool("isolate", false, "delete the network interfaces")
 	f.SetOutput(io.Discard)
 	f.Func("dir", "PATH=MODE:UID:GID of a volume", func(text string) error {
 		d, err := parseDirectory(text)
@@ -54,6 +55,11 @@ func runInstall(args []string) error {
 	})
 	if err := f.Parse(args); err != nil || f.NArg() > 0 {
 		return podUsage
+	}
+	if *strip {
+		if err := isolate(); err != nil {
+			return err
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {

@@ -48,7 +48,7 @@ func TestPodHasTheClaimOfItsWorkspace(t *testing.T) {
 		if got := strings.Contains(strings.Join(c.Command, " "), "--writable "+runtime.WorkspaceDir); got == readOnly {
 			t.Errorf("the guest accepts a writable workspace: %t, want %t", got, !readOnly)
 		}
-		install := p.Spec.InitContainers[len(p.Spec.InitContainers)-1]
+		install := p.Spec.InitContainers[0]
 		if !strings.Contains(strings.Join(install.Command, " "), runtime.WorkspaceDir+"=755:1000:1000") ||
 			slices.ContainsFunc(install.VolumeMounts, func(m corev1.VolumeMount) bool { return m.ReadOnly }) {
 			t.Errorf("install = %q with %+v, want it to set the owner of the workspace", install.Command, install.VolumeMounts)

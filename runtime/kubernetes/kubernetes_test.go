@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,6 +49,27 @@ func TestPodIsConfined(t *testing.T) {
 	}
 	if err := checkUnchanged(p, p); err != nil {
 		t.Errorf("checkUnchanged of the same pod = %v, want nil", err)
+	}
+}
+
+func TestOneInitContainerRemovesTheNetwork(t *testing.T) {
+	t.Parallel()
+	for network, want := range map[string]struct {
+		isolate      bool
+		capabilities int
+	}{NetworkStrip: {true, 3}, NetworkNone: {false, 2}} {
+		d := testDriver()
+		d.opts.Network = network
+		list := d.podOf(testSpec()).Spec.InitContainers
+		if len(list) != 1 {
+			t.Fatalf("init containers with network %s = %d, want 1", network, len(list))
+		}
+		got := list[0].SecurityContext.Capabilities.Add
+		if slices.Contains(list[0].Command, "--isolate") != want.isolate || slices.Contains(got, "NET_ADMIN") != want.isolate ||
+			len(got) != want.capabilities {
+			t.Errorf("init container with network %s = %q with %v, want --isolate and NET_ADMIN: %t, and %d capabilities",
+				network, list[0].Command, got, want.isolate, want.capabilities)
+		}
 	}
 }
 

@@ -90,22 +90,18 @@ func (d *Driver) podOf(spec runtime.Spec) *corev1.Pod {
 	return pod
 }
 
-// initContainers return the steps before the sandbox starts: remove its network, and install its
-// guest.
+// initContainers returns the step before the sandbox starts, which removes its network and installs
+// its guest. It is one container: a kubelet takes up to a second to notice the end of each.
 func (d *Driver) initContainers(spec runtime.Spec, mounts []corev1.VolumeMount) []corev1.Container {
-	base := corev1.Container{
-		Image: d.opts.GuestImage, ImagePullPolicy: corev1.PullPolicy(d.opts.PullPolicy), Resources: d.resources(caps(spec)),
-		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+	install := corev1.Container{
+		Name: "install", Image: d.opts.GuestImage, ImagePullPolicy: corev1.PullPolicy(d.opts.PullPolicy),
+		Resources: d.resources(caps(spec)), TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		Command: []string{ownGuest, "install"}, SecurityContext: confined("CHOWN", "FOWNER"),
 	}
-	var out []corev1.Container
 	if d.opts.Network == NetworkStrip {
-		strip := base
-		strip.Name, strip.Command, strip.SecurityContext = "isolate", []string{ownGuest, "isolate"}, confined("NET_ADMIN")
-		out = append(out, strip)
+		install.Command = append(install.Command, "--isolate")
+		install.SecurityContext = confined("CHOWN", "FOWNER", "NET_ADMIN")
 	}
-	install := base
-	install.Name, install.SecurityContext = "install", confined("CHOWN", "FOWNER")
-	install.Command = []string{ownGuest, "install"}
 	for _, t := range writableFiles(spec) {
 		install.Command = append(install.Command, "--dir", fmt.Sprintf("%s=%o:%d:%d", t.Path, t.Mode, t.UID, t.GID))
 	}
@@ -116,7 +112,7 @@ func (d *Driver) initContainers(spec runtime.Spec, mounts []corev1.VolumeMount) 
 	install.VolumeMounts = append(install.VolumeMounts, corev1.VolumeMount{Name: guestVolume, MountPath: runtime.RunDir})
 	// The container runtime makes the file, so that it exists when the volume is mounted read-only.
 	install.TerminationMessagePath = endFile
-	return append(out, install)
+	return []corev1.Container{install}
 }
 
 // command returns the sandbox's first process: the guest's checks, the template's entrypoint and
