@@ -141,6 +141,12 @@ func testPhase2KillEnded(t *testing.T, a agent) {
 	assertFields(t, a.with("system.output").call(t, fields{"shell_id": id}), fields{"ending": "exited", "exit_code": 3})
 }
 
+func testPhase2KillTwice(t *testing.T, a agent) {
+	id := startBackground(t, a, "sleep 600")
+	assertFields(t, a.kill(t, id), fields{"shell_id": id, "success": true})
+	assertFields(t, a.kill(t, id), fields{"shell_id": id, "success": false, "message": "Shell " + id + " not found"})
+}
+
 func testPhase2KillUnknown(t *testing.T, a agent) {
 	for _, id := range []string{"nonexistent", "01a200ad-855e-7df9-ac3e-1ffd28fcc142", "../x"} {
 		r := a.kill(t, id)

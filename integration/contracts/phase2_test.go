@@ -117,6 +117,7 @@ func TestPhase2(t *testing.T) { //nolint:tparallel // the subtests share a serve
 		"kill-tree":         bash(testPhase2KillTree),
 		"kill-result":       bash(testPhase2KillResult),
 		"kill-ended":        bash(testPhase2KillEnded),
+		"kill-twice":        bash(testPhase2KillTwice),
 		"kill-unknown":      bash(testPhase2KillUnknown),
 		"kill-foreign":      testPhase2KillForeign,
 

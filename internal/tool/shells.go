@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Shells lists, reads and ends background commands of the caller.
@@ -161,6 +162,8 @@ type KillOutput struct {
 	Success bool   `json:"success"`
 	Message string `json:"message"`
 	Ending  string `json:"ending,omitempty"`
+	// Already reports that an earlier kill had ended the command.
+	Already bool `json:"already,omitempty"`
 }
 
 var systemKill = Define(Tool{
@@ -180,6 +183,10 @@ var systemKill = Define(Tool{
 	if in.GraceMS != nil {
 		grace = time.Duration(*in.GraceMS) * time.Millisecond
 	}
+	already := false
+	if o, err := s.Output(ctx, in.ShellID, "stdout", 0, 1, 0); err == nil && o.Shell.Result != nil {
+		already = o.Shell.Result.Ending == string(runtime.Cancelled)
+	}
 	sh, err := s.Kill(ctx, in.ShellID, grace)
 	switch {
 	case errdefs.IsNotFound(err): // Report this as a result, not an error, as the systems that profiles emulate do.
@@ -187,7 +194,7 @@ var systemKill = Define(Tool{
 	case err != nil:
 		return KillOutput{}, Outcome{}, err
 	}
-	out := KillOutput{ShellID: in.ShellID, Success: true, Message: "Shell terminated"}
+	out := KillOutput{ShellID: in.ShellID, Success: true, Message: "Shell terminated", Already: already}
 	if sh.Result != nil {
 		out.Ending = sh.Result.Ending
 	}
