@@ -35,7 +35,11 @@ func (n *Namespace) File() *os.File {
 
 // Path returns the namespace's path in /proc. It is valid until Close, for every process of the
 // host that may see this one's descriptors.
-func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
+func (n *Namespace) Path() string {
+	// From version 1.1.12 on, runc takes "/proc/PID" at the beginning for a process in the
+	// namespace.
+	return fmt.Sprintf("/proc/./%d/fd/%d", os.Getpid(), n.file.Fd())
+}
 
 // Root returns the host's id of user 0 inside: 0 for the host's namespace.
 func (n *Namespace) Root() int {
