@@ -217,7 +217,7 @@ func (s Spec) RefuseUserNamespace() error {
 	if !s.UserNamespace {
 		return nil
 	}
-	return fmt.Errorf("spec.user_namespace: this driver gives sandboxes no user namespaces; use the oci driver: %w",
+	return fmt.Errorf("spec.user_namespace: this driver gives sandboxes no user namespaces; use the driver oci or containerd: %w",
 		errdefs.ErrFailedPrecondition)
 }
 

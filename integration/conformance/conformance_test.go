@@ -41,12 +41,13 @@ func TestDrivers(t *testing.T) {
 	columns := make(chan column, 10)
 	for _, c := range []column{ // the longest first
 		{"oci-gvisor", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassGVisor, false) }},
-		{"containerd", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassContainer) }},
+		{"containerd", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassContainer, false) }},
+		{"containerd-userns", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassContainer, true) }},
 		{"docker-local", func(t *testing.T, name string) { testDocker(t, name, docker.ModeLocal) }},
 		{"oci-userns", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassContainer, true) }},
 		{"oci", func(t *testing.T, name string) { testOCI(t, name, runtime.ClassContainer, false) }},
 		{"docker-stdio", func(t *testing.T, name string) { testDocker(t, name, docker.ModeStdio) }},
-		{"containerd-gvisor", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassGVisor) }},
+		{"containerd-gvisor", func(t *testing.T, name string) { testContainerd(t, name, runtime.ClassGVisor, false) }},
 		{"docker-gvisor", testDockerGVisor},
 	} {
 		columns <- c

@@ -16,7 +16,7 @@ import (
 )
 
 // testContainerd runs the suite on containerd, and checks that removing the image leaves nothing.
-func testContainerd(t *testing.T, name string, class runtime.Class) {
+func testContainerd(t *testing.T, name string, class runtime.Class, userNamespace bool) {
 	address, guest := given(t, "CONTAINERD"), given(t, "GUEST")
 	// A namespace of the suite, so that removing images affects nothing else.
 	namespace := "orchestrator-suite-" + name
@@ -46,7 +46,7 @@ func testContainerd(t *testing.T, name string, class runtime.Class) {
 	}
 	t.Run("suite", func(t *testing.T) {
 		runtimetest.Run(t, runtimetest.Factory{
-			Name: name, Class: class, Image: sandbox, Entrypoint: []string{entrypoint},
+			Name: name, Class: class, UserNamespace: userNamespace, Image: sandbox, Entrypoint: []string{entrypoint},
 			RemoveImage: drop, SkipKernelChecks: outside(class),
 			HostPID: func(t *testing.T, id string) int {
 				t.Helper()

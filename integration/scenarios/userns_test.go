@@ -37,7 +37,7 @@ func TestUserNamespaces(t *testing.T) {
 	t.Parallel()
 	onRuntimes(t, func(t *testing.T, name string) {
 		s := harness.Run(t, harness.Options{Runtime: name, Config: userNamespaceConfig, Seed: &seed})
-		if name != "oci" {
+		if name != "oci" && name != "containerd" {
 			assertNoUserNamespaces(t, s, name)
 			return
 		}

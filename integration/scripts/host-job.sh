@@ -74,11 +74,11 @@ part() {
     some-oci-crun) ORCHESTRATOR_TEST_RUNTIME=crun suite oci "$some" ;;
     some-docker) suite docker-local "$some" ;;
     some-containerd) suite containerd "^suite\$/$some" ;;
-    some-oci-userns) suite oci-userns "$some" ;;
+    some-oci-userns) suite oci-userns "$some" && ORCHESTRATOR_TEST_RUNTIME=crun suite oci-userns "$some" ;;
+    some-containerd-userns) suite containerd-userns "^suite\$/$some" ;;
     kills) suite oci '^kill$' ;;
     oci-runc) suite oci ;;
     oci-userns) suite oci-userns ;;
-    user-limits) checks runtime/oci '^TestUser' ;;
     oci-crun) ORCHESTRATOR_TEST_RUNTIME=crun suite oci ;;
     docker-local | docker-stdio | containerd) suite "$1" ;;
     oci-faults) checks runtime/oci . ;;

@@ -15,7 +15,7 @@ esac
 case ${1:-smoke} in
 smoke) parts=(demo some-oci-runc some-oci-crun some-docker some-containerd kills) ;;
 full)
-    parts=(demo oci-runc oci-crun oci-userns user-limits docker-local docker-stdio containerd oci-faults scenarios systemd refusals)
+    parts=(demo oci-runc oci-crun oci-userns docker-local docker-stdio containerd oci-faults scenarios systemd refusals)
     export ORCHESTRATOR_HOST_SECONDS="${ORCHESTRATOR_HOST_SECONDS:-14400}" # the processor is emulated
     ;;
 *) parts=("$@") ;;

@@ -22,6 +22,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
@@ -47,8 +48,10 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	if err := spec.RefuseUserNamespace(); err != nil {
-		return nil, err
+	if spec.UserNamespace {
+		if err := ocidriver.CheckUserClass(spec.Class); err != nil {
+			return nil, err
+		}
 	}
 	if err := checkImage(spec.Image); err != nil {
 		return nil, err
@@ -101,11 +104,16 @@ func (d *Driver) rootMounts(ctx context.Context, image runtime.Image) ([]*types.
 // record writes the container record, which creates nothing else yet. From then on List finds the
 // sandbox, and its root is in use.
 func (d *Driver) record(ctx context.Context, spec runtime.Spec, h handler) error {
+	if spec.UserNamespace {
+		h.binary = d.launcher(spec.ID) // made with the namespace
+	}
 	info, err := h.record(d.runtimeRootOf(spec.ID, spec.Class))
 	if err != nil {
 		return err
 	}
-	config, err := d.configOf(ctx, spec)
+	first := spec
+	first.UserNamespace = false // see useUser
+	config, err := d.configOf(ctx, first, nil)
 	if err != nil {
 		return err
 	}
@@ -148,18 +156,24 @@ func (d *Driver) unrecord(ctx context.Context, id, try string) error {
 }
 
 // configOf returns the OCI configuration, with the root where the shim mounts it.
-func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, error) {
+func (d *Driver) configOf(ctx context.Context, spec runtime.Spec, user *userns.Namespace) (*specs.Spec, error) {
 	runDir, slotDir, err := rundir.Paths(d.RunDirOptions(spec.ID, spec.Limits))
 	if err != nil {
 		return nil, err
 	}
-	config, err := ocispec.New(spec, ocispec.HostPaths{
+	at := ocispec.HostPaths{
 		Root: "/" + bundleRoot, RunDir: runDir, WorkspaceDir: slotDir, CgroupsPath: ocidriver.CgroupsPath(spec.ID),
-	})
+	}
+	if user != nil {
+		at.Root, at.UserNamespace, at.FirstID = d.ids.Root(user.First), user.Path(), user.First
+	}
+	config, err := ocispec.New(spec, at)
 	if err != nil {
 		return nil, err
 	}
-	config.Root.Path = bundleRoot
+	if user == nil {
+		config.Root.Path = bundleRoot
+	}
 	if d.noSwap {
 		config.Linux.Resources.Memory.Swap = nil
 	}
@@ -187,6 +201,12 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Moun
 			return nil, err
 		}
 		failpoint.Hit("containerd.create.gvisor.cgroups")
+	}
+	if c.User() != nil {
+		if err := d.useUser(ctx, spec, root, c.User()); err != nil {
+			return nil, err
+		}
+		root = nil
 	}
 	whole, cancel := uncut(ctx)
 	defer cancel()

@@ -50,6 +50,9 @@ func (d *Driver) tearDown(ctx context.Context, id string) error {
 		return err
 	}
 	failpoint.Hit("containerd.destroy.cell")
+	if err := d.returnUser(ctx, id); err != nil {
+		return err
+	}
 	if err := d.api.ContainerService().Delete(ctx, id); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("delete record: %w", err)
 	}
@@ -111,5 +114,5 @@ func (d *Driver) leftOf(id string) []string {
 		left = append(left, fmt.Sprintf("shim %d", pid))
 	}
 	left = append(left, d.bundleMounts(id)...)
-	return append(left, d.Left(id, d.runtimeState(id), d.runscState(id))...)
+	return append(left, d.Left(id, d.runtimeState(id), d.runscState(id), d.userDir(id))...)
 }

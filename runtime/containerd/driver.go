@@ -15,6 +15,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -58,6 +60,9 @@ type Options struct {
 	StateDir string
 	// GuestPath is the guest binary on the host: static, absolute, executable.
 	GuestPath string
+	// IDs is the directory of the claimed ids, which all orchestrators of a host share. Empty
+	// means userns.DefaultDir.
+	IDs string
 	// Log receives what no caller gets as an error. Nil discards it.
 	Log *slog.Logger
 }
@@ -71,6 +76,7 @@ type Driver struct {
 	snapshotter    string
 	info           string
 	noSwap         bool // the kernel does not count swap, and there is none
+	ids            userns.Ranges
 	container      handler
 	gvisorOnce     gvisor.Once[handler]
 	search         func() (handler, error) // for class gvisor
@@ -80,6 +86,7 @@ type Driver struct {
 var (
 	_ runtime.Driver         = (*Driver)(nil)
 	_ runtime.ImageForgetter = (*Driver)(nil)
+	_ runtime.UserNamespacer = (*Driver)(nil)
 )
 
 // New verifies that this host can provide every cap and isolation, and returns the driver. What is
@@ -104,9 +111,10 @@ func New(ctx context.Context, o Options) (_ *Driver, err error) {
 		address:   o.Address,
 		namespace: o.Namespace,
 		noSwap:    noSwap,
+		ids:       userns.Ranges{Dir: cmp.Or(o.IDs, userns.DefaultDir)},
 	}
-	d.Find, d.TearDown, d.Remaining = d.find, d.tearDown, d.leftOf
-	for _, dir := range []string{d.dir, d.RunDirs, d.runtimeRoot(), filepath.Join(d.dir, runscName)} {
+	d.Find, d.TearDown, d.Remaining, d.NewUser = d.find, d.tearDown, d.leftOf, d.newUser
+	for _, dir := range []string{d.dir, d.RunDirs, d.runtimeRoot(), filepath.Join(d.dir, runscName), d.userDir("")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("state of the containerd driver: %w", err)
 		}

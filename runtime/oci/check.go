@@ -58,7 +58,7 @@ func probeID(dir string) string {
 func sweepProbes(ctx context.Context, dir string, ids userns.Ranges) error {
 	return scratch.Sweep(dir, probePrefix, func(probe string) error {
 		id := probeID(probe)
-		return errors.Join(ocidriver.RemoveCgroups(ctx, id), returnIDs(ids, filepath.Join(probe, "oci", id)),
+		return errors.Join(ocidriver.RemoveCgroups(ctx, id), ocidriver.ReturnIDs(ids, filepath.Join(probe, "oci", id), unmountRoot),
 			livemount.Sweep(ctx, probe, time.Second))
 	})
 }

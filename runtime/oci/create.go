@@ -33,7 +33,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 		return nil, err
 	}
 	if spec.UserNamespace {
-		if err := checkUserClass(spec.Class); err != nil {
+		if err := ocidriver.CheckUserClass(spec.Class); err != nil {
 			return nil, err
 		}
 	}

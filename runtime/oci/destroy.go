@@ -35,7 +35,7 @@ func (d *Driver) tearDown(ctx context.Context, id string) error {
 	if err := unmountRoot(filepath.Join(d.bundle(id), overlayName)); err != nil {
 		return err
 	}
-	if err := d.returnIDs(id); err != nil {
+	if err := ocidriver.ReturnIDs(d.ids, d.bundle(id), unmountRoot); err != nil {
 		return err
 	}
 	failpoint.Hit("oci.destroy.unmounted")

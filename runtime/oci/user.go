@@ -4,66 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/internal/userns"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// idsName is the symbolic link in a sandbox's bundle whose target is the first id of its range.
-const idsName = "ids"
-
-// newUser claims ids for a sandbox and makes its user namespace. The bundle names the ids before
-// they are claimed.
 func (d *Driver) newUser(_ context.Context, id string) (*userns.Namespace, error) {
-	note := func(first uint32) error {
-		err := os.Symlink(strconv.FormatUint(uint64(first), 10), filepath.Join(d.bundle(id), idsName))
-		failpoint.Hit("oci.create.ids.noted")
-		return err
-	}
-	first, err := d.ids.Claim(d.bundle(id), note)
-	if err != nil {
-		return nil, err
-	}
-	failpoint.Hit("oci.create.ids.claimed")
-	return userns.New(first)
-}
-
-// returnIDs unmounts the root of a sandbox with a user namespace, and gives up its ids.
-func (d *Driver) returnIDs(id string) error { return returnIDs(d.ids, d.bundle(id)) }
-
-func returnIDs(ids userns.Ranges, bundle string) error {
-	text, err := os.Readlink(filepath.Join(bundle, idsName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("return ids: %w", err)
-	}
-	first, err := strconv.ParseUint(text, 10, 32)
-	if err != nil {
-		return fmt.Errorf("return ids: %w", err)
-	}
-	if !ids.Holds(uint32(first), bundle) {
-		return nil
-	}
-	if err := unmountRoot(ids.Root(uint32(first))); err != nil {
-		return err
-	}
-	return ids.Release(uint32(first), bundle)
+	return ocidriver.ClaimUser(d.ids, d.bundle(id))
 }
 
 // limitedIO starts a runtime with resource limits of its own, which the sandbox inherits.
@@ -72,36 +27,20 @@ type limitedIO struct {
 	limits []specs.POSIXRlimit
 }
 
-// prlimit is the program of util-linux that sets limits and executes another program.
-const prlimit = "prlimit"
-
 // Set makes cmd start the runtime through prlimit.
 func (l *limitedIO) Set(cmd *exec.Cmd) {
 	l.words.Set(cmd)
-	args := []string{prlimit}
-	for _, r := range l.limits {
-		name := strings.ToLower(strings.TrimPrefix(r.Type, "RLIMIT_"))
-		args = append(args, fmt.Sprintf("--%s=%d:%d", name, r.Soft, r.Hard))
-	}
-	cmd.Args = slices.Concat(args, []string{"--", cmd.Path}, cmd.Args[1:])
-	cmd.Path, cmd.Err = exec.LookPath(prlimit)
+	cmd.Args = slices.Concat([]string{ocidriver.Prlimit}, ocidriver.PrlimitArgs(l.limits), []string{cmd.Path}, cmd.Args[1:])
+	cmd.Path, cmd.Err = exec.LookPath(ocidriver.Prlimit)
 }
 
 // CheckUserNamespace implements runtime.UserNamespacer. The first call makes and removes a
 // sandbox.
 func (d *Driver) CheckUserNamespace(_ context.Context, class runtime.Class) error {
-	if err := checkUserClass(class); err != nil {
+	if err := ocidriver.CheckUserClass(class); err != nil {
 		return err
 	}
 	return d.tryUser()
-}
-
-func checkUserClass(class runtime.Class) error {
-	if class.OrDefault() == runtime.ClassContainer {
-		return nil
-	}
-	return fmt.Errorf("a sandbox of class %s has a kernel of its own, which keeps ids apart; use user_namespace host: %w",
-		class, errdefs.ErrFailedPrecondition)
 }
 
 // trialTime bounds the trial of a sandbox in a user namespace.
@@ -110,8 +49,8 @@ const trialTime = 20 * time.Second
 // tryUserNamespace makes a sandbox in a user namespace, in a state directory of its own, waits
 // for its guest and removes it.
 func (d *Driver) tryUserNamespace(ctx context.Context, o Options) (err error) {
-	if _, err := exec.LookPath(prlimit); err != nil {
-		return host.Unfit("user namespaces need the program "+prlimit, "install util-linux")
+	if _, err := exec.LookPath(ocidriver.Prlimit); err != nil {
+		return host.Unfit("user namespaces need the program "+ocidriver.Prlimit, "install util-linux")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, trialTime, fmt.Errorf("no sandbox within %s", trialTime))
 	defer cancel()
