@@ -67,7 +67,7 @@ func (s *Service) chooseUserNamespace(ctx context.Context, t *scheduler.Template
 	if !t.Spec.UserNamespace && !t.AutoUserNamespace {
 		return nil
 	}
-	why := fmt.Errorf("it has none by template; use runtime oci, user_namespace host, or on Kubernetes "+
+	why := fmt.Errorf("it has none by template; use runtime oci or containerd, user_namespace host, or on Kubernetes "+
 		"kubernetes.pod.user_namespaces: %w", errdefs.ErrFailedPrecondition)
 	if d, ok := s.opts.Driver.(runtime.UserNamespacer); ok {
 		why = d.CheckUserNamespace(ctx, t.Spec.Class)
