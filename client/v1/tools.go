@@ -219,6 +219,7 @@ type AuditRecord struct {
 	Trust      int             `json:"trust,omitempty"`
 	Session    string          `json:"session,omitempty"`
 	Via        string          `json:"via,omitempty"`
+	Trace      string          `json:"trace,omitempty"`
 	Action     string          `json:"action"`
 	Input      json.RawMessage `json:"input,omitempty"`
 	InputBytes int             `json:"input_bytes,omitempty"`

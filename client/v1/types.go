@@ -308,6 +308,8 @@ type Problem struct {
 	// Kind is the error type that the tool's profile defines for invalid input.
 	Kind         string `json:"kind,omitempty"`
 	RetryAfterMS int64  `json:"retry_after_ms,omitempty"`
+	// Trace is the id of the request's trace, if the service has traces.
+	Trace string `json:"trace,omitempty"`
 }
 
 // Error implements error. It returns the detail, which is a whole sentence.

@@ -27,6 +27,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ui"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
@@ -88,6 +89,8 @@ type Options struct {
 	Metrics http.Handler
 	// Sessions are the sessions of the dashboard. If nil, /ui does not exist and cookies mean nothing.
 	Sessions *ui.Sessions
+	// Tracer makes a trace of each request that runs something. If nil, there are none.
+	Tracer *tracing.Tracer
 	// Down is called once after POST /v1/down, to destroy everything and stop the service.
 	Down func()
 	Log  *slog.Logger
@@ -270,6 +273,8 @@ func (s *Server) wrap(rt route) http.Handler {
 		began := time.Now()
 		out := &answer{Answer: httpguard.NewAnswer(w, s.stall)}
 		defer out.Last()
+		r, endSpan := s.opts.Tracer.Request(r, strings.TrimSpace(rt.method+" "+rt.path))
+		defer func() { endSpan(out.Status()) }()
 		p, err := s.identify(rt, r)
 		if err != nil { // do not wait long for an unknown client
 			out.Hurry()
@@ -316,7 +321,7 @@ func (s *Server) wrap(rt route) http.Handler {
 			s.paceRefusal(p, err, 1)
 			s.fail(out, r, err)
 		}
-		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.Status(),
+		tracing.Logger(r.Context(), s.log).Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.Status(),
 			"took", time.Since(began))
 	})
 }

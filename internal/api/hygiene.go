@@ -15,6 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -63,13 +64,14 @@ func redactError(principal caller.Principal, log *slog.Logger, err error) error 
 // redact returns the error that the client of a request may see. It logs internal errors, because
 // their answer refers to the log.
 func (s *Server) redact(r *http.Request, p caller.Principal, err error) error {
+	log := tracing.Logger(r.Context(), s.log)
 	if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 		err = fmt.Errorf("%w: %w", context.Canceled, err) // the client is gone and gets no answer
 	}
 	if problem(err).Status == http.StatusInternalServerError {
-		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+		log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 	}
-	return redactError(p, s.log, err)
+	return redactError(p, log, err)
 }
 
 // redactedProblem returns the problem for an error that occurs after the answer has begun.

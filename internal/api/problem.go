@@ -20,6 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -137,15 +138,17 @@ func field(err error) string {
 // for complete.
 func (s *Server) fail(w *answer, r *http.Request, err error) {
 	p := redactedProblem(w, err)
+	p.Trace = tracing.ID(r.Context())
+	log := tracing.Logger(r.Context(), s.log)
 	gone := r.Context().Err() != nil && errors.Is(context.Cause(r.Context()), context.Canceled)
 	switch {
 	case gone:
-		s.log.Debug("client went away", "method", r.Method, "path", r.URL.Path, "error", err)
+		log.Debug("client went away", "method", r.Method, "path", r.URL.Path, "error", err)
 	// A full disk and a failed port are not errors of the service. Internal errors are logged by
 	// Server.redact.
 	case p.Status > http.StatusInternalServerError && p.Status != http.StatusInsufficientStorage &&
 		p.Status != http.StatusBadGateway:
-		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+		log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 	}
 	if w.Status() != 0 {
 		panic(http.ErrAbortHandler) // net/http then cuts the connection
@@ -165,6 +168,6 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 		_, err = w.Write(body)
 	}
 	if err != nil {
-		s.log.Debug("failed to write answer", "error", err)
+		log.Debug("failed to write answer", "error", err)
 	}
 }

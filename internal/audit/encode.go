@@ -55,7 +55,7 @@ func (l *Log) sanitize(r Record) Record {
 			r.InputBytes, r.InputHash = size, sum // the input was truncated before it reached the log
 		}
 	}
-	for _, s := range []*string{&r.Caller, &r.Token, &r.Via, &r.Call} { // written by the service
+	for _, s := range []*string{&r.Caller, &r.Token, &r.Via, &r.Call, &r.Trace} { // written by the service
 		*s = clip.Text(*s, maxName)
 	}
 	for _, s := range []*string{
@@ -101,6 +101,7 @@ func closeRecord(open, outcome Record) Record {
 		{&r.Profile, open.Profile},
 		{&r.Session, open.Session},
 		{&r.Via, open.Via},
+		{&r.Trace, open.Trace},
 		{&r.Action, open.Action},
 		{&r.Verdict, open.Verdict},
 		{&r.Rule, open.Rule},

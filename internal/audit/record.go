@@ -21,6 +21,9 @@ type Record struct {
 	Session string `json:"session,omitempty"`
 	Via     string `json:"via,omitempty"` // "http", "mcp", "cli", "shell"
 
+	// Trace is the id of the trace that the call belongs to, in hex, or "".
+	Trace string `json:"trace,omitempty"`
+
 	// Action is the name of the tool or of an operator's action ("token.create").
 	Action string `json:"action"`
 	// Input is redacted. If it exceeds MaxInput, it is truncated, and InputBytes and InputHash

@@ -62,6 +62,7 @@ type Config struct {
 	Kubernetes Kubernetes `json:"kubernetes"`
 	Log        Log        `json:"log"`
 	Metrics    Metrics    `json:"metrics"`
+	Tracing    Tracing    `json:"tracing"`
 	Leases     Leases     `json:"leases"`
 	Exec       Exec       `json:"exec"`
 	Admission  Admission  `json:"admission"`
@@ -248,6 +249,7 @@ func Default() Config {
 		Containerd:   Containerd{Address: DefaultContainerd, Namespace: "orchestrator", Runtime: "runc"},
 		Log:          Log{Level: "info", Format: "text"},
 		Metrics:      defaultMetrics(),
+		Tracing:      defaultTracing(),
 		Leases:       Leases{TTL: Duration(time.Hour), MaxTTL: Duration(24 * time.Hour), Idle: Duration(15 * time.Minute)},
 		Exec: Exec{
 			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour),
@@ -323,7 +325,7 @@ func (c Config) Validate() error {
 	for _, err := range []error{
 		c.TLS.validate(c.Listen), c.validateKubernetes(), c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
 		c.Idempotency.validate(), c.Jobs.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c),
-		c.Browser.validate(), c.Metrics.validate(), c.Workspaces.validate(), c.Images.validate(),
+		c.Browser.validate(), c.Metrics.validate(), c.Tracing.validate(), c.Workspaces.validate(), c.Images.validate(),
 	} {
 		if err != nil {
 			return err

@@ -36,6 +36,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -87,7 +88,9 @@ type Options struct {
 	Program
 	// Metrics counts what the engine does. If it is nil, nothing is counted.
 	Metrics *metrics.Metrics
-	Log     *slog.Logger
+	// Tracer makes a trace of each call. If it is nil, there are none.
+	Tracer *tracing.Tracer
+	Log    *slog.Logger
 }
 
 // Limits holds the limits and defaults of requests.
@@ -159,10 +162,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		metrics: opts.Metrics, log: opts.Log, sessions: map[caller.Principal]string{},
 		closing: make(chan struct{}), Events: eventhub.New(),
 	}
-	if opts.Metrics != nil {
-		e.stages = opts.Metrics
-		e.store.OnWrite(opts.Metrics.StoreWrite)
-	}
+	e.observe(opts)
 	e.handing, e.handOff = context.WithCancel(context.Background())
 	if err := e.makeServices(ctx, opts); err != nil {
 		return nil, err

@@ -8,7 +8,21 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/metrics"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 )
+
+// observe sets who is told about stages and writes.
+func (e *Engine) observe(opts Options) {
+	var observers []stage.Observer
+	if opts.Metrics != nil {
+		observers = append(observers, opts.Metrics)
+		e.store.OnWrite(opts.Metrics.StoreWrite)
+	}
+	if opts.Tracer != nil {
+		observers = append(observers, opts.Tracer)
+	}
+	e.stages = stage.Join(observers...)
+}
 
 // countToolCall counts a tool call that ended.
 func (e *Engine) countToolCall(c governed.Ended) {

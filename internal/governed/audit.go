@@ -147,7 +147,7 @@ func (s *Service) VerifyAudit(ctx context.Context, p caller.Principal, head stri
 func presentRecord(r audit.Stored) v1.AuditRecord {
 	return v1.AuditRecord{
 		Seq: r.Seq, Time: r.Time, Kind: string(r.Kind), Call: r.Call, Caller: r.Caller, Token: r.Token,
-		Profile: r.Profile, Trust: r.Trust, Session: r.Session, Via: r.Via,
+		Profile: r.Profile, Trust: r.Trust, Session: r.Session, Via: r.Via, Trace: r.Trace,
 		Action: r.Action, Input: r.Input, InputBytes: r.InputBytes, InputHash: r.InputHash,
 		Verdict: r.Verdict, Rule: r.Rule, Approval: r.Approval, By: r.By,
 		Sandbox: r.Sandbox, Workspace: r.Workspace, Image: r.Image,

@@ -11,6 +11,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 )
 
 // RefuseCall records a call that could not be decoded and returns cause. The record holds at most
@@ -22,6 +23,7 @@ func (s *Service) RefuseCall(ctx context.Context, p caller.Principal, name strin
 		return cause
 	}
 	r := s.refusal(p, name, cause)
+	r.Trace = tracing.ID(ctx)
 	if rule, no := limitRule(s.checkExhausted(p)); no {
 		r.Action, r.Input, r.Verdict, r.Rule = UnknownTool, body, string(policy.Deny), rule
 		s.recordRefused(ctx, r)

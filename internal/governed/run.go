@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -19,6 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/sandboxed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/webtool"
 )
@@ -128,6 +130,7 @@ func (r *runner) Exec(ctx context.Context, x v1.Exec) (res v1.ExecResult, rest s
 	}
 	out, errOut := r.stream("stdout", cut), r.stream("stderr", cut)
 	st := core.Stream{Stdout: out, Stderr: errOut}
+	r.addTraceParent(ctx, &x)
 	res, err = r.s.opts.Sandboxes.ExecIn(ctx, r.lease, r.id, x, st, r.applyCaps)
 	if err != nil {
 		out.finish(false)
@@ -147,7 +150,27 @@ func (r *runner) Exec(ctx context.Context, x v1.Exec) (res v1.ExecResult, rest s
 
 // Start starts a background command in the call's sandbox.
 func (r *runner) Start(ctx context.Context, req v1.ShellRequest) (v1.Shell, error) {
+	r.addTraceParent(ctx, &req.Exec)
 	return r.s.opts.Sandboxes.StartShellIn(ctx, r.principal.Keyless(), r.lease.ID, r.id, req, r.applyCaps)
+}
+
+// addTraceParent sets TRACEPARENT of a command if the profile says so and the call has a trace. A
+// value that the caller gave stays.
+func (r *runner) addTraceParent(ctx context.Context, x *v1.Exec) {
+	const name = "TRACEPARENT"
+	parent := ""
+	if r.profile.Profile.TraceParent {
+		parent = tracing.Parent(ctx)
+	}
+	if _, given := x.Env[name]; given || parent == "" {
+		return
+	}
+	env := maps.Clone(x.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	env[name] = parent
+	x.Env = env
 }
 
 func (r *runner) applyCaps(c *wire.Command) {

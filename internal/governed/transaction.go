@@ -18,6 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/stage"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 )
 
 // Endings of tool calls, besides those of commands, and limits of tool calls.
@@ -135,6 +136,7 @@ func (t *transaction) execute(ctx context.Context) (res v1.ToolResult, err error
 		}
 	}()
 	opening := t.opening()
+	opening.Trace = tracing.ID(ctx)
 	if t.inputErr = t.hideSecrets(ctx); t.inputErr != nil {
 		replaceInputWithHash(&opening)
 	}

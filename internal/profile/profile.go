@@ -34,6 +34,9 @@ type Profile struct {
 	// Network of new sandboxes is "none" (the default) or "bridge", which allows all public egress
 	// through the gateway. Neither adds a network interface.
 	Network string `json:"network,omitempty"`
+	// TraceParent gives commands the variable TRACEPARENT of their call's trace, if the service has
+	// traces.
+	TraceParent bool `json:"traceparent,omitempty"`
 	// Warnings lists settings that could not be applied as written.
 	Warnings []string `json:"-"`
 }

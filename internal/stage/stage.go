@@ -47,3 +47,29 @@ func Time(ctx context.Context, o Observer, name Name, do func(context.Context) e
 	end(err)
 	return err
 }
+
+// Join returns an observer that tells all of list, in this order. It returns nil for none.
+func Join(list ...Observer) Observer {
+	switch len(list) {
+	case 0:
+		return nil
+	case 1:
+		return list[0]
+	}
+	return joined(list)
+}
+
+type joined []Observer
+
+// Begin implements Observer.
+func (j joined) Begin(ctx context.Context, name Name) (context.Context, func(error)) {
+	ends := make([]func(error), len(j))
+	for i, o := range j {
+		ctx, ends[i] = o.Begin(ctx, name)
+	}
+	return ctx, func(err error) {
+		for _, end := range ends {
+			end(err)
+		}
+	}
+}

@@ -32,7 +32,7 @@ func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 		ShellCaller: s.governed.ShellCaller(), MCP: talk, Sessions: s.sessions,
 		Hosts: s.config.AllowedHosts, Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
 		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,
-		Metrics: s.metrics,
+		Metrics: s.metrics, Tracer: s.tracer,
 	})
 }
 

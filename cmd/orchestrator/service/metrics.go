@@ -13,8 +13,53 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/metrics"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 )
+
+// traceFlushTime bounds the export of the last spans when the service ends.
+const traceFlushTime = 3 * time.Second
+
+// openGovernance makes the metrics, and opens the parts of tool calls, which they count.
+func (s *service) openGovernance(ctx context.Context, dir string, opts *engine.Options) (err error) {
+	s.metrics = metrics.New(metrics.Options{
+		Version: opts.Version, Build: opts.Build, Runtime: s.driver.Name(), Callers: s.config.Metrics.Callers, Log: s.log,
+	})
+	opts.Metrics = s.metrics
+	if s.governed, err = standalone.OpenGovernance(ctx, s.config, dir, s.store, s.metrics, s.log); err != nil {
+		return err
+	}
+	s.onClose(s.governed.Close)
+	opts.Governance = s.governed.Config
+	return nil
+}
+
+// openTracer makes the tracer, if one is configured.
+func (s *service) openTracer(ctx context.Context, opts *engine.Options) error {
+	t := s.config.Tracing
+	if t.Endpoint == "" {
+		return nil
+	}
+	var err error
+	s.tracer, err = tracing.Open(ctx, tracing.Options{Version: opts.Version, Runtime: s.driver.Name(), Ratio: t.Ratio},
+		t.Protocol, t.Endpoint, s.log)
+	if err != nil {
+		return err
+	}
+	opts.Tracer = s.tracer
+	s.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), traceFlushTime)
+		defer cancel()
+		if err := s.tracer.Close(ctx); err != nil {
+			s.log.Warn("failed to export the last traces", "error", err)
+		}
+		return nil
+	})
+	return nil
+}
 
 // metricsServer serves metrics on a listener of their own. A nil *metricsServer does nothing.
 type metricsServer struct {
@@ -70,12 +115,12 @@ const (
 )
 
 // serve answers GET /metrics until ctx ends.
-func (s *metricsServer) serve(ctx context.Context, metrics http.Handler, log *slog.Logger) {
+func (s *metricsServer) serve(ctx context.Context, scraped http.Handler, log *slog.Logger) {
 	if s == nil {
 		return
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", s.authorized(metrics))
+	mux.Handle("GET /metrics", s.authorized(scraped))
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: scrapeHeaderTime, ReadTimeout: scrapeHeaderTime, WriteTimeout: scrapeTime,
 		MaxHeaderBytes: maxScrapeHeader, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),

@@ -28,6 +28,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/metrics"
 	"github.com/sandbox-orchestrator/orchestrator/internal/servertls"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ui"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
@@ -170,9 +171,10 @@ type service struct {
 	engine    *engine.Engine
 	governed  *standalone.Governance
 	metrics   *metrics.Metrics
-	scrapes   *metricsServer // nil without metrics.listen
-	api       *api.Server    // set by run
-	sessions  *ui.Sessions   // of the dashboard
+	scrapes   *metricsServer  // nil without metrics.listen
+	tracer    *tracing.Tracer // nil without tracing.endpoint
+	api       *api.Server     // set by run
+	sessions  *ui.Sessions    // of the dashboard
 	why       string
 }
 
@@ -320,15 +322,9 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	opts.Puller, opts.FetchImage = puller, standalone.ImageFetcher(s.config.Images, puller, s.log)
 	opts.JobsDir, opts.LoadTemplates = dirs.Jobs, s.loadTemplates
 	opts.Quotas = standalone.Quotas(s.config.Callers)
-	s.metrics = metrics.New(metrics.Options{
-		Version: opts.Version, Build: opts.Build, Runtime: s.driver.Name(), Callers: s.config.Metrics.Callers, Log: s.log,
-	})
-	opts.Metrics = s.metrics
-	if s.governed, err = standalone.OpenGovernance(ctx, s.config, dir, s.store, s.metrics, s.log); err != nil {
+	if err := errors.Join(s.openTracer(ctx, &opts), s.openGovernance(ctx, dir, &opts)); err != nil {
 		return err
 	}
-	s.onClose(s.governed.Close)
-	opts.Governance = s.governed.Config
 	if opts.Egress, err = standalone.EgressOptions(s.config.Egress, s.log); err != nil {
 		return err
 	}
