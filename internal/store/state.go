@@ -68,8 +68,9 @@ func (e *StateError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 // WayOut describes what an operator can do.
 func (e *StateError) WayOut() string {
 	const (
-		restore = "put back a copy of state.db and remove the old state.db-wal and state.db-shm, or "
-		none    = "start with `orchestrator serve --adopt-none`, which destroys the sandboxes and keeps the workspaces"
+		restore = "put back a copy of state.db and remove the old state.db-wal and state.db-shm, or a backup with " +
+			"`orchestrator restore --replace FILE`, or "
+		none = "start with `orchestrator serve --adopt-none`, which destroys the sandboxes and keeps the workspaces"
 	)
 	switch e.Condition {
 	case Lost:

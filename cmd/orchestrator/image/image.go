@@ -163,24 +163,37 @@ func runImageImport(ctx context.Context, a *cli.App, path, ref string) error {
 	if err != nil {
 		return err
 	}
-	var list []v1.Image
-	if cl == nil && path != "-" {
-		list, err = standalone.ImportImage(ctx, a, c, path, ref)
-	} else {
-		in, n, done, openErr := a.OpenInput(ctx, path)
-		if openErr != nil {
-			return openErr
-		}
-		defer done()
-		err = withClient(ctx, a, c, cl, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
-			list, err = cl.Images.Import(ctx, in, n, ref)
-			return err
-		})
-	}
+	list, err := importImage(ctx, a, c, cl, path, ref)
 	if err != nil {
 		return err
 	}
 	return printImages(a, list)
+}
+
+// importImage imports an image into the server's store, or without one into the state directory's.
+func importImage(
+	ctx context.Context,
+	a *cli.App,
+	c config.Config,
+	cl *client.Client,
+	path, ref string,
+) (list []v1.Image, err error) {
+	if cl == nil && path != "-" {
+		defer a.StartProgress("importing "+path, 0).Stop()
+		return standalone.ImportImage(ctx, a, c, path, ref)
+	}
+	in, n, done, err := a.OpenInput(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	progress := a.StartProgress("importing "+path, n)
+	defer progress.Stop()
+	err = withClient(ctx, a, c, cl, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
+		list, err = cl.Images.Import(ctx, progress.Count(in), n, ref)
+		return err
+	})
+	return list, err
 }
 
 // runImageImportShared needs a state directory without a server: its server finds the image when it
@@ -190,7 +203,9 @@ func runImageImportShared(ctx context.Context, a *cli.App, path, ref, shared str
 	if err != nil {
 		return err
 	}
+	progress := a.StartProgress("importing "+path, 0)
 	list, err := standalone.ImportShared(ctx, a, c, path, ref, shared)
+	progress.Stop()
 	if err != nil {
 		return err
 	}

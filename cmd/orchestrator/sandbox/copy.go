@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
@@ -22,8 +21,6 @@ import (
 const (
 	// copyParallel is the number of files copied at once.
 	copyParallel = 8
-	// progressTime is how long a copy takes before its progress is shown.
-	progressTime = time.Second
 )
 
 // NewCopyCommand returns "orchestrator cp".
@@ -86,7 +83,7 @@ func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst strin
 	c := &copying{app: a, from: from.files(cl), to: to.files(cl), slots: make(chan struct{}, copyParallel)}
 	group, gctx := errgroup.WithContext(ctx)
 	c.group, c.ctx = group, gctx
-	stop := c.progress(ctx)
+	stop := c.progress()
 	err = c.start(from, to)
 	if wait := group.Wait(); wait != nil {
 		err = wait
@@ -253,39 +250,11 @@ func (r *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// progress shows the progress on a terminal if the copy takes long. Call stop at the end.
-func (c *copying) progress(ctx context.Context) (stop func()) {
-	if !cli.IsTerminal(c.app.Stderr) {
-		return func() {}
-	}
-	quit, ended := make(chan struct{}), make(chan struct{})
-	go func() { // stop waits for it
-		defer close(ended)
-		t := time.NewTicker(progressTime)
-		defer t.Stop()
-		shown := false
-		for {
-			select {
-			case <-t.C:
-				shown = true
-				fmt.Fprintf(
-					c.app.Stderr,
-					"\r\x1b[K%d of %d files, %s",
-					c.done.Load(),
-					c.found.Load(),
-					cli.Size(c.bytes.Load()),
-				)
-				continue
-			case <-quit:
-			case <-ctx.Done():
-			}
-			if shown {
-				fmt.Fprint(c.app.Stderr, "\r\x1b[K")
-			}
-			return
-		}
-	}()
-	return func() { close(quit); <-ended }
+// progress shows the progress if the copy takes long. Call stop at the end.
+func (c *copying) progress() (stop func()) {
+	return c.app.StartReports(func() string {
+		return fmt.Sprintf("%d of %d files, %s", c.done.Load(), c.found.Load(), cli.Size(c.bytes.Load()))
+	}).Stop
 }
 
 func join(dir, name string) string {

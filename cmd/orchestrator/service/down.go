@@ -56,7 +56,9 @@ func runDown(ctx context.Context, a *cli.App, name string) error {
 		return err
 	}
 	if cl != nil {
+		progress := a.StartProgress("destroying the sandboxes of "+cl.Address(), 0)
 		ours, err := cli.DownServer(ctx, cl, c)
+		progress.Stop()
 		if err != nil || !ours {
 			return err
 		}

@@ -21,7 +21,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/api"
-	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
@@ -345,16 +344,6 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n",
 		listenAddress(s.listener, s.config), s.driver.Name(), cli.OneLine(s.why), opts.Cgroup)
 	return nil
-}
-
-// noteNotReady prints why templates cannot be used.
-func (s *service) noteNotReady(ctx context.Context) {
-	for _, t := range s.engine.Templates.List(ctx, caller.Local("")) {
-		if t.Error == "" {
-			continue
-		}
-		s.app.Note("template %s is not ready: %s", t.Name, cli.WithoutClass(t.Error))
-	}
 }
 
 func listenAddress(l net.Listener, c config.Config) string {

@@ -29,7 +29,9 @@ func newWorkspaceSnapshot(a *cli.App) *cobra.Command {
 				label = args[1]
 			}
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
+				progress := a.StartProgress("copying workspace "+args[0], 0)
 				got, err := w.Snapshot(cmd.Context(), args[0], label)
+				progress.Stop()
 				if err != nil {
 					return err
 				}
