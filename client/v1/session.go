@@ -20,7 +20,7 @@ type ShellSession struct {
 	// Missing says what the session cannot do because the image has no bash.
 	Missing string `json:"missing,omitempty"`
 	// State is "idle", "busy" or "ended".
-	State     string    `json:"state"`
+	State     string    `json:"state" enum:"idle,busy,ended"`
 	StartedAt time.Time `json:"started_at"`
 	// Commands is how many commands have run, Waiting how many wait now. Left is how many ended
 	// commands left background processes that hold their output open.

@@ -8,7 +8,7 @@ type Template struct {
 	// State is "ready", or "not_ready" if it cannot be leased yet. Error says why it is not ready.
 	// For a ready template, Error says why its latest version is not used; the other fields then
 	// describe the version that is. Error is set for operators only.
-	State string `json:"state"`
+	State string `json:"state" enum:"ready,not_ready"`
 	Error string `json:"error,omitempty"`
 	// File is the path of the template's file. It is set for operators only.
 	File string `json:"file,omitempty"`
@@ -16,7 +16,7 @@ type Template struct {
 	ReadyAt *time.Time `json:"ready_at,omitempty"`
 	Image   string     `json:"image"`
 	ImageID string     `json:"image_id,omitempty"`
-	Class   string     `json:"class"`
+	Class   string     `json:"class" enum:"container,gvisor,vm"`
 	// UserNamespace reports that each sandbox has its own user namespace.
 	UserNamespace bool     `json:"user_namespace,omitempty"`
 	Entrypoint    []string `json:"entrypoint,omitempty"`

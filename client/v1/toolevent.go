@@ -11,7 +11,7 @@ package v1
 // Streamed output is for display; the result is authoritative. If the client reads too slowly,
 // output is dropped, and Missed is the number of bytes dropped before this event.
 type ToolEvent struct {
-	Type      string      `json:"type"`
+	Type      string      `json:"type" enum:"approval,started,stdout,stderr,end"`
 	Approval  *Approval   `json:"approval,omitempty"`
 	SandboxID string      `json:"sandbox_id,omitempty"`
 	Data      string      `json:"data,omitempty"`

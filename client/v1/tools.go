@@ -107,7 +107,7 @@ type PolicyCheck struct {
 // Verdict is the decision of a command policy.
 type Verdict struct {
 	// Verdict is "allow", "ask" or "deny".
-	Verdict  string    `json:"verdict"`
+	Verdict  string    `json:"verdict" enum:"allow,ask,deny"`
 	Rule     string    `json:"rule"`
 	Class    string    `json:"class,omitempty"`
 	HardDeny bool      `json:"hard_deny,omitempty"`

@@ -31,10 +31,10 @@ type SandboxRequest struct {
 	// Mode is how the workspace is bound: "rw" (the default), "ro" (like ReadOnly) or "overlay". An
 	// overlay keeps changes separate until they are committed or discarded. A workspace can have
 	// any number of overlay leases.
-	Mode string `json:"mode,omitempty"`
+	Mode string `json:"mode,omitempty" enum:"rw,ro,overlay"`
 	// Class is the minimum isolation: "container", "gvisor" or "vm". A template of a weaker class
 	// is refused.
-	Class string            `json:"class,omitempty"`
+	Class string            `json:"class,omitempty" enum:"container,gvisor,vm"`
 	Env   map[string]string `json:"env,omitempty"`
 	// TTLMS is the maximum duration of the lease, IdleMS the maximum time without a call. Zero
 	// takes the server's defaults.
@@ -42,7 +42,7 @@ type SandboxRequest struct {
 	IdleMS int64 `json:"idle_ms,omitempty"`
 	// WhenEmpty is what to do if no sandbox is warm: "wait" (the default) for up to WaitMS, "cold"
 	// to create one now, or "refuse".
-	WhenEmpty string            `json:"when_empty,omitempty"`
+	WhenEmpty string            `json:"when_empty,omitempty" enum:"wait,cold,refuse"`
 	WaitMS    int64             `json:"wait_ms,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	// Egress is what commands may connect to, through a proxy in the sandbox. Nil means nothing.
@@ -57,7 +57,7 @@ type Sandbox struct {
 	// Caller is the owner of the lease, or "" if the sandbox is not leased.
 	Caller string `json:"caller,omitempty"`
 	// State is "creating", "warm", "leased", "stopping", "gone" or "failed".
-	State     string            `json:"state"`
+	State     string            `json:"state" enum:"creating,warm,leased,stopping,gone,failed"`
 	Template  string            `json:"template"`
 	Runtime   string            `json:"runtime"`
 	Image     string            `json:"image"`
@@ -118,7 +118,7 @@ type ExecResult struct {
 	ID string `json:"id"`
 	// Ending is exited, signalled, timeout, cancelled, oom, pids, disk, output_limit or
 	// sandbox_lost. ExitCode is -1 unless the ending is exited.
-	Ending   string `json:"ending"`
+	Ending   string `json:"ending" enum:"exited,signalled,timeout,cancelled,oom,pids,disk,output_limit,sandbox_lost"`
 	ExitCode int    `json:"exit_code"`
 	Signal   int    `json:"signal,omitempty"`
 	Stdout   string `json:"stdout"`
@@ -132,7 +132,7 @@ type ExecResult struct {
 	Usage       Usage  `json:"usage"`
 	Detail      string `json:"detail,omitempty"`
 	// Session is the state of the session that the command ran in: "open", "renewed" or "ended".
-	Session string `json:"session,omitempty"`
+	Session string `json:"session,omitempty" enum:"open,renewed,ended"`
 	// Overlay is the id of the overlay of a run with mode "overlay", or "" if the run changed
 	// nothing.
 	Overlay string `json:"overlay,omitempty"`
@@ -144,9 +144,9 @@ type Run struct {
 	Template  string            `json:"template,omitempty"`
 	Workspace string            `json:"workspace,omitempty"`
 	ReadOnly  bool              `json:"read_only,omitempty"`
-	Mode      string            `json:"mode,omitempty"`
-	Class     string            `json:"class,omitempty"`
-	WhenEmpty string            `json:"when_empty,omitempty"`
+	Mode      string            `json:"mode,omitempty" enum:"rw,ro,overlay"`
+	Class     string            `json:"class,omitempty" enum:"container,gvisor,vm"`
+	WhenEmpty string            `json:"when_empty,omitempty" enum:"wait,cold,refuse"`
 	WaitMS    int64             `json:"wait_ms,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	Egress    *Egress           `json:"egress,omitempty"`
@@ -163,7 +163,7 @@ func (r Run) Lease() SandboxRequest {
 // Event is one server-sent event of a streamed exec: "started", "stdout", "stderr" or "end". Data
 // is output as text; Base64 is set instead if the bytes are not UTF-8.
 type Event struct {
-	Type   string      `json:"type"`
+	Type   string      `json:"type" enum:"started,stdout,stderr,end"`
 	ID     string      `json:"id,omitempty"`
 	Data   string      `json:"data,omitempty"`
 	Base64 string      `json:"base64,omitempty"`
@@ -190,7 +190,7 @@ type Shell struct {
 	SandboxID string   `json:"sandbox_id"`
 	Argv      []string `json:"argv"`
 	// State is "running" or "ended".
-	State     string      `json:"state"`
+	State     string      `json:"state" enum:"running,ended"`
 	StartedAt time.Time   `json:"started_at"`
 	Result    *ExecResult `json:"result,omitempty"`
 	// TTY reports that the command runs on a terminal; see TerminalRequest.
@@ -204,7 +204,7 @@ type Shell struct {
 
 // Output is a piece of a background command's output.
 type Output struct {
-	Stream string `json:"stream"`
+	Stream string `json:"stream" enum:"stdout,stderr"`
 	// Offset is where Data begins. It exceeds the requested offset by Gap if those bytes are no
 	// longer kept. NextOffset is the offset to request next.
 	Offset     int64 `json:"offset"`
@@ -303,7 +303,7 @@ type Problem struct {
 	Title  string `json:"title"`
 	Status int    `json:"status"`
 	Detail string `json:"detail"`
-	Code   string `json:"code"`
+	Code   string `json:"code" enum:"invalid_argument,not_found,already_exists,failed_precondition,resource_exhausted,permission_denied,unauthenticated,unavailable,deadline_exceeded,not_implemented,internal"`
 	Field  string `json:"field,omitempty"`
 	// Kind is the error type that the tool's profile defines for invalid input.
 	Kind         string `json:"kind,omitempty"`

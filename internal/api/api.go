@@ -34,7 +34,9 @@ import (
 
 const (
 	mcpPath = "/mcp" // path of the Model Context Protocol
-	mcpCall = "tools/call"
+	// readyPath answers errors with more than a problem.
+	readyPath = "/readyz"
+	mcpCall   = "tools/call"
 	// unansweredCall is the action of tool calls that are refused without an answer.
 	unansweredCall = "unanswered"
 )
@@ -240,10 +242,19 @@ type route struct {
 	// refused records a tool call that did not reach handle. It is nil for routes that are not tool
 	// calls.
 	refused func(w http.ResponseWriter, r *http.Request, p caller.Principal, err error) error
-	// summary, query, body and answer describe the route in /openapi.json.
+	// The following fields describe the route in /openapi.json. id is the operation's id, by default
+	// the handler's name. status is that of a success, by default 200, or 204 without an answer. also
+	// are the forms that a client can ask for instead of answer. upgrade routes answer with 101.
+	id           string
 	summary      string
 	query        []string
+	needs        []string // of query, those that are required
 	body, answer any
+	status       int
+	also         []answerForm
+	upgrade      bool
+	// methods are those to describe of a route for all methods.
+	methods []string
 }
 
 // bodyKind says how a route reads a body.

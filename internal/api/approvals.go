@@ -19,7 +19,7 @@ func (s *Server) approvalRoutes() []route {
 		{
 			method: "GET", path: "/v1/approvals/events", handle: s.watchApprovals, stream: true,
 			summary: "Stream approval requests: \"listening\", pending ones as \"asked\", then each change",
-			answer:  v1.ApprovalEvent{},
+			also:    []answerForm{{formEvents, v1.ApprovalEvent{}}},
 		},
 		{
 			method: "GET", path: "/v1/approvals/{id}", handle: s.getApproval,

@@ -27,6 +27,7 @@ func (s *Server) auditRoutes() []route {
 		{
 			method: "GET", path: "/v1/audit/export", handle: s.exportAudit,
 			summary: "Stream audit records as JSON lines", query: auditFilters(),
+			also: []answerForm{{formLines, nil}},
 		},
 		{
 			method: "GET", path: "/v1/audit/verify", handle: s.verifyAudit,

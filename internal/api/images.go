@@ -15,21 +15,23 @@ func (s *Server) imageRoutes() []route {
 	return []route{
 		{method: "GET", path: "/v1/images", handle: s.listImages, summary: "List images", answer: v1.List[v1.Image]{}},
 		{
-			method: "POST", path: "/v1/images", handle: s.importImage, takes: bodyUpload, operator: true,
+			method: "POST", path: "/v1/images", handle: s.importImage, status: http.StatusCreated, takes: bodyUpload, operator: true,
 			summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{},
 		},
 		{
 			method: "DELETE", path: "/v1/images", handle: s.removeImage, operator: true,
-			summary: "Remove an image", query: []string{"ref"},
+			summary: "Remove an image", query: []string{"ref"}, needs: []string{"ref"},
 		},
 		{
 			method: "POST", path: "/v1/images/pull", handle: s.pullImage, operator: true,
 			summary: "Pull an image from its registry", body: v1.PullRequest{}, answer: v1.List[v1.Image]{},
+			also: []answerForm{{formEvents, v1.PullEvent{}}},
 		},
 		{
 			method: "POST", path: "/v1/images/build", handle: s.buildImage, takes: bodyUpload, operator: true,
 			summary: "Build an image from the context in the body, a tar archive with a Dockerfile",
-			query:   []string{"ref", "file", "target", "network", "args", "keep"}, answer: v1.List[v1.Image]{},
+			query:   []string{"ref", "file", "target", "network", "args", "keep"}, needs: []string{"ref"}, answer: v1.List[v1.Image]{},
+			also: []answerForm{{formEvents, v1.PullEvent{}}},
 		},
 		{
 			method: "POST", path: "/v1/images/gc", handle: s.collectImages, operator: true,
@@ -38,11 +40,11 @@ func (s *Server) imageRoutes() []route {
 		},
 		{
 			method: "PUT", path: "/v1/images/pin", handle: s.pinImage, operator: true,
-			summary: "Pin an image, so that it is never collected", query: []string{"ref"}, answer: v1.List[v1.Image]{},
+			summary: "Pin an image, so that it is never collected", query: []string{"ref"}, needs: []string{"ref"}, answer: v1.List[v1.Image]{},
 		},
 		{
-			method: "DELETE", path: "/v1/images/pin", handle: s.pinImage, operator: true,
-			summary: "Unpin an image", query: []string{"ref"}, answer: v1.List[v1.Image]{},
+			method: "DELETE", path: "/v1/images/pin", handle: s.pinImage, id: "unpinImage", operator: true,
+			summary: "Unpin an image", query: []string{"ref"}, needs: []string{"ref"}, answer: v1.List[v1.Image]{},
 		},
 	}
 }

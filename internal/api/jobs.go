@@ -15,7 +15,7 @@ import (
 func (s *Server) jobRoutes() []route {
 	return []route{
 		{
-			method: "POST", path: "/v1/jobs", direct: true, handle: s.createJob, limit: maxExecBody,
+			method: "POST", path: "/v1/jobs", direct: true, handle: s.createJob, status: http.StatusCreated, limit: maxExecBody,
 			summary: "Run a command, a list or a matrix, each command in a sandbox of its own", body: v1.JobRequest{},
 			answer: v1.Job{},
 		},
@@ -50,9 +50,10 @@ func (s *Server) jobRoutes() []route {
 		},
 		{
 			method: "GET", path: "/v1/jobs/{id}/commands/{index}/artifact", handle: s.getJobArtifact,
-			summary: "Read a file that a command left", query: []string{"path"},
+			summary: "Read a file that a command left", query: []string{"path"}, needs: []string{"path"}, also: rawForm(),
 		},
-		{method: "GET", path: "/v1/jobs/{id}/junit", handle: s.jobJUnit, summary: "Describe the results as JUnit XML"},
+		{method: "GET", path: "/v1/jobs/{id}/junit", handle: s.jobJUnit, summary: "Describe the results as JUnit XML",
+			also: []answerForm{{"application/xml", nil}}},
 	}
 }
 

@@ -1,18 +1,40 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"net/http"
 	"reflect"
 	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
 	"strings"
-	"time"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 type object = map[string]any
+
+// answerForm is a media type of an answer, with a value of its type. of is nil for bytes. Of an
+// event stream, the data of each event is of this type, and its name is the field type.
+type answerForm struct {
+	form string
+	of   any
+}
+
+// anyOf is an answer of one of several types.
+type anyOf []any
+
+func rawForm() []answerForm { return []answerForm{{formRaw, nil}} }
+
+// execForms are the forms in which a command's output can be streamed.
+func execForms() []answerForm {
+	return []answerForm{{formEvents, v1.Event{}}, {formRaw, nil}, {formFrames, nil}}
+}
 
 var pathParameter = regexp.MustCompile(`\{(\w+)(\.\.\.)?\}`)
 
@@ -30,118 +52,176 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ caller.Princi
 func (s *Server) describe() ([]byte, error) {
 	schemas := object{}
 	paths := map[string]object{}
-	for _, r := range s.routes() {
+	for _, r := range append(s.routes(), s.mcpRoute()) {
 		path := strings.ReplaceAll(r.path, "...}", "}")
 		if paths[path] == nil {
 			paths[path] = object{}
 		}
-		methods := []string{strings.ToLower(r.method)}
-		if r.method == "" {
-			methods = allMethods
+		methods := r.methods
+		if r.method != "" {
+			methods = []string{strings.ToLower(r.method)}
 		}
 		for _, method := range methods {
-			paths[path][method] = operation(r, schemas)
+			paths[path][method] = operation(r, method, schemas)
 		}
 	}
-	schemaOf(reflect.TypeFor[v1.Problem](), schemas)
 	return json.Marshal(object{
 		"openapi": "3.1.0",
-		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version(caller.Principal{}).Version},
+		"info": object{
+			"title": "orchestrator", "version": s.opts.Engine.Version(caller.Principal{}).Version,
+			"description": apiText, "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
+		},
+		"servers": []object{{"url": "/"}},
 		"paths":   paths,
 		"components": object{
-			"schemas":         schemas,
-			"securitySchemes": object{"token": object{"type": "http", "scheme": "bearer"}},
+			"schemas":   schemas,
+			"responses": errorResponses(schemas),
+			"securitySchemes": object{"token": object{
+				"type": "http", "scheme": "bearer", "description": "A token, or none on the service's own unix socket.",
+			}},
 		},
 	})
 }
 
-// allMethods are the methods that a description can have.
-var allMethods = []string{"get", "put", "post", "delete", "options", "head", "patch", "trace"}
+// apiText explains what the generated parts cannot.
+const apiText = "Durations are whole milliseconds, sizes are bytes, and times are RFC 3339.\n\n" +
+	"Errors are problems (RFC 9457). Unknown fields in requests are refused; clients must ignore unknown fields.\n\n" +
+	"Accept chooses the form of an answer. In a text/event-stream, the data of each event is JSON, and the event's " +
+	"name is its field type. A stream that fails after its begin ends with an event problem, whose data is a Problem.\n\n" +
+	"The stream of a command begins with started, which has the command's id. stdout and stderr follow, with output " +
+	"as data, or as base64 if its bytes are not UTF-8. The last event is end, with the result; without it, the stream " +
+	"was cut. The stream of a tool call can begin with approval."
 
-func operation(r route, schemas object) object {
-	inPath := pathParameter.FindAllStringSubmatch(r.path, -1)
-	params := make([]object, 0, len(inPath)+len(r.query))
-	for _, m := range inPath {
-		params = append(params, object{"name": m[1], "in": "path", "required": true,
-			"schema": object{"type": "string"}})
+// allMethods are the methods that a description can have.
+func allMethods() []string {
+	return []string{"get", "put", "post", "delete", "options", "head", "patch", "trace"}
+}
+
+// operationID returns the id of a route's operation: its handler's name. If the route serves
+// several methods, the method follows.
+func operationID(r route, method string) string {
+	id := r.id
+	if id == "" {
+		id = runtime.FuncForPC(reflect.ValueOf(r.handle).Pointer()).Name()
+		id = strings.TrimSuffix(id[strings.LastIndexByte(id, '.')+1:], "-fm") // a method value
 	}
-	for _, q := range r.query {
-		params = append(params, object{"name": q, "in": "query", "schema": object{"type": "string"}})
+	if r.method == "" {
+		id += strings.ToUpper(method[:1]) + method[1:]
 	}
-	ok := object{"description": "done"}
-	if r.answer != nil {
-		ok["content"] = object{formJSON: object{"schema": schemaOf(reflect.TypeOf(r.answer), schemas)}}
+	return id
+}
+
+func operation(r route, method string, schemas object) object {
+	responses := object{"default": object{"$ref": "#/components/responses/Error"}}
+	for _, code := range errorCodes(r) {
+		responses[strconv.Itoa(code)] = object{"$ref": "#/components/responses/" + responseName(code)}
 	}
-	problem := object{"schema": object{"$ref": "#/components/schemas/Problem"}}
+	maps.Copy(responses, successes(r, schemas))
 	op := object{
-		"summary": r.summary, "parameters": params,
-		"responses": object{
-			"2XX": ok,
-			"default": object{
-				"description": "an error", "content": object{formProblem: problem},
-			},
-		},
+		"operationId": operationID(r, method), "summary": r.summary, "tags": []string{tag(r.path)},
+		"parameters": parameters(r, method), "responses": responses, "security": []object{},
 	}
 	if !r.open {
 		op["security"] = []object{{"token": []string{}}, {}}
 	}
-	if r.body != nil {
-		op["requestBody"] = object{"content": object{formJSON: object{"schema": schemaOf(reflect.TypeOf(r.body),
-			schemas)}}}
+	if body := requestBody(r, method, schemas); body != nil {
+		op["requestBody"] = body
 	}
 	return op
 }
 
-// schemaOf returns the schema of a type. It adds the schemas of structs to schemas, by name.
-func schemaOf(t reflect.Type, schemas object) object {
+// tag returns the object that a path is about.
+func tag(path string) string {
+	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
+	if parts[0] == "v1" {
+		return parts[1]
+	}
+	return "service"
+}
+
+// successes returns the answers that are no errors, by status.
+func successes(r route, schemas object) object {
+	content := object{}
+	if r.answer != nil {
+		content[formJSON] = object{"schema": valueSchema(r.answer, schemas)}
+	}
+	for _, f := range r.also {
+		content[f.form] = object{"schema": formSchema(f, schemas)}
+	}
+	status, ok := r.status, object{"description": "Success."}
 	switch {
-	case t == reflect.TypeFor[time.Time]():
-		return object{"type": "string", "format": "date-time"}
-	case t == reflect.TypeFor[json.RawMessage]():
-		return object{} // any JSON
-	case t.Kind() == reflect.Pointer:
-		return schemaOf(t.Elem(), schemas)
-	case t.Kind() == reflect.Slice:
-		return object{"type": "array", "items": schemaOf(t.Elem(), schemas)}
-	case t.Kind() == reflect.Map:
-		return object{"type": "object", "additionalProperties": schemaOf(t.Elem(), schemas)}
-	case t.Kind() == reflect.Struct:
-		name := schemaName(t)
-		if _, ok := schemas[name]; !ok {
-			schemas[name] = object{} // placeholder: a type may contain itself
-			props := object{}
-			properties(t, props, schemas)
-			schemas[name] = object{"type": "object", "properties": props}
+	case r.upgrade:
+		status, ok["description"] = http.StatusSwitchingProtocols, "The connection is upgraded. Its messages are below."
+	case len(content) == 0:
+		status = cmp.Or(status, http.StatusNoContent)
+	}
+	status = cmp.Or(status, http.StatusOK)
+	if len(content) > 0 {
+		ok["content"] = content
+	}
+	out := object{strconv.Itoa(status): ok}
+	if r.path == readyPath {
+		out[strconv.Itoa(http.StatusServiceUnavailable)] = object{
+			"description": "No call would be served.",
+			"content":     object{formProblem: object{"schema": valueSchema(v1.NotReady{}, schemas)}},
 		}
-		return object{"$ref": "#/components/schemas/" + name}
-	case t.Kind() == reflect.Bool:
-		return object{"type": "boolean"}
-	case t.Kind() == reflect.String:
+	}
+	return out
+}
+
+func formSchema(f answerForm, schemas object) object {
+	switch {
+	case f.of != nil:
+		return valueSchema(f.of, schemas)
+	case strings.HasPrefix(f.form, "text/"), f.form == formLines, f.form == "application/xml":
 		return object{"type": "string"}
-	case t.Kind() == reflect.Float64:
-		return object{"type": "number"}
 	}
-	return object{"type": "integer"}
+	return byteSchema()
 }
 
-func schemaName(t reflect.Type) string {
-	name := t.Name()
-	if outer, inner, ok := strings.Cut(name, "["); ok { // List[…/v1.Sandbox]
-		inner = strings.TrimSuffix(inner, "]")
-		return inner[strings.LastIndexByte(inner, '.')+1:] + outer
+func byteSchema() object { return object{"type": "string", "format": "binary"} }
+
+func requestBody(r route, method string, schemas object) object {
+	switch {
+	case r.body != nil && method != "get" && method != "delete":
+		return object{"required": true, "content": object{formJSON: object{"schema": valueSchema(r.body, schemas)}}}
+	case r.body != nil, r.kind() == bodyNone, slices.Contains([]string{"get", "head", "delete", "trace"}, method):
+		return nil
 	}
-	return name
+	return object{"content": object{formRaw: object{"schema": byteSchema()}}}
 }
 
-func properties(t reflect.Type, props, schemas object) {
-	for i := range t.NumField() {
-		f := t.Field(i)
-		tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		switch {
-		case f.Anonymous && tag == "":
-			properties(f.Type, props, schemas)
-		case tag != "-" && f.IsExported():
-			props[tag] = schemaOf(f.Type, schemas)
+// errorCodes returns the statuses of the errors that a route is expected to answer with.
+func errorCodes(r route) []int {
+	codes := []int{http.StatusBadRequest, http.StatusTooManyRequests, http.StatusInternalServerError,
+		http.StatusServiceUnavailable}
+	if !r.open {
+		codes = append(codes, http.StatusUnauthorized, http.StatusForbidden)
+	}
+	if strings.Contains(r.path, "{") || r.body != nil || len(r.query) > 0 {
+		codes = append(codes, http.StatusNotFound)
+	}
+	if r.method != http.MethodGet {
+		codes = append(codes, http.StatusConflict)
+	}
+	if r.kind() != bodyNone {
+		codes = append(codes, http.StatusRequestEntityTooLarge, http.StatusInsufficientStorage)
+	}
+	return codes
+}
+
+func responseName(code int) string { return strings.ReplaceAll(http.StatusText(code), " ", "") }
+
+// errorResponses returns the error answers that operations refer to.
+func errorResponses(schemas object) object {
+	content := object{formProblem: object{"schema": valueSchema(v1.Problem{}, schemas)}}
+	out := object{"Error": object{"description": "Another error.", "content": content}}
+	for _, r := range []route{{method: http.MethodPost, path: "{", takes: bodyHeld}} { // a route with all errors
+		for _, code := range errorCodes(r) {
+			out[responseName(code)] = object{
+				"description": fmt.Sprintf("%s.", http.StatusText(code)), "content": content,
+			}
 		}
 	}
+	return out
 }

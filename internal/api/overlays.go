@@ -31,7 +31,7 @@ func (s *Server) overlayRoutes() []route {
 			summary: "Discard the changes of an overlay", query: []string{"end"},
 		},
 		{
-			method: "POST", path: "/v1/workspaces/{name}/snapshots", direct: true, handle: s.makeSnapshot,
+			method: "POST", path: "/v1/workspaces/{name}/snapshots", direct: true, handle: s.makeSnapshot, status: http.StatusCreated,
 			summary: "Copy the files of an unused workspace",
 			body:    v1.SnapshotRequest{}, answer: v1.Snapshot{},
 		},

@@ -27,11 +27,13 @@ func (s *Server) portRoutes() []route {
 			method: "GET", path: "/v1/sandboxes/{id}/ports/{port}", direct: true, foreign: true, handle: s.dialPort,
 			summary: "Connect to a server on the sandbox's loopback: with Upgrade: " + v1.PortProtocol +
 				" the connection carries bytes",
+			upgrade: true,
 		},
 		{
 			path: "/v1/sandboxes/{id}/ports/{port}/{path...}", direct: true, foreign: true, handle: s.proxyPort,
-			takes:   bodyStream,
+			takes: bodyStream, methods: allMethods(),
 			summary: "Forward a request of any method, WebSockets too, to an HTTP server on the sandbox's loopback",
+			also:    []answerForm{{"*/*", nil}},
 		},
 	}
 }

@@ -24,7 +24,7 @@ func (s *Server) routes() []route {
 func (s *Server) sandboxRoutes() []route {
 	return []route{
 		{
-			method: "POST", path: "/v1/sandboxes", handle: s.createSandbox,
+			method: "POST", path: "/v1/sandboxes", handle: s.createSandbox, status: http.StatusCreated,
 			summary: "Lease a sandbox", body: v1.SandboxRequest{}, answer: v1.Sandbox{},
 		},
 		{
@@ -48,13 +48,15 @@ func (s *Server) sandboxRoutes() []route {
 		{
 			method: "POST", path: "/v1/sandboxes/{id}/exec", direct: true, handle: s.exec, limit: maxExecBody,
 			summary: "Run a command and wait for its end", body: v1.Exec{}, answer: v1.ExecResult{},
+			also: execForms(),
 		},
 		{
 			method: "POST", path: "/v1/run", direct: true, handle: s.run, limit: maxExecBody,
 			summary: "Lease, run one command, destroy", body: v1.Run{}, answer: v1.ExecResult{},
+			also: execForms(),
 		},
 		{
-			method: "POST", path: "/v1/sandboxes/{id}/shells", direct: true, handle: s.startShell, limit: maxExecBody,
+			method: "POST", path: "/v1/sandboxes/{id}/shells", direct: true, handle: s.startShell, status: http.StatusCreated, limit: maxExecBody,
 			summary: "Start a background command", body: v1.ShellRequest{}, answer: v1.Shell{},
 		},
 		{
@@ -64,7 +66,7 @@ func (s *Server) sandboxRoutes() []route {
 		{
 			method: "GET", path: "/v1/sandboxes/{id}/pty", direct: true, handle: s.pty,
 			summary: "Open a terminal, or attach to one (shell), as a WebSocket of subprotocol " + v1.TerminalProtocol,
-			query:   ptyQuery, answer: v1.TerminalMessage{},
+			query:   ptyQuery, upgrade: true, answer: v1.TerminalMessage{},
 		},
 		{
 			method: "GET", path: "/v1/shells/{id}", handle: s.getShell,
@@ -77,12 +79,13 @@ func (s *Server) sandboxRoutes() []route {
 		},
 		{
 			method: "POST", path: "/v1/shells/{id}/signal", handle: s.signalShell,
-			summary: "Signal every process of a background command", query: []string{"signal"},
+			summary: "Signal every process of a background command", query: []string{"signal"}, needs: []string{"signal"},
 		},
 		{
 			method: "GET", path: "/v1/shells/{id}/output", handle: s.shellOutput,
 			summary: "Read output from an offset",
 			query:   []string{"stream", "offset", "limit", "wait_ms", "follow"}, answer: v1.Output{},
+			also: rawForm(),
 		},
 		{
 			method: "POST", path: "/v1/shells/{id}/input", direct: true, handle: s.shellInput, takes: bodyStream,
@@ -91,20 +94,20 @@ func (s *Server) sandboxRoutes() []route {
 		{
 			method: "GET", path: "/v1/sandboxes/{id}/files", handle: s.getFile,
 			summary: "Read or describe (stat) a file, or list a directory (list)",
-			query:   []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{},
+			query:   []string{"path", "offset", "limit", "list", "stat"}, answer: anyOf{v1.File{}, Listing{}}, also: rawForm(),
 		},
 		{
 			method: "PUT", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.putFile, takes: bodyUpload,
 			summary: "Write the body to a file, or make a directory (dir)",
-			query:   []string{"path", "mode", "dir"}, answer: v1.File{},
+			query:   []string{"path", "mode", "dir"}, needs: []string{"path"}, answer: v1.File{},
 		},
 		{
 			method: "POST", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.moveFile,
-			summary: "Move a file", query: []string{"path", "to"}, answer: v1.File{},
+			summary: "Move a file", query: []string{"path", "to"}, needs: []string{"path", "to"}, answer: v1.File{},
 		},
 		{
 			method: "DELETE", path: "/v1/sandboxes/{id}/files", direct: true, handle: s.removeFile,
-			summary: "Remove a file or directory", query: []string{"path", "recursive"},
+			summary: "Remove a file or directory", query: []string{"path", "recursive"}, needs: []string{"path"},
 		},
 	}
 }
@@ -112,7 +115,7 @@ func (s *Server) sandboxRoutes() []route {
 func (s *Server) otherRoutes() []route {
 	return []route{
 		{
-			method: "POST", path: "/v1/workspaces", handle: s.createWorkspace,
+			method: "POST", path: "/v1/workspaces", handle: s.createWorkspace, status: http.StatusCreated,
 			summary: "Create a workspace", body: v1.WorkspaceRequest{}, answer: v1.Workspace{},
 		},
 		{
@@ -130,17 +133,17 @@ func (s *Server) otherRoutes() []route {
 		{
 			method: "GET", path: "/v1/workspaces/{name}/files", handle: s.getWorkspaceFile,
 			summary: "Read, describe or list files of a workspace",
-			query:   []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{},
+			query:   []string{"path", "offset", "limit", "list", "stat"}, answer: anyOf{v1.File{}, Listing{}}, also: rawForm(),
 		},
 		{
 			method: "PUT", path: "/v1/workspaces/{name}/files", direct: true, handle: s.putWorkspaceFile,
 			takes:   bodyUpload,
 			summary: "Write the body to a file, or make a directory (dir)",
-			query:   []string{"path", "mode", "dir"}, answer: v1.File{},
+			query:   []string{"path", "mode", "dir"}, needs: []string{"path"}, answer: v1.File{},
 		},
 		{
 			method: "DELETE", path: "/v1/workspaces/{name}/files", direct: true, handle: s.removeWorkspaceFile,
-			summary: "Remove a file or directory", query: []string{"path", "recursive"},
+			summary: "Remove a file or directory", query: []string{"path", "recursive"}, needs: []string{"path"},
 		},
 		{
 			method: "GET", path: "/v1/pools", handle: s.pools,
@@ -151,16 +154,19 @@ func (s *Server) otherRoutes() []route {
 			summary: "Describe the service and its runtime", answer: v1.Version{},
 		},
 		{
-			method: "POST", path: "/v1/down", handle: s.down, operator: true,
+			method: "POST", path: "/v1/down", handle: s.down, status: http.StatusAccepted, operator: true,
 			summary: "Destroy everything and stop the service",
 		},
 		{
 			method: "GET", path: "/metrics", handle: s.metrics, operator: true,
 			summary: "Read the metrics, as OpenMetrics or in the text format of Prometheus",
+			also:    []answerForm{{"text/plain", nil}, {"application/openmetrics-text", nil}},
 		},
-		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "Check that the process answers"},
-		{method: "GET", path: "/readyz", handle: s.readyz, open: true, summary: "Check that a call would be served", answer: v1.Readiness{}},
-		{method: "GET", path: "/openapi.json", handle: s.openapi, open: true, summary: "This description"},
+		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "Check that the process answers",
+			also: []answerForm{{"text/plain", nil}}},
+		{method: "GET", path: readyPath, handle: s.readyz, open: true, summary: "Check that a call would be served", answer: v1.Readiness{}},
+		{method: "GET", path: "/openapi.json", handle: s.openapi, open: true, summary: "This description",
+			answer: map[string]json.RawMessage{}},
 	}
 }
 

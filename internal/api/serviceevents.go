@@ -17,7 +17,7 @@ func (s *Server) eventRoutes() []route {
 	return []route{{
 		method: "GET", path: "/v1/events", handle: s.serviceEvents, stream: true,
 		summary: "Stream events, with follow also new ones, with job those of a job; Last-Event-ID continues a stream",
-		query:   []string{"after", "since", "job", "follow"}, answer: v1.ServiceEvent{},
+		query:   []string{"after", "since", "job", "follow"}, also: []answerForm{{formEvents, v1.ServiceEvent{}}},
 	}}
 }
 

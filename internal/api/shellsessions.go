@@ -11,7 +11,7 @@ import (
 func (s *Server) shellSessionRoutes() []route {
 	return []route{
 		{
-			method: "POST", path: "/v1/sandboxes/{id}/sessions", direct: true, handle: s.startShellSession,
+			method: "POST", path: "/v1/sandboxes/{id}/sessions", direct: true, handle: s.startShellSession, status: http.StatusCreated,
 			summary: "Start a shell that keeps its state between commands",
 			body:    v1.ShellSessionRequest{}, answer: v1.ShellSession{},
 		},
@@ -28,6 +28,7 @@ func (s *Server) shellSessionRoutes() []route {
 			handle: s.execShellSession, limit: maxExecBody,
 			summary: "Run a command in a session and wait for its end",
 			body:    v1.ShellSessionExec{}, answer: v1.ExecResult{},
+			also: execForms(),
 		},
 	}
 }

@@ -15,7 +15,7 @@ import (
 func (s *Server) tokenRoutes() []route {
 	return []route{
 		{
-			method: "POST", path: "/v1/tokens", handle: s.createToken, operator: true,
+			method: "POST", path: "/v1/tokens", handle: s.createToken, status: http.StatusCreated, operator: true,
 			summary: "Create a token; only this answer has its secret", body: v1.TokenRequest{}, answer: v1.Token{},
 		},
 		{

@@ -25,11 +25,13 @@ func (s *Server) toolRoutes() []route {
 			method: "POST", path: "/v1/tools/{name}/call", handle: s.callTool, limit: maxToolBody, twice: true,
 			refused: s.refusedTool,
 			summary: "Call a tool: policy, approval, run, audit", body: v1.ToolCall{}, answer: v1.ToolResult{},
+			also: []answerForm{{formEvents, v1.ToolEvent{}}},
 		},
 		{
 			method: "GET", path: "/v1/calls/{id}/output", handle: s.callOutput,
 			summary: "Read the whole output of an earlier call from an offset",
 			query:   []string{"stream", "offset", "limit", "wait_ms"}, answer: v1.Output{},
+			also: rawForm(),
 		},
 		{
 			method: "DELETE", path: "/v1/sessions/{name}", handle: s.endSession,
