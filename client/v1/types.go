@@ -310,6 +310,8 @@ type Problem struct {
 	RetryAfterMS int64  `json:"retry_after_ms,omitempty"`
 	// Trace is the id of the request's trace, if the service has traces.
 	Trace string `json:"trace,omitempty"`
+	// RequestID is the id of the request, as in the answer's header X-Request-Id and in the log.
+	RequestID string `json:"request_id,omitempty"`
 }
 
 // Error implements error. It returns the detail, which is a whole sentence.

@@ -11,6 +11,7 @@ import (
 // answer is the ResponseWriter of every handler.
 type answer struct {
 	*httpguard.Answer
+	request string // the id of the request
 	// redact returns the part of an error that the caller may see.
 	redact func(error) error
 }

@@ -284,7 +284,7 @@ func (s *Server) wrap(rt route) http.Handler {
 		began := time.Now()
 		out := &answer{Answer: httpguard.NewAnswer(w, s.stall)}
 		defer out.Last()
-		r, endSpan := s.opts.Tracer.Request(r, strings.TrimSpace(rt.method+" "+rt.path))
+		r, endSpan := s.opts.Tracer.Request(out.number(r), strings.TrimSpace(rt.method+" "+rt.path))
 		defer func() { endSpan(out.Status()) }()
 		p, err := s.identify(rt, r)
 		if err != nil { // do not wait long for an unknown client
@@ -332,7 +332,7 @@ func (s *Server) wrap(rt route) http.Handler {
 			s.paceRefusal(p, err, 1)
 			s.fail(out, r, err)
 		}
-		tracing.Logger(r.Context(), s.log).Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.Status(),
+		s.logger(r).Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.Status(),
 			"took", time.Since(began))
 	})
 }

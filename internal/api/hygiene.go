@@ -15,7 +15,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
-	"github.com/sandbox-orchestrator/orchestrator/internal/tracing"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -64,7 +63,7 @@ func redactError(principal caller.Principal, log *slog.Logger, err error) error 
 // redact returns the error that the client of a request may see. It logs internal errors, because
 // their answer refers to the log.
 func (s *Server) redact(r *http.Request, p caller.Principal, err error) error {
-	log := tracing.Logger(r.Context(), s.log)
+	log := s.logger(r)
 	if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 		err = fmt.Errorf("%w: %w", context.Canceled, err) // the client is gone and gets no answer
 	}
@@ -76,10 +75,15 @@ func (s *Server) redact(r *http.Request, p caller.Principal, err error) error {
 
 // redactedProblem returns the problem for an error that occurs after the answer has begun.
 func redactedProblem(w any, err error) *v1.Problem {
-	if a, ok := w.(*answer); ok && a.redact != nil {
+	a, ok := w.(*answer)
+	if ok && a.redact != nil {
 		err = a.redact(err)
 	} else {
 		err = redactError(caller.Principal{}, slog.New(slog.DiscardHandler), err)
 	}
-	return problem(err)
+	out := problem(err)
+	if ok {
+		out.RequestID = a.request
+	}
+	return out
 }

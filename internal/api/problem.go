@@ -139,7 +139,7 @@ func field(err error) string {
 func (s *Server) fail(w *answer, r *http.Request, err error) {
 	p := redactedProblem(w, err)
 	p.Trace = tracing.ID(r.Context())
-	log := tracing.Logger(r.Context(), s.log)
+	log := s.logger(r)
 	gone := r.Context().Err() != nil && errors.Is(context.Cause(r.Context()), context.Canceled)
 	switch {
 	case gone:

@@ -64,8 +64,8 @@ func schemaName(t reflect.Type) string {
 	return strings.ToUpper(name[:1]) + name[1:]
 }
 
-// structSchema returns the schema of a struct. Fields without omitempty are required: answers always
-// have them.
+// structSchema returns the schema of a struct. Fields without omitempty are required: answers
+// always have them.
 func structSchema(t reflect.Type, schemas object) object {
 	props, required := object{}, []string{}
 	properties(t, props, &required, schemas)

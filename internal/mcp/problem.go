@@ -48,7 +48,7 @@ func (w *problemWriter) Write(p []byte) (int, error) {
 	}
 	b, err := json.Marshal(v1.Problem{
 		Type: "about:blank", Title: http.StatusText(w.status), Status: w.status, Code: problemCode(w.status),
-		Detail: strings.TrimSpace(string(p)),
+		Detail: strings.TrimSpace(string(p)), RequestID: w.Header().Get("X-Request-Id"),
 	})
 	w.status = 0
 	if err != nil {

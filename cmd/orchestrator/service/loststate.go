@@ -60,7 +60,7 @@ func (s *service) acceptLost(ctx context.Context, x *store.Examined, dir string)
 		if err := finder.Destroy(ctx, found); err != nil {
 			return err
 		}
-		s.app.Note("started with a new state.db and destroyed the sandboxes; found: %s", found)
+		s.note("started with a new state.db and destroyed the sandboxes; found: %s", found)
 	}
 	x.Accept(found.Owner)
 	return nil

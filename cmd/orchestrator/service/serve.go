@@ -245,7 +245,7 @@ func (s *service) openState(ctx context.Context, dir string) (*store.Store, erro
 	switch x.Condition {
 	case store.Whole:
 		if s.adoptNone || s.adoptOlder {
-			s.app.Note("state.db is the one that was last used: --adopt-none and --adopt-older change nothing")
+			s.note("state.db is the one that was last used: --adopt-none and --adopt-older change nothing")
 		}
 	case store.Older:
 		if s.adoptOlder {
@@ -341,8 +341,7 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	}
 	s.engine.Callers.SetCertificates(certificates(s.config.TLS))
 	s.noteNotReady(ctx)
-	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n",
-		listenAddress(s.listener, s.config), s.driver.Name(), cli.OneLine(s.why), opts.Cgroup)
+	s.noteListening(opts.Cgroup)
 	return nil
 }
 
