@@ -47,6 +47,31 @@ func bearerOf(t *testing.T, srv *httptest.Server, request string, header ...stri
 	return []string{"Authorization", "Bearer " + tok.Secret}
 }
 
+// An operator looks at what another caller has and ends it, but starts and writes nothing there.
+func TestOperatorOverseesSandboxesOfCallers(t *testing.T) {
+	t.Parallel()
+	srv, _ := newServer(t, "secret")
+	operator := []string{"Authorization", "Bearer secret"}
+	ann := bearerOf(t, srv, `{"caller":"ann","trust":3,"profile":"default"}`, operator...)
+	bob := bearerOf(t, srv, `{"caller":"bob","trust":3,"profile":"default"}`, operator...)
+	var s v1.Sandbox
+	ask(t, srv, "POST", "/v1/sandboxes", "{}", ann...).into(t, &s)
+	statusIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", operator...), http.StatusOK)
+	problemIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", bob...), http.StatusNotFound, "not_found", "")
+	for _, acts := range [][2]string{
+		{"POST", "/v1/sandboxes/" + s.ID + "/exec"}, {"POST", "/v1/sandboxes/" + s.ID + "/shells"},
+		{"PUT", "/v1/sandboxes/" + s.ID + "/egress"},
+	} {
+		body := `{"command":"true"}`
+		if acts[0] == "PUT" {
+			body = `{"rules":[]}`
+		}
+		problemIs(t, ask(t, srv, acts[0], acts[1], body, operator...), http.StatusNotFound, "not_found", "")
+	}
+	problemIs(t, ask(t, srv, "DELETE", "/v1/sandboxes/"+s.ID, "", bob...), http.StatusNotFound, "not_found", "")
+	statusIs(t, ask(t, srv, "DELETE", "/v1/sandboxes/"+s.ID, "", operator...), http.StatusNoContent)
+}
+
 func TestTokenIdentifiesCallerOnEveryListener(t *testing.T) {
 	t.Parallel()
 	for _, own := range []string{"secret", ""} { // "": a unix socket
@@ -63,7 +88,8 @@ func TestTokenIdentifiesCallerOnEveryListener(t *testing.T) {
 			t.Fatalf("lease = %+v, want status 201", got)
 		}
 		statusIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", ann...), http.StatusOK)
-		problemIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", operator...), http.StatusNotFound, "not_found", "")
+		bob := bearerOf(t, srv, `{"caller":"bob"}`, operator...)
+		problemIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", bob...), http.StatusNotFound, "not_found", "")
 		forged := ask(t, srv, "GET", "/v1/pools", "", "Authorization", ann[1]+"x")
 		problemIs(t, forged, http.StatusUnauthorized, "unauthenticated", "")
 		unknown := ask(t, srv, "GET", "/v1/pools", "", "Authorization",

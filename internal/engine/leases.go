@@ -220,16 +220,31 @@ func (e *Engine) AllSandboxes(ctx context.Context, p caller.Principal) ([]v1.San
 
 // Sandbox describes one lease, including an ended one.
 func (e *Engine) Sandbox(ctx context.Context, p caller.Principal, id string) (v1.Sandbox, error) {
-	row, err := e.sched.Row(ctx, p.Caller, id)
+	row, err := e.sched.Row(ctx, e.overseen(ctx, p, id).Caller, id)
 	if err != nil {
 		return v1.Sandbox{}, err
 	}
 	return e.sandbox(row), nil
 }
 
+// overseen returns the principal that may look at a sandbox, and end it or its commands, on behalf
+// of p: for an operator the sandbox's owner, for any other caller p itself. It is not for requests
+// that start commands or write files.
+func (e *Engine) overseen(ctx context.Context, p caller.Principal, id string) caller.Principal {
+	if !p.Operator {
+		return p
+	}
+	if l := e.sched.Live(id); l != nil {
+		p.Caller = l.Caller
+	} else if row, err := e.store.Sandbox(ctx, id); err == nil && row.Caller != "" {
+		p.Caller = row.Caller
+	}
+	return p
+}
+
 // Remove destroys a sandbox at once, in any state. Removing an ended sandbox succeeds.
 func (e *Engine) Remove(ctx context.Context, p caller.Principal, id string) error {
-	if _, err := e.sched.Row(ctx, p.Caller, id); err != nil {
+	if _, err := e.sched.Row(ctx, e.overseen(ctx, p, id).Caller, id); err != nil {
 		return err
 	}
 	if l := e.sched.Live(id); l != nil {
@@ -243,7 +258,7 @@ func (e *Engine) Stop(ctx context.Context, p caller.Principal, id string, grace 
 	if grace < 0 || grace > time.Minute {
 		return v1.Sandbox{}, usererror.Invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}
-	if _, err := e.sched.Row(ctx, p.Caller, id); err != nil {
+	if _, err := e.sched.Row(ctx, e.overseen(ctx, p, id).Caller, id); err != nil {
 		return v1.Sandbox{}, err
 	}
 	if l := e.sched.Live(id); l != nil {

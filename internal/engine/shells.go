@@ -122,7 +122,7 @@ func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *sche
 
 // Shells lists a sandbox's shells, oldest first.
 func (e *Engine) Shells(ctx context.Context, p caller.Principal, sandbox string) ([]v1.Shell, error) {
-	if _, err := e.sched.Row(ctx, p.Caller, sandbox); err != nil {
+	if _, err := e.sched.Row(ctx, e.overseen(ctx, p, sandbox).Caller, sandbox); err != nil {
 		return nil, err
 	}
 	rows, err := e.store.Shells(ctx, sandbox)
@@ -167,9 +167,21 @@ func (e *Engine) shell(
 	return row, l, use, err
 }
 
+// overseenShell is shell for requests that look at a shell, or end it: see overseen.
+func (e *Engine) overseenShell(
+	ctx context.Context, p caller.Principal, id string,
+) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
+	if p.Operator {
+		if row, err := e.store.Shell(ctx, id); err == nil {
+			p.Caller = row.Caller
+		}
+	}
+	return e.shell(ctx, p, id)
+}
+
 // Shell describes a shell, also after its sandbox has ended.
 func (e *Engine) Shell(ctx context.Context, p caller.Principal, id string) (v1.Shell, error) {
-	row, l, use, err := e.shell(ctx, p, id)
+	row, l, use, err := e.overseenShell(ctx, p, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
 		row, err = e.store.Shell(ctx, id) // read again: its end may have been stored since
 		return presentShell(row, wire.Shell{}), err
@@ -209,7 +221,7 @@ func (e *Engine) KillShell(
 	if grace < 0 || grace > time.Minute {
 		return v1.Shell{}, usererror.Invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}
-	row, l, use, err := e.shell(ctx, p, id)
+	row, l, use, err := e.overseenShell(ctx, p, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
 		if row, err = e.store.Shell(ctx, id); err == nil && forget {
 			err = e.store.DeleteShell(ctx, id)
@@ -242,7 +254,7 @@ func (e *Engine) SignalShell(ctx context.Context, p caller.Principal, id string,
 	if number < 1 || number > 64 {
 		return usererror.Invalid("signal", "is %d: from 1 to 64", number)
 	}
-	_, l, use, err := e.shell(ctx, p, id)
+	_, l, use, err := e.overseenShell(ctx, p, id)
 	if err != nil {
 		return err
 	}
@@ -326,7 +338,7 @@ func (e *Engine) output(
 	if err := r.Validate(); err != nil {
 		return wire.OutputEnd{}, store.Shell{}, err
 	}
-	row, l, use, err := e.shell(ctx, p, id)
+	row, l, use, err := e.overseenShell(ctx, p, id)
 	if err != nil {
 		return wire.OutputEnd{}, row, err
 	}
