@@ -113,7 +113,7 @@ func open(t *testing.T, socket string) *tab {
 	}
 	b.run("start", command(network.Enable, network.EnableParams{}), command(log.Enable, cdp.Empty{}),
 		command(runtime.Enable, cdp.Empty{}), command(emulation.SetLocaleOverride, emulation.SetLocaleOverrideParams{Locale: "en_GB"}))
-	limited, cancel := context.WithTimeout(ctx, harness.Long)
+	limited, cancel := context.WithTimeout(ctx, 3*harness.Long)
 	t.Cleanup(cancel)
 	b.ctx = limited
 	return b

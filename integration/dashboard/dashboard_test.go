@@ -189,6 +189,19 @@ func TestCallerSeesOnlyItsOwn(t *testing.T) {
 	}
 	b.visit("sandboxes/"+others.ID, "Sandbox")
 	b.see("not found")
+	sh := shell(t, c, own.ID, "echo seen by operators; sleep 1000")
+	op := open(t, s.Socket())
+	secret, _ := operator(t, s)
+	op.signIn(secret)
+	op.visit("sandboxes/"+own.ID, "Sandbox")
+	op.see("seen by operators")
+	if text := op.text(); strings.Contains(text, "Terminal") || strings.Contains(text, "Start a background command") {
+		t.Errorf("an operator's page offers to act in another caller's sandbox:\n%s", text)
+	}
+	op.press("Kill " + sh.ID)
+	op.press("Yes")
+	op.await(fmt.Sprintf(`!document.querySelector('[aria-label="Kill %s"]')`, sh.ID))
+	op.faultless()
 	if _, err := s.Client.Tokens.Revoke(t.Context(), ann.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -248,9 +261,9 @@ func TestHostileOutputAndNamesStayText(t *testing.T) {
 	b.shot("flood")
 	shell(t, c, one.ID, `printf '<script>alert(1)</script>\nleft\342\200\256right \033]0;title\007\033[31mred\033[0m \001 end\n'`)
 	b.see(`<script>alert(1)</script>`)
-	b.see("left⟨U+202E⟩right red ␁ end")
+	b.see("left⟨U+202E⟩right red ⟨U+0001⟩ end")
 	b.visit("sandboxes/"+one.ID+"?tab=files", "Sandbox")
-	for _, name := range []string{"<img src=x onerror=alert(1)>", "a⟨U+202E⟩txt.exe", "new␊line", "esc␛[31m"} {
+	for _, name := range []string{"<img src=x onerror=alert(1)>", "a⟨U+202E⟩txt.exe", "new⟨U+000A⟩line", "esc⟨U+001B⟩[31m"} {
 		b.see(name)
 	}
 	b.shot("names")

@@ -130,9 +130,9 @@ export function VirtualList<T>({ label, items, rowHeight, row, keyOf, follow, cl
   return <div class={`list ${cls ?? ''}`} role="table" aria-label={label} aria-rowcount={items.length}>
     {head && <div class="list-head" role="row">{head}</div>}
     <div class="list-body" ref={ref} tabIndex={0} role="rowgroup" aria-label={label}>
-      <div class="list-space" style={{ height: items.length * rowHeight }}>
+      <div class="list-space" style={{ height: `${items.length * rowHeight}px` }}>
         <div class="list-window" style={{ transform: `translateY(${first * rowHeight}px)` }}>
-          {shown.map((item, i) => <div class="list-row" role="row" aria-rowindex={first + i + 1} style={{ height: rowHeight }}
+          {shown.map((item, i) => <div class="list-row" role="row" aria-rowindex={first + i + 1} style={{ height: `${rowHeight}px` }}
             key={keyOf(item, first + i)}>{row(item, first + i)}</div>)}
         </div>
       </div>

@@ -13,21 +13,16 @@ function codePoint(c: string): string {
   return '⟨U+' + c.charCodeAt(0).toString(16).toUpperCase().padStart(4, '0') + '⟩';
 }
 
-function picture(c: string): string {
-  const n = c.charCodeAt(0);
-  return n < 0x20 ? String.fromCharCode(0x2400 + n) : n === 0x7f ? '\u2421' : codePoint(c);
-}
-
 // visible returns text with its invisible characters made visible. It keeps tabs and line feeds.
 export function visible(text: string): string {
-  return text.replace(control, picture).replace(hidden, codePoint);
+  return text.replace(control, codePoint).replace(hidden, codePoint);
 }
 
 // name is visible for a single line, shortened to n characters.
 export function name(text: string | undefined, n = 200): string {
   if (!text) return '';
   const line = visible(text.length > n ? text.slice(0, n) + '…' : text);
-  return line.replace(/\n/g, '\u240a').replace(/\t/g, '\u2409');
+  return line.replace(/[\n\t]/g, codePoint);
 }
 
 // eslint-disable-next-line no-control-regex

@@ -33,6 +33,7 @@ export interface Change {
   truncated?: boolean; dropped?: boolean; conflict?: { by?: string };
 }
 export interface Diff { overlay: Overlay; changes: Change[]; added: number; changed: number; removed: number; truncated?: boolean }
+export interface Commit { paths: string[]; left: number }
 export interface EgressConnection {
   time: string; host: string; port: number; protocol?: string; method?: string; path?: string; allowed: boolean; reason: string;
   sent: number; received: number; duration_ms: number;

@@ -20,7 +20,7 @@ export function SandboxPage({ id, session, parameters }: { id: string; session: 
   const alive = s.state === 'leased' && !s.ended_at;
   const own = s.caller === session.caller;
   const tab = parameters.get('tab') ?? 'shells';
-  const tabs = ['shells', ...(alive && own && session.direct ? ['terminal'] : []), ...(own ? ['files'] : []), ...(s.mode === 'overlay' && own ? ['changes'] : []), 'egress'];
+  const tabs = ['shells', ...(alive && own && session.direct ? ['terminal'] : []), ...(own ? ['files'] : []), ...(s.mode === 'overlay' && own ? ['changes'] : []), ...(own ? ['egress'] : [])];
   return <>
     <h1>Sandbox <span class="mono">{short(id)}</span> <Badge text={s.ended_at ? s.reason || 'ended' : s.state} /></h1>
     <Facts list={[
