@@ -25,6 +25,14 @@ build: guest ## Build bin/orchestrator, one static binary with the guest embedde
 		{ echo "the guest is not built for GOARCH=$$($(GO) env GOARCH): run make guest" >&2; exit 1; }
 	$(GOBUILD) -ldflags '$(STRIP) $(STAMP)' -o bin/orchestrator ./cmd/orchestrator
 
+.PHONY: package
+package: build ## Build build/package/*.deb and *.rpm with man pages, completions and the systemd unit
+	VERSION='$(VERSION)' GO='$(GO)' deploy/package/build.sh
+
+.PHONY: test-package
+test-package: package ## Install, upgrade, remove and purge the Debian package in a chroot, and check the rpm; needs root
+	@$(SCRIPTS)/package-test.sh
+
 .PHONY: client
 client: ## Build bin/clients: the client for macOS and Windows, which uses a server on Linux
 	for target in darwin/amd64 darwin/arm64 windows/amd64; do \

@@ -57,7 +57,7 @@ command was ended, for example by a limit.`,
 		job.NewCommand(a), image.NewCommand(a), workspace.NewCommand(a), template.NewTemplateCommand(a), template.NewPoolCommand(a),
 		governed.NewToolCommand(a), governed.NewMCPCommand(a), governed.NewApprovalsCommand(a), governed.NewTokenCommand(a),
 		governed.NewAuditCommand(a), governed.NewPolicyCommand(a), governed.NewProfileCommand(a),
-		newConfigCommand(a), newVersionCommand(a),
+		newConfigCommand(a), newVersionCommand(a), newManualCommand(a),
 	)
 	root.AddCommand(hostCommands(a)...)
 	addTableFlags(a, root)

@@ -87,6 +87,7 @@ part() {
             checks integration/scenarios '^TestOnOneServer$/./^endings$'
         ;;
     systemd) passes systemd ./service.sh ;;
+    package) passes package ./package.sh ;;
     refusals) passes refusals ./refusals.sh ;;
     *) printf 'unknown part %s\n' "$1"; return 1 ;;
     esac

@@ -2,7 +2,8 @@
 # Runs the product and its tests in the virtual machine of host.sh:
 #
 #     host-test.sh smoke    the demo, and on each driver kills, caps, adoption and leftovers (default)
-#     host-test.sh full     the whole driver suite, the fault points of the embedded driver, scenarios, systemd, refusals
+#     host-test.sh full     the whole driver suite, the fault points of the embedded driver, scenarios, systemd,
+#                           the Debian package, refusals
 #     host-test.sh PART...  these parts of host-job.sh
 #
 # The last line is "N passed, N failed". Complete output is in build/logs/host.full.log. It needs root.
@@ -15,7 +16,8 @@ esac
 case ${1:-smoke} in
 smoke) parts=(demo some-oci-runc some-oci-crun some-docker some-containerd kills) ;;
 full)
-    parts=(demo oci-runc oci-crun oci-userns docker-local docker-stdio containerd oci-faults scenarios systemd refusals)
+    parts=(demo oci-runc oci-crun oci-userns docker-local docker-stdio containerd oci-faults scenarios systemd package
+        refusals)
     export ORCHESTRATOR_HOST_SECONDS="${ORCHESTRATOR_HOST_SECONDS:-14400}" # the processor is emulated
     ;;
 *) parts=("$@") ;;
@@ -26,7 +28,7 @@ LOG=$ROOT/build/logs/host.full.log
 export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath -buildvcs=false"
 cd "$ROOT"
 "$ROOT/integration/scripts/deps.sh" --host
-make --no-print-directory build build-faults
+make --no-print-directory package build-faults
 image=$(docker/sandbox/build.sh)
 mkdir -p "$(dirname "$LOG")"
 job=$(mktemp -d "${TMPDIR:-/tmp}/job.XXXXXX")
@@ -42,6 +44,8 @@ for package in integration/conformance runtime/oci integration/scenarios; do
 done
 install -m 0755 integration/scripts/host-job.sh "$job/run"
 install -m 0755 integration/scripts/host-service.sh "$job/service.sh"
+install -m 0755 integration/scripts/host-package.sh "$job/package.sh"
+cp build/package/*.deb "$job"
 install -m 0755 integration/scripts/host-refusals.sh "$job/refusals.sh"
 cp deploy/systemd/orchestrator.service "$job"
 printf '%s\n' "${parts[*]}" >"$job/parts"

@@ -41,6 +41,7 @@ func (s *service) startUpkeep(ctx context.Context, work *sync.WaitGroup) {
 	work.Go(func() { s.sweepLeftovers(ctx) })
 	work.Go(func() { _ = s.marker.Run(ctx, s.log) })
 	work.Go(func() { s.watchConfig(ctx, s.app.Hangups) })
+	work.Go(func() { watchdog(ctx, s.log, s.store.Ping) })
 	work.Go(func() { s.scrapes.serve(ctx, s.metrics, s.log) })
 	if s.tls != nil {
 		work.Go(func() { s.tls.Run(ctx, s.log) })

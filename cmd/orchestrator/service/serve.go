@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -405,6 +406,8 @@ func (s *service) run(ctx context.Context) error {
 		endFront()
 	})
 	s.startUpkeep(back, &work)
+	notify(s.log, daemon.SdNotifyReady)
+	defer context.AfterFunc(front, func() { notify(s.log, daemon.SdNotifyStopping) })()
 	serveErr := server.Serve(front, s.listener, handoverTime)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), handoverTime)
 	if err := talk.Close(ending); err != nil {
