@@ -1,11 +1,9 @@
 package service
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
-	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 )
 
 // note prints a line for whoever starts the service. Among JSON logs, it is a log record.
@@ -25,14 +23,4 @@ func (s *service) noteListening(cgroup string) {
 		return
 	}
 	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n", address, s.driver.Name(), why, cgroup)
-}
-
-// noteNotReady prints why templates cannot be used.
-func (s *service) noteNotReady(ctx context.Context) {
-	for _, t := range s.engine.Templates.List(ctx, caller.Local("")) {
-		if t.Error == "" {
-			continue
-		}
-		s.note("template %s is not ready: %s", t.Name, cli.WithoutClass(t.Error))
-	}
 }

@@ -20,7 +20,7 @@ func (s *service) noteNotReady(ctx context.Context) {
 		if t.Error == "" {
 			continue
 		}
-		s.app.Note("template %s is not ready: %s%s", t.Name, cli.WithoutClass(t.Error), s.importAdvice(t))
+		s.note("template %s is not ready: %s%s", t.Name, cli.WithoutClass(t.Error), s.importAdvice(t))
 	}
 }
 
