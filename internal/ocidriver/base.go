@@ -57,6 +57,9 @@ type Recorded struct {
 	Class  runtime.Class
 	Limits runtime.Limits
 	Init   *Process
+	// Holder is the directory that ClaimUser got, if the sandbox has a user namespace of this driver.
+	// It need not exist.
+	Holder string
 }
 
 // RunDirOptions returns the options of a sandbox's run directory.
@@ -134,7 +137,7 @@ func (b *Base) adopt(ctx context.Context, id string) (*Sandbox, error) {
 		return nil, err
 	}
 	o := b.RunDirOptions(id, rec.Limits)
-	if o.User, err = userns.Of(rec.Init.Pid); err == nil && rec.Init.Ended() {
+	if o.User, err = userOf(rec); err == nil && rec.Init.Ended() {
 		err = errors.Join(fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound), o.User.Close())
 	}
 	if err != nil {

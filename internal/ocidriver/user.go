@@ -40,6 +40,19 @@ func ClaimUser(ids userns.Ranges, holder string) (*userns.Namespace, error) {
 	return userns.New(first)
 }
 
+// userOf returns the user namespace that ClaimUser made for a sandbox, or nil if it made none. Only
+// the record can tell: runsc starts its sandboxes in namespaces of its own.
+func userOf(rec Recorded) (*userns.Namespace, error) {
+	_, err := os.Lstat(filepath.Join(rec.Holder, idsName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ids of its user namespace: %w", err)
+	}
+	return userns.Of(rec.Init.Pid)
+}
+
 // ReturnIDs gives up the ids of a sandbox, if its directory names any. unmount unmounts its root
 // first.
 func ReturnIDs(ids userns.Ranges, holder string, unmount func(root string) error) error {

@@ -110,7 +110,9 @@ func (d *Driver) find(ctx context.Context, id string) (ocidriver.Recorded, error
 		return ocidriver.Recorded{}, err
 	}
 	init, err := d.initOf(ctx, id)
-	return ocidriver.Recorded{Class: runtime.Class(record.Labels[labelClass]).OrDefault(), Limits: limits, Init: init}, err
+	return ocidriver.Recorded{
+		Class: runtime.Class(record.Labels[labelClass]).OrDefault(), Limits: limits, Init: init, Holder: d.userDir(id),
+	}, err
 }
 
 // limitsOf returns the caps that a sandbox was created with.

@@ -230,5 +230,5 @@ func (d *Driver) find(_ context.Context, id string) (ocidriver.Recorded, error) 
 		init.Close()
 		return ocidriver.Recorded{}, fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound)
 	}
-	return ocidriver.Recorded{Class: rec.Class, Limits: rec.Limits, Init: init}, nil
+	return ocidriver.Recorded{Class: rec.Class, Limits: rec.Limits, Init: init, Holder: d.bundle(id)}, nil
 }
