@@ -247,7 +247,7 @@ func TestHostileOutputAndNamesStayText(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := lease(t, c, v1.SandboxRequest{Workspace: "hostile", Labels: map[string]string{"l": "<img src=x onerror=alert(1)>"}})
-	shell(t, c, one.ID, `cd /workspace; touch "<img src=x onerror=alert(1)>" "$(printf 'a\342\200\256txt.exe')" "$(printf 'new\nline')" "$(printf 'esc\033[31m')"
+	shell(t, c, one.ID, `cd /workspace; touch "<img src=x onerror=alert(1)>" "$(printf 'a\342\200\256txt.exe')" "$(printf 'new\nline')" "$(printf 'esc\033[31m')" "$(printf 'tag\363\240\201\201\343\205\244')"
 		echo '<script>alert(1)</script><img src=x onerror=alert(1)>'; printf 'left\342\200\256right \033]0;title\007\033[31mred\033[0m \001 end\n'
 		yes '0123456789012345678901234567890123456789012345678901234567890123456789' | head -c 60000000; echo; echo THE-END; sleep 1000`)
 	b.visit("sandboxes/"+one.ID, "Sandbox")
@@ -263,7 +263,7 @@ func TestHostileOutputAndNamesStayText(t *testing.T) {
 	b.see(`<script>alert(1)</script>`)
 	b.see("left⟨U+202E⟩right red ⟨U+0001⟩ end")
 	b.visit("sandboxes/"+one.ID+"?tab=files", "Sandbox")
-	for _, name := range []string{"<img src=x onerror=alert(1)>", "a⟨U+202E⟩txt.exe", "new⟨U+000A⟩line", "esc⟨U+001B⟩[31m"} {
+	for _, name := range []string{"<img src=x onerror=alert(1)>", "a⟨U+202E⟩txt.exe", "new⟨U+000A⟩line", "esc⟨U+001B⟩[31m", "tag⟨U+E0041⟩⟨U+3164⟩"} {
 		b.see(name)
 	}
 	b.shot("names")

@@ -107,6 +107,7 @@ type Server struct {
 	replaced atomic.Pointer[string]
 	// stall is takeTime and beat is heartbeatTime, except in tests.
 	stall, beat time.Duration
+	pages       ui.Files // of the dashboard
 	conns       *httpguard.ConnLimiter
 	// bodies counts the memory of bodies. pace is the minimum speed at which they must arrive.
 	bodies *httpguard.Budget
@@ -144,6 +145,7 @@ func New(o Options) *Server {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
 	if o.Sessions != nil {
+		s.pages = ui.NewFiles()
 		for _, r := range s.uiRoutes() {
 			s.mux.Handle(r.method+" "+r.path, s.wrap(r))
 		}

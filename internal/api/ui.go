@@ -26,6 +26,9 @@ import (
 // uiVia is the adapter that audit records name for acts in the dashboard.
 const uiVia = "ui"
 
+// maxSignIn bounds the body of POST /ui/session, which anybody may send, in bytes.
+const maxSignIn = 4 << 10
+
 // uiSignIn is the body of POST /ui/session.
 type uiSignIn struct {
 	Token string `json:"token"`
@@ -49,7 +52,10 @@ func (s *Server) uiRoutes() []route {
 	return []route{
 		{method: "GET", path: "/ui", open: true, session: true, handle: s.uiRedirect},
 		{method: "GET", path: "/ui/{path...}", open: true, session: true, handle: s.uiFile},
-		{method: "POST", path: "/ui/session", open: true, session: true, takes: bodyHeld, handle: s.openSession},
+		{
+			method: "POST", path: "/ui/session", open: true, session: true, takes: bodyHeld, limit: maxSignIn,
+			handle: s.openSession,
+		},
 		{method: "GET", path: "/ui/session", session: true, handle: s.ownSession},
 		{method: "GET", path: "/ui/live", session: true, stream: true, handle: s.live},
 		{method: "DELETE", path: "/ui/session", open: true, session: true, handle: s.closeSession},
@@ -62,7 +68,7 @@ func (s *Server) uiRedirect(w http.ResponseWriter, r *http.Request, _ caller.Pri
 }
 
 func (s *Server) uiFile(w http.ResponseWriter, r *http.Request, _ caller.Principal) error {
-	return ui.ServeFile(w, r, r.PathValue("path"))
+	return s.pages.Serve(w, r, r.PathValue("path"))
 }
 
 // openSession exchanges a token for the cookie of a new session.
@@ -78,7 +84,7 @@ func (s *Server) openSession(w http.ResponseWriter, r *http.Request, _ caller.Pr
 	if err != nil {
 		return err
 	}
-	if err := s.opts.Sessions.End(w, r); err != nil { // the browser's earlier session
+	if _, err := s.opts.Sessions.End(w, r); err != nil { // the browser's earlier session
 		return err
 	}
 	w.Header().Del("Set-Cookie")
@@ -111,7 +117,11 @@ func (s *Server) closeSession(w http.ResponseWriter, r *http.Request, _ caller.P
 	if err := ui.CheckRequest(r); err != nil {
 		return err
 	}
-	return replyDone(w, s.opts.Sessions.End(w, r))
+	known, err := s.opts.Sessions.End(w, r)
+	if !known { // a refusal, so that clients without a session are paced
+		return errSession
+	}
+	return replyDone(w, err)
 }
 
 // signIn returns the caller of a token, and the credential that a session holds in its place.

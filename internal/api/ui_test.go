@@ -16,6 +16,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/httpguard"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ui"
 )
 
@@ -27,6 +28,7 @@ type uiWorld struct {
 	t        *testing.T
 	engine   *engine.Engine
 	sessions *ui.Sessions
+	refusals *httpguard.RefusalPacer
 	at       net.Addr
 }
 
@@ -37,8 +39,9 @@ func newUI(t *testing.T, token string) *uiWorld {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := listen(t, New(Options{Engine: e, Token: token, Sessions: sessions}), "tcp", "127.0.0.1:0")
-	return &uiWorld{t: t, engine: e, sessions: sessions, at: at}
+	refusals := httpguard.NewRefusalPacer()
+	at := listen(t, New(Options{Engine: e, Token: token, Sessions: sessions, Refusals: refusals}), "tcp", "127.0.0.1:0")
+	return &uiWorld{t: t, engine: e, sessions: sessions, refusals: refusals, at: at}
 }
 
 // token creates a token.
@@ -167,6 +170,34 @@ func TestSignInSetsStrictCookie(t *testing.T) {
 			t.Errorf("sign in with %q = %d %s and %d cookies, want an error and none", token, res.StatusCode, text,
 				len(res.Cookies()))
 		}
+	}
+}
+
+func TestSignInBodyIsBounded(t *testing.T) {
+	t.Parallel()
+	w := newUI(t, uiOwn)
+	body := fmt.Sprintf(`{"token":%q}`, uiOwn)
+	for size, want := range map[int]int{maxSignIn: http.StatusOK, maxSignIn + 1: http.StatusRequestEntityTooLarge} {
+		padded := body + strings.Repeat(" ", size-len(body))
+		if res, text := w.do("POST", "/ui/session", padded, nil); res.StatusCode != want {
+			t.Errorf("sign in with %d bytes = %d %s, want %d", size, res.StatusCode, text, want)
+		}
+	}
+}
+
+// Signing out is open to anybody, so without a session it is a refusal, which is paced.
+func TestSignOutWithoutSessionIsPaced(t *testing.T) {
+	t.Parallel()
+	w := newUI(t, uiOwn)
+	w.refusals.Rate, w.refusals.Burst = 1, 1
+	began := time.Now()
+	for range 3 {
+		if got := w.status("DELETE", "/ui/session", map[string]string{"Cookie": "orchestrator_session=x"}); got != http.StatusUnauthorized {
+			t.Errorf("DELETE /ui/session with an unknown cookie = %d, want 401", got)
+		}
+	}
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("3 refusals took %v, want at least 1s: the rate is one per second", took)
 	}
 }
 

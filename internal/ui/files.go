@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
-	"io/fs"
 	"net/http"
 	"path"
 	"time"
@@ -51,22 +50,42 @@ func mediaType(name string) string {
 	return "text/plain; charset=utf-8"
 }
 
-// ServeFile answers with an embedded file; name "" is the page. It returns an error of class
-// NotFound for a name that does not exist.
-func ServeFile(w http.ResponseWriter, r *http.Request, name string) error {
+// Files are the embedded files by name. They must not change; Serve may be called concurrently.
+type Files map[string]file
+
+// file has an ETag that is computed once, because anybody may ask for files.
+type file struct {
+	content []byte
+	tag     string
+}
+
+// NewFiles returns the files of the dashboard.
+func NewFiles() Files {
+	files := Files{}
+	entries, _ := static.ReadDir("static") // never fails, like the next one: they are in memory
+	for _, e := range entries {
+		b, _ := static.ReadFile(path.Join("static", e.Name()))
+		sum := sha256.Sum256(b)
+		files[e.Name()] = file{content: b, tag: `"` + hex.EncodeToString(sum[:16]) + `"`}
+	}
+	return files
+}
+
+// Serve answers with a file; name "" is the page. It returns an error of class NotFound for a name
+// that does not exist.
+func (f Files) Serve(w http.ResponseWriter, r *http.Request, name string) error {
 	if name == "" {
 		name = "index.html"
 	}
-	b, err := fs.ReadFile(static, path.Join("static", name))
-	if err != nil || !fs.ValidPath(name) {
+	got, ok := f[name]
+	if !ok {
 		return usererror.Errorf(errdefs.ErrNotFound, "page /ui/%s not found: open /ui/", name)
 	}
-	sum := sha256.Sum256(b)
 	h := w.Header()
 	Secure(h, Policy)
 	h.Set("Content-Type", mediaType(name))
 	h.Set("Cache-Control", "no-cache")
-	h.Set("ETag", `"`+hex.EncodeToString(sum[:16])+`"`)
-	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(b))
+	h.Set("ETag", got.tag)
+	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(got.content))
 	return nil
 }

@@ -122,17 +122,22 @@ func (s *Sessions) Find(r *http.Request) (c Credential, given, ok bool) {
 	return e.Credential, true, true
 }
 
-// End ends the request's session, if it has one, and removes its cookie.
-func (s *Sessions) End(w http.ResponseWriter, r *http.Request) error {
+// End ends the request's session and removes its cookie. known reports whether there was one: an
+// unknown cookie must not cost a write of the file.
+func (s *Sessions) End(w http.ResponseWriter, r *http.Request) (known bool, err error) {
 	http.SetCookie(w, cookie(r, "", -time.Second))
 	secret, given := secretOf(r)
 	if !given {
-		return nil
+		return false, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.byKey, keyOf(secret))
-	return s.store()
+	key := keyOf(secret)
+	if s.byKey[key] == nil {
+		return false, nil
+	}
+	delete(s.byKey, key)
+	return true, s.store()
 }
 
 // Drop ends all sessions of a credential, which is not valid any more.

@@ -48,8 +48,8 @@ func TestSessionsSurviveARestartWithoutTheirSecret(t *testing.T) {
 	if c, given, ok := s.Find(r); !given || !ok || c.Token != "a" {
 		t.Errorf("Find() after a restart = %v, %v, %v; want the session", c, given, ok)
 	}
-	if err := s.End(httptest.NewRecorder(), r); err != nil {
-		t.Fatal(err)
+	if known, err := s.End(httptest.NewRecorder(), r); !known || err != nil {
+		t.Fatalf("End() = %v, %v; want true and no error", known, err)
 	}
 	if _, given, ok := open(t, path).Find(r); !given || ok {
 		t.Errorf("Find() after End and a restart = %v, %v; want true, false", given, ok)
@@ -132,5 +132,20 @@ func TestPlainCookieMeansNothingOverTLS(t *testing.T) {
 	r.Header.Set("X-Forwarded-Proto", "https")
 	if _, given, _ := s.Find(r); given {
 		t.Error("Find() over TLS accepted the cookie without the prefix __Host-")
+	}
+}
+
+// Anybody may send DELETE /ui/session with any cookie.
+func TestEndOfUnknownSessionWritesNothing(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	s := open(t, path)
+	r := httptest.NewRequest(http.MethodDelete, "/ui/session", http.NoBody)
+	r.AddCookie(&http.Cookie{Name: plainCookie, Value: "x"})
+	if known, err := s.End(httptest.NewRecorder(), r); known || err != nil {
+		t.Errorf("End() with an unknown cookie = %v, %v; want false and no error", known, err)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("Stat of the file = %v, want that it was not written", err)
 	}
 }

@@ -35,7 +35,7 @@ function App() {
   }, []);
   if (session === undefined) return null;
   if (session === null) return <SignIn error={error} done={(s) => { setError(undefined); setSession(s); }} />;
-  return <Frame session={session} signOut={() => send('DELETE', '/ui/session').finally(() => setSession(null))} />;
+  return <Frame session={session} signOut={() => { const out = () => setSession(null); void send('DELETE', '/ui/session').then(out, out); }} />;
 }
 
 function SignIn({ done, error }: { done: (s: Session) => void; error?: string }) {

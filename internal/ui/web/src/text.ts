@@ -2,15 +2,16 @@
 // text nodes, so it can never become markup. The functions here also keep it from hiding something:
 // control characters and changes of the writing direction become visible.
 
-// Directions, joiners and other characters without a shape, which could make one name look like
-// another.
-const hidden = /[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb]/g;
+// Characters without a shape of their own, which could hide text or make one name look like
+// another: directions, joiners, tags, variation selectors, fillers, and every space but U+0020. They
+// are those that the command line escapes, and the blank letters, marks and symbols.
+const hidden = /(?! )[\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Z}\p{Default_Ignorable_Code_Point}\u2800]/gu;
 
 // eslint-disable-next-line no-control-regex
 const control = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g;
 
 function codePoint(c: string): string {
-  return '⟨U+' + c.charCodeAt(0).toString(16).toUpperCase().padStart(4, '0') + '⟩';
+  return '⟨U+' + c.codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0') + '⟩';
 }
 
 // visible returns text with its invisible characters made visible. It keeps tabs and line feeds.
