@@ -5,6 +5,7 @@ package scenarios
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
@@ -92,5 +94,35 @@ func TestReloadReplacesCredentials(t *testing.T) {
 	}
 	if _, err := e.client(t, "other").Templates.List(within(t)); err != nil {
 		t.Errorf("request with the new entry's certificate = %v, want nil", err)
+	}
+}
+
+// A reload that moves to a socket without a token must not leave the TCP listener without one.
+func TestReloadKeepsTheTokenOfTheListener(t *testing.T) {
+	e := startTLS(t)
+	text, err := os.ReadFile(e.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(harness.TempDir(t), "s.sock")
+	changed := strings.Replace(string(text), "127.0.0.1:0", "unix:"+socket, 1)
+	changed = regexp.MustCompile(`(?s)token_file: .*trust: 3\}\]`).ReplaceAllString(changed, "")
+	harness.WriteFile(t, e.config, changed)
+	hangUp(t, e.Server, ` token_file]"`) // the end of needs_restart
+	if _, err := e.client(t, "").Tokens.List(within(t)); err != nil {
+		t.Errorf("request with the token after the reload = %v, want nil", err)
+	}
+	files := client.TLSFiles{CA: e.authority.File()}
+	config, err := files.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	anonymous, err := client.New(client.Options{Address: e.address, TLS: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer anonymous.Close()
+	if _, err := anonymous.Tokens.List(within(t)); !errdefs.IsUnauthorized(err) {
+		t.Errorf("request without a token after the reload = %v, want Unauthenticated", err)
 	}
 }

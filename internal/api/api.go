@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -66,6 +67,9 @@ type Options struct {
 	Token string
 	// TLS, if set, encrypts the connections. It must offer HTTP/1.1 only.
 	TLS *tls.Config
+	// Trusts, if set, reports whether a client's verified chains are still accepted: the authorities
+	// may have changed since the handshake.
+	Trusts func(chains [][]*x509.Certificate) bool
 	// ShellCaller, if set, enables POST /shell of the readonly system, which needs no token. Its
 	// commands run as this caller.
 	ShellCaller string

@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +27,7 @@ const ownToken = "0123456789abcdef0123456789abcdef"
 type encrypted struct {
 	*Server
 	authority *testtls.Authority
+	source    *servertls.Source
 	address   string
 }
 
@@ -32,7 +35,10 @@ func serveTLS(t *testing.T, required bool) *encrypted {
 	t.Helper()
 	a := testtls.New(t)
 	p := a.Issue(t, "server", x509.Certificate{})
-	source, err := servertls.Open(servertls.Files{Cert: p.Cert, Key: p.Key, ClientCA: a.File(), RequireClient: required})
+	var s *Server
+	source, err := servertls.Open(servertls.Files{
+		Cert: p.Cert, Key: p.Key, ClientCA: a.File(), RequireClient: required,
+	}, func() { s.EndCertificates() })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +47,8 @@ func serveTLS(t *testing.T, required bool) *encrypted {
 		{Name: "dns:ci.example", Caller: "ci", Trust: 1},
 		{Name: "cn:admin", Caller: "admin", Trust: 3, Operator: true},
 	})
-	s := New(Options{Engine: e, Token: ownToken, TLS: source.Config()})
-	return &encrypted{s, a, listen(t, s, "tcp", "127.0.0.1:0").String()}
+	s = New(Options{Engine: e, Token: ownToken, TLS: source.Config(), Trusts: source.Trusts})
+	return &encrypted{s, a, source, listen(t, s, "tcp", "127.0.0.1:0").String()}
 }
 
 // client returns a client with a certificate that has a DNS name or common name, or with none.
@@ -190,5 +196,53 @@ func TestIdentifyCertificateAfterExpiryFails(t *testing.T) {
 	leaf.NotAfter = time.Now().Add(-time.Second)
 	if _, ok := e.Callers.IdentifyCertificate(leaf); ok {
 		t.Error("IdentifyCertificate of an expired certificate succeeded, want false")
+	}
+}
+
+// A connection that began with an authority is of no use when the authority is removed.
+func TestCertificatesOfARemovedAuthorityAreRefused(t *testing.T) {
+	t.Parallel()
+	e := serveTLS(t, false)
+	admin := e.client(t, "cn:admin", "")
+	if _, err := admin.Tokens.List(t.Context()); err != nil {
+		t.Fatalf("Tokens.List = %v, want no error", err)
+	}
+	p := e.authority.Issue(t, "stream", x509.Certificate{DNSNames: []string{"ci.example"}})
+	config, err := client.TLSFiles{CA: e.authority.File(), Cert: p.Cert, Key: p.Key}.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := &http.Transport{TLSClientConfig: config}
+	defer transport.CloseIdleConnections()
+	stream, err := (&http.Client{Transport: transport}).Get("https://" + e.address + "/v1/events?follow=true")
+	if err != nil || stream.StatusCode != http.StatusOK {
+		t.Fatalf("GET /v1/events = %+v, %v; want 200", stream, err)
+	}
+	defer stream.Body.Close()
+	events := make(chan error, 1)
+	go func() { // ends with the server at the latest
+		_, err := io.Copy(io.Discard, stream.Body)
+		events <- err
+	}()
+	replaced, err := os.ReadFile(testtls.New(t).File())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(e.authority.File(), replaced, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := e.source.Reload(); !changed || err != nil {
+		t.Fatalf("Reload() = %t, %v; want true and no error", changed, err)
+	}
+	select {
+	case err := <-events:
+		if err == nil {
+			t.Error("the stream of events ended without an error, want that its connection was closed")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the stream of events goes on, want it to end with its authority")
+	}
+	if _, err := admin.Tokens.List(t.Context()); err == nil {
+		t.Error("Tokens.List with a certificate of the removed authority succeeded, want an error")
 	}
 }

@@ -82,6 +82,9 @@ func (s *Server) SetToken(token string) { s.replaced.Store(&token) }
 // certificate. Their running requests are canceled.
 func (s *Server) EndToken(id string) { s.conns.CloseToken(&http.Request{}, id) }
 
+// EndCertificates is EndToken for all client certificates.
+func (s *Server) EndCertificates() { s.conns.CloseCertificates() }
+
 // bearerToken returns the token of the Authorization header. given is false if the header is
 // missing. Any other form, also several headers, is an error: a request with credentials is never
 // served without them.
@@ -145,6 +148,9 @@ func hasCertificate(r *http.Request) bool { return r.TLS != nil && len(r.TLS.Ver
 func (s *Server) identifyCertificate(r *http.Request) (caller.Principal, error) {
 	if err := http.NewCrossOriginProtection().Check(r); err != nil {
 		return caller.Principal{}, usererror.Errorf(errdefs.ErrPermissionDenied, "a page of another origin sent this request: use a token")
+	}
+	if s.opts.Trusts != nil && !s.opts.Trusts(r.TLS.VerifiedChains) {
+		return caller.Principal{}, errUnauthenticated
 	}
 	p, ok := s.opts.Engine.Callers.IdentifyCertificate(r.TLS.PeerCertificates[0])
 	if !ok {

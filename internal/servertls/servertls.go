@@ -9,11 +9,13 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -65,18 +67,24 @@ type Source struct {
 	files   Files
 	now     func() time.Time
 	current atomic.Pointer[loaded]
+	// replaced is called after other authorities are in use. It may be nil.
+	replaced func()
 }
 
 // loaded is what the files contained.
 type loaded struct {
 	config *tls.Config
 	leaf   *x509.Certificate
-	print  string
+	// print and authorities are the text of all files, and of the authorities' file.
+	print, authorities string
+	// roots are the authorities in DER.
+	roots map[string]bool
 }
 
-// Open reads the files.
-func Open(f Files) (*Source, error) {
-	s := &Source{files: f, now: time.Now}
+// Open reads the files. replaced, if set, is called whenever other authorities of clients were put
+// into use: connections of certificates that only the earlier ones accept must end.
+func Open(f Files, replaced func()) (*Source, error) {
+	s := &Source{files: f, now: time.Now, replaced: replaced}
 	l, err := s.load()
 	if err != nil {
 		return nil, err
@@ -105,7 +113,26 @@ func (s *Source) Reload() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return s.current.Swap(l).print != l.print, nil
+	before := s.current.Swap(l)
+	if before.authorities != l.authorities && s.replaced != nil {
+		s.replaced()
+	}
+	return before.print != l.print, nil
+}
+
+// Trusts reports whether the current authorities issued a chain that a handshake verified, maybe
+// with earlier authorities.
+func (s *Source) Trusts(chains [][]*x509.Certificate) bool {
+	roots := s.current.Load().roots
+	return slices.ContainsFunc(chains, func(chain []*x509.Certificate) bool {
+		return len(chain) > 0 && roots[string(chain[len(chain)-1].Raw)]
+	})
+}
+
+// Check reads the files, and says whether Reload could use them.
+func (s *Source) Check() error {
+	_, err := s.load()
+	return err
 }
 
 // Run reloads changed files until ctx ends. It logs what it does, and each problem once.
@@ -169,13 +196,23 @@ func (s *Source) load() (*loaded, error) {
 		return nil, err
 	}
 	c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.VerifyClientCertIfGiven
-	if !c.ClientCAs.AppendCertsFromPEM(authorities) {
+	l.roots = map[string]bool{}
+	for block, rest := pem.Decode(authorities); block != nil; block, rest = pem.Decode(rest) {
+		root, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, &Error{"tls.client_ca_file", s.files.ClientCA, "has a block that is no certificate", err}
+		}
+		c.ClientCAs.AddCert(root)
+		l.roots[string(root.Raw)] = true
+	}
+	if len(l.roots) == 0 {
 		return nil, &Error{"tls.client_ca_file", s.files.ClientCA, "has no certificate in PEM", nil}
 	}
 	if s.files.RequireClient {
 		c.ClientAuth = tls.RequireAndVerifyClientCert
 	}
-	l.print += "\x00" + string(authorities)
+	l.authorities = string(authorities)
+	l.print += "\x00" + l.authorities
 	return l, nil
 }
 

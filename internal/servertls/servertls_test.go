@@ -79,7 +79,7 @@ func trusting(t *testing.T, a *testtls.Authority) *tls.Config {
 
 func open(t *testing.T, f Files) *Source {
 	t.Helper()
-	s, err := Open(f)
+	s, err := Open(f, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestOpenErrorsNameTheFile(t *testing.T) {
 		{"open key", Files{Cert: open.Cert, Key: open.Key}, "tls.key_file", "has mode 0644"},
 		{"empty authorities", Files{Cert: good.Cert, Key: good.Key, ClientCA: empty}, "tls.client_ca_file", "no certificate in PEM"},
 	} {
-		_, err := Open(c.files)
+		_, err := Open(c.files, nil)
 		e, ok := errors.AsType[*Error](err)
 		if !ok || e.Key != c.key || !strings.Contains(err.Error(), c.want) || !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s: Open = %v, want FailedPrecondition of %s with %q", c.name, err, c.key, c.want)

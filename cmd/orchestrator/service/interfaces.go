@@ -28,7 +28,7 @@ func (s *service) interfaces(down func()) (*mcp.Server, *api.Server) {
 		ForCallers: core.ForCallers, Hosts: s.config.AllowedHosts,
 	})
 	return talk, api.New(api.Options{
-		Engine: s.engine, Refusals: refusals, Token: s.token, TLS: s.tlsConfig(), Log: s.log,
+		Engine: s.engine, Refusals: refusals, Token: s.token, TLS: s.tlsConfig(), Trusts: s.trustsChains(), Log: s.log,
 		ShellCaller: s.governed.ShellCaller(), MCP: talk, Sessions: s.sessions,
 		Hosts: s.config.AllowedHosts, Bodies: int64(requests.Bodies), CallerBodies: int64(requests.CallerBodies),
 		MaxRequests: callers.MaxRequests, MaxStreams: callers.MaxStreams, Down: down,

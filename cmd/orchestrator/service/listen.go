@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -52,7 +53,7 @@ func (s *service) openTLS() error {
 	var err error
 	s.tls, err = servertls.Open(servertls.Files{
 		Cert: t.CertFile, Key: t.KeyFile, ClientCA: t.ClientCAFile, RequireClient: t.ClientAuth == "required",
-	})
+	}, func() { s.api.EndCertificates() })
 	return err
 }
 
@@ -62,6 +63,14 @@ func (s *service) tlsConfig() *tls.Config {
 		return nil
 	}
 	return s.tls.Config()
+}
+
+// trustsChains returns the check of clients' chains, or nil without TLS.
+func (s *service) trustsChains() func([][]*x509.Certificate) bool {
+	if s.tls == nil {
+		return nil
+	}
+	return s.tls.Trusts
 }
 
 // certificates returns the callers of client certificates.

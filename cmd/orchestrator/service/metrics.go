@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/net/netutil"
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
@@ -95,6 +96,7 @@ func listenMetrics(ctx context.Context, c config.Config, secure *tls.Config) (*m
 	if s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", m.Listen); err != nil {
 		return nil, listenError(m.Listen, err)
 	}
+	s.listener = netutil.LimitListener(s.listener, maxScrapers)
 	if remote && secure != nil {
 		s.listener = tls.NewListener(s.listener, secure)
 	}
@@ -112,6 +114,7 @@ const (
 	scrapeHeaderTime = 5 * time.Second
 	scrapeTime       = 30 * time.Second
 	maxScrapeHeader  = 16 << 10
+	maxScrapers      = 32 // connections at a time, also of clients without a token
 )
 
 // serve answers GET /metrics until ctx ends.

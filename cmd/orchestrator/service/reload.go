@@ -78,6 +78,11 @@ func (s *service) readFresh() (*fresh, error) {
 	if options != nil {
 		f.allow = options.Allow
 	}
+	if s.tls != nil {
+		if err := s.tls.Check(); err != nil {
+			return nil, err
+		}
+	}
 	if _, err := c.Sources(s.app.ConfigFile()); err != nil {
 		return nil, err
 	}
@@ -112,9 +117,14 @@ func (s *service) reload(ctx context.Context, live *fresh) *fresh {
 		s.log.Error("failed to compare configurations; nothing has changed", "error", err)
 		return live
 	}
+	// The listener in use may be open to everybody who has the token, so it needs one to its end.
+	withdrawn := live.token != "" && next.token == ""
+	if withdrawn {
+		next.token, next.config.TokenFile = live.token, live.config.TokenFile
+	}
 	var applied, restart []string
 	for _, key := range changed {
-		if config.Reloadable(key) {
+		if config.Reloadable(key) && (key != "token_file" || !withdrawn) {
 			applied = append(applied, key)
 		} else {
 			restart = append(restart, key)
@@ -137,13 +147,14 @@ func (s *service) reload(ctx context.Context, live *fresh) *fresh {
 func (s *service) apply(live, next *fresh) (tlsChanged bool) {
 	s.level.Set(next.level)
 	s.api.SetToken(next.token)
+	if live.token != "" && next.token != live.token {
+		s.api.EndToken("") // connections of the operator that the earlier token identified
+	}
 	s.governed.SetProfiles(next.profiles, next.config.Profiles.Default)
 	s.engine.Egress.SetAllow(next.allow)
 	s.engine.Callers.SetCertificates(next.certs)
-	for _, c := range live.certs {
-		if !slices.Contains(next.certs, c) {
-			s.api.EndToken(caller.CertificatePrefix + c.Name)
-		}
+	if !slices.Equal(live.certs, next.certs) { // their order decides, too
+		s.api.EndCertificates()
 	}
 	if s.tls == nil {
 		return false

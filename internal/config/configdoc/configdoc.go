@@ -386,7 +386,9 @@ It applies changes of the keys with "yes" in the column Reload, and logs one lin
 If the file or a file that it names cannot be used, nothing changes, and the log says why.
 
 - The content of ` + "`token_file`" + ` and of the files in ` + "`profiles.dir`" + ` is read again too.
-- The connections of a removed entry of ` + "`tls.clients`" + ` are closed.
+  Connections that the earlier token identified are closed.
+  A running service that has a token keeps one: removing ` + "`token_file`" + ` needs a restart.
+- If ` + "`tls.clients`" + ` changes, the connections with client certificates are closed.
 - Leases keep the limits of ` + "`egress.allow`" + ` that they have until they request egress again.
 - The files of templates and of TLS are also read again when they change, without a signal.
 `
