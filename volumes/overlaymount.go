@@ -91,16 +91,17 @@ func (ws *mountedWorkspace) mountUpper(id string, userNS *os.File) error {
 		}
 		return nil
 	}
-	var layers [2]*os.File
-	for i, dir := range []string{lower, upper} {
-		f, err := openDirectory(unix.AT_FDCWD, dir)
-		if err != nil {
-			return fmt.Errorf("layer of overlay %s: %w", id, err)
-		}
-		defer func() { _ = f.Close() }()
-		layers[i] = f
+	below, err := openDirectory(unix.AT_FDCWD, lower)
+	if err != nil {
+		return fmt.Errorf("lower layer of overlay %s: %w", id, err)
 	}
-	if err := mountLayers(target, layers[0], layers[1]); err != nil {
+	defer below.Close()
+	above, err := openDirectory(unix.AT_FDCWD, upper)
+	if err != nil {
+		return fmt.Errorf("upper layer of overlay %s: %w", id, err)
+	}
+	defer above.Close()
+	if err := mountLayers(target, below, above); err != nil {
 		return fmt.Errorf("mount overlay %s: %w", id, err)
 	}
 	return nil

@@ -65,9 +65,10 @@ func completeArguments(a *cli.App, root *cobra.Command) {
 func knownValues(flag string) []string {
 	switch flag {
 	case "ending", "retry-on":
-		var endings []string
-		for _, e := range runtime.Endings() {
-			endings = append(endings, string(e))
+		known := runtime.Endings()
+		endings := make([]string, len(known))
+		for i, e := range known {
+			endings[i] = string(e)
 		}
 		return endings
 	case "verdict":
@@ -94,7 +95,7 @@ var valueList = regexp.MustCompile(
 // them, so help and completion agree.
 func flagValues(usage string) []string {
 	found := valueList.FindStringSubmatch(usage)
-	if found == nil || !strings.Contains(found[1], " or ") {
+	if len(found) == 0 || !strings.Contains(found[1], " or ") {
 		return nil
 	}
 	list := strings.NewReplacer(" (default)", "", ", or ", ", ", " or ", ", ").Replace(found[1])

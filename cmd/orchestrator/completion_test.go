@@ -65,7 +65,9 @@ func TestFlagValuesAreCompleted(t *testing.T) {
 			completed[f.Name] = len(values) > 1
 		})
 	})
-	for _, name := range []string{"output", "runtime", "log-level", "log-format", "when-empty", "class", "mode", "sort", "ending", "retry-on"} {
+	for _, name := range []string{
+		"output", "runtime", "log-level", "log-format", "when-empty", "class", "mode", "sort", "ending", "retry-on",
+	} {
 		if !completed[name] {
 			t.Errorf("--%s was not checked, want it completed", name)
 		}

@@ -195,7 +195,7 @@ func assertPromtoolClean(t *testing.T, text string) {
 }
 
 // TestMetricsAreReadByOperatorsAndScrapers checks who may read the metrics, and where.
-func TestMetricsAreReadByOperatorsAndScrapers(t *testing.T) {
+func TestMetricsAreReadByOperatorsAndScrapers(t *testing.T) { //nolint:tparallel // the subtests share an address
 	t.Parallel()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

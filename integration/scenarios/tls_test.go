@@ -107,6 +107,7 @@ func TestTLS(t *testing.T) {
 
 // tunnelOverTLS uses a connection that the service takes over from net/http.
 func tunnelOverTLS(t *testing.T, cl *client.Client) {
+	t.Helper()
 	sb, err := cl.CreateSandbox(within(t), v1.SandboxRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -130,6 +131,7 @@ func tunnelOverTLS(t *testing.T, cl *client.Client) {
 }
 
 func commandLineOverTLS(t *testing.T, e *encrypted) {
+	t.Helper()
 	empty := filepath.Join(t.TempDir(), "empty.yaml")
 	harness.WriteFile(t, empty, "")
 	common := []string{"--config", empty, "--address", "https://" + e.address}
@@ -155,6 +157,7 @@ func commandLineOverTLS(t *testing.T, e *encrypted) {
 
 // reloadOfCertificate replaces the certificate while callers run commands over new connections.
 func reloadOfCertificate(t *testing.T, e *encrypted, cl *client.Client) {
+	t.Helper()
 	var work sync.WaitGroup
 	var stop atomic.Bool
 	for range 4 {

@@ -128,6 +128,7 @@ func TestTracesAreExported(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []string{"grpc", "http"} {
 		t.Run(protocol, func(t *testing.T) {
+			t.Parallel()
 			c, address := startReceiver(t, protocol)
 			profiles := t.TempDir()
 			harness.WriteFile(t, filepath.Join(profiles, "traced.yaml"), "name: traced\nextends: phase2\nworkspace: none\ntraceparent: true\n")

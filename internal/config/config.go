@@ -323,7 +323,8 @@ func (c Config) Validate() error {
 		return bad("templates", "empty", "must have at least one template")
 	}
 	for _, err := range []error{
-		c.TLS.validate(c.Listen), c.validateKubernetes(), c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
+		c.TLS.validate(c.Listen), c.validateKubernetes(), c.Requests.validate(), c.Callers.validate(),
+		c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
 		c.Idempotency.validate(), c.Jobs.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c),
 		c.Browser.validate(), c.Metrics.validate(), c.Tracing.validate(), c.Workspaces.validate(), c.Images.validate(),
 	} {

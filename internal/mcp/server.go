@@ -211,7 +211,7 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 			return take(ctx, method, req)
 		}
 		r, err := s.limit(ctx, take, method, req)
-		if err = unanswered(ctx, err); err != nil {
+		if err := unanswered(ctx, err); err != nil {
 			return nil, err
 		}
 		return r, nil

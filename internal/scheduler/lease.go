@@ -105,8 +105,9 @@ type Lease struct {
 func newLease(row store.Sandbox, m *instance, hold *volumes.Hold) *Lease {
 	l := &Lease{
 		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
-		Network: row.Lease.Network, Name: row.Lease.Name, private: row.Lease.Private, native: row.Lease.Native, hold: hold, claimed: row.Lease.Claim,
-		memory: row.Memory, instance: m, used: row.Used,
+		Network: row.Lease.Network, Name: row.Lease.Name, private: row.Lease.Private, native: row.Lease.Native, hold: hold,
+		claimed: row.Lease.Claim,
+		memory:  row.Memory, instance: m, used: row.Used,
 		bound: make(chan struct{}), idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())

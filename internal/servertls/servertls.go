@@ -200,7 +200,7 @@ func (s *Source) load() (*loaded, error) {
 	for block, rest := pem.Decode(authorities); block != nil; block, rest = pem.Decode(rest) {
 		root, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			return nil, &Error{"tls.client_ca_file", s.files.ClientCA, "has a block that is no certificate", err}
+			return nil, &Error{"tls.client_ca_file", s.files.ClientCA, "has a block that is not a certificate", err}
 		}
 		c.ClientCAs.AddCert(root)
 		l.roots[string(root.Raw)] = true

@@ -65,7 +65,7 @@ type joined []Observer
 func (j joined) Begin(ctx context.Context, name Name) (context.Context, func(error)) {
 	ends := make([]func(error), len(j))
 	for i, o := range j {
-		ctx, ends[i] = o.Begin(ctx, name)
+		ctx, ends[i] = o.Begin(ctx, name) //nolint:fatcontext // each observer adds to what the one before it made
 	}
 	return ctx, func(err error) {
 		for _, end := range ends {

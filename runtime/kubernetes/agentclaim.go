@@ -125,7 +125,7 @@ func (s *agentSandboxes) awaitPod(ctx context.Context, claim *unstructured.Unstr
 		case err != nil: // the API server may be away
 			continue
 		}
-		final := false
+		var final bool
 		if last, final = claimState(now, time.Since(began)); final {
 			s.forgetTemplate(template)
 			return nil, last

@@ -225,7 +225,10 @@ func printEgress(a *cli.App, s v1.EgressState) error {
 	if _, err := fmt.Fprintln(a.Stdout); err != nil {
 		return err
 	}
-	list := &cli.Table{Head: []string{"TIME", "HOST", "REQUEST", "ALLOWED", "SENT", "RECEIVED", "TOOK", "REASON"}, Optional: []string{"SENT", "RECEIVED", "TOOK"}}
+	list := &cli.Table{
+		Head:     []string{"TIME", "HOST", "REQUEST", "ALLOWED", "SENT", "RECEIVED", "TOOK", "REASON"},
+		Optional: []string{"SENT", "RECEIVED", "TOOK"},
+	}
 	for _, c := range s.Recent {
 		verdict := "no"
 		if c.Allowed {

@@ -98,7 +98,10 @@ func newSessionList(a *cli.App) *cobra.Command {
 }
 
 func sessionTable(list ...v1.ShellSession) *cli.Table {
-	t := &cli.Table{Head: []string{"ID", "STATE", "SHELL", "STARTED", "COMMANDS", "WAITING", "BACKGROUND", "ENDING"}, Optional: []string{"SHELL", "WAITING"}}
+	t := &cli.Table{
+		Head:     []string{"ID", "STATE", "SHELL", "STARTED", "COMMANDS", "WAITING", "BACKGROUND", "ENDING"},
+		Optional: []string{"SHELL", "WAITING"},
+	}
 	for _, s := range list {
 		end := ""
 		if s.Result != nil {

@@ -98,7 +98,7 @@ func SelectTemplate(a *cli.App, c config.Config, wanted string) (config.Config, 
 		}
 	}
 	if _, known := all[wanted]; !known {
-		return c, cli.Refuse(errdefs.ErrNotFound, "template %q is not known: use one of %v", wanted, SortedKeys(all))
+		return c, cli.Refuse(errdefs.ErrNotFound, "template %q is not known: use one of: %s", wanted, strings.Join(SortedKeys(all), ", "))
 	}
 	c.Templates = all
 	return c, nil

@@ -29,7 +29,6 @@ type key struct {
 // section is a top-level key with everything below it, or the keys that have nothing below them.
 type section struct {
 	title string
-	text  []string // paragraphs of default.yaml
 	keys  []key
 }
 
@@ -93,6 +92,7 @@ func (w *walker) field(path string, t reflect.Type, f reflect.StructField, fallb
 		inner, below = f.Type.Elem(), "[]"
 	case reflect.Map:
 		inner, below = f.Type.Elem(), ".NAME"
+	default:
 	}
 	tree, _ := fallback.(map[string]any)
 	if below == "" && inner.Kind() == reflect.Struct {
@@ -296,7 +296,7 @@ func yamlComments() map[string]string {
 	var path []string
 	for text := range strings.Lines(string(config.Commented)) {
 		m := line.FindStringSubmatch(strings.TrimRight(text, "\n"))
-		if m == nil || len(m[1])%2 != 0 || len(m[1])/2 > len(path) {
+		if len(m) == 0 || len(m[1])%2 != 0 || len(m[1])/2 > len(path) {
 			continue
 		}
 		path = append(path[:len(m[1])/2], m[2])
@@ -382,7 +382,8 @@ A size is a number of bytes, or ` + "`512MiB`" + ` or ` + "`1g`" + `, with units
 ## Reload
 
 SIGHUP (` + "`systemctl reload orchestrator`" + `) makes a running service read its configuration again.
-It applies changes of the keys with "yes" in the column Reload, and logs one line, ` + "`reloaded the\nconfiguration`" + `, with the keys that ` + "`changed`" + ` and those for which it ` + "`needs_restart`" + `.
+It applies changes of the keys with "yes" in the column Reload, and logs one line, ` +
+	"`reloaded the\nconfiguration`" + `, with the keys that ` + "`changed`" + ` and those for which it ` + "`needs_restart`" + `.
 If the file or a file that it names cannot be used, nothing changes, and the log says why.
 
 - The content of ` + "`token_file`" + ` and of the files in ` + "`profiles.dir`" + ` is read again too.
