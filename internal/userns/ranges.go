@@ -32,8 +32,9 @@ const (
 //	D/1879048192       symbolic link to the holder's directory
 //	D/1879048192.root  empty directory; where the holder may mount its root file system
 //
-// A range whose holder does not exist is free. Users inside a range may enter D, and so the root
-// file system, but not list it. The last one who returns a range removes D.
+// A range whose holder does not exist is free, unless something is mounted at its root: the holder
+// may be one that this mount namespace does not see. Users inside a range may enter D, and so the
+// root file system, but not list it. The last one who returns a range removes D.
 type Ranges struct {
 	Dir string // absolute; made if missing
 	// Limit is the number of ranges; 0 means Count.
@@ -50,34 +51,57 @@ func (r Ranges) Claim(holder string, note func(first uint32) error) (uint32, err
 	}
 	defer unlock()
 	limit := cmp.Or(r.Limit, Count)
+	var unclear error
 	start := rand.Uint32N(limit) //nolint:gosec // spreads the load; nothing depends on chance
 	for i := range limit {
 		first := FirstID + (start+i)%limit*Size
 		free, err := r.isFree(first)
-		if err == nil && free {
-			if err = note(first); err == nil {
-				err = r.take(first, holder)
-			}
+		if err != nil {
+			unclear = err
+			continue
 		}
-		switch {
-		case err != nil:
+		if !free {
+			continue
+		}
+		if err = note(first); err == nil {
+			err = r.take(first, holder)
+		}
+		if err != nil {
 			return 0, fmt.Errorf("claim ids: %w", err)
-		case free:
-			return first, nil
 		}
+		return first, nil
+	}
+	if unclear != nil {
+		return 0, fmt.Errorf("claim ids: no range in %s is free, and some cannot be examined (%w): %w", r.Dir, unclear,
+			errdefs.ErrResourceExhausted)
 	}
 	return 0, fmt.Errorf("claim ids: all %d ranges in %s are taken: %w", limit, r.Dir, errdefs.ErrResourceExhausted)
 }
 
 // isFree reports whether nobody has a range. The caller has the lock.
 func (r Ranges) isFree(first uint32) (bool, error) {
-	if _, err := os.Lstat(r.link(first)); errors.Is(err, fs.ErrNotExist) {
-		return true, nil
-	}
 	if _, err := os.Stat(r.link(first)); !errors.Is(err, fs.ErrNotExist) {
 		return false, err // its holder exists, or may exist
 	}
-	return true, os.Remove(r.link(first)) // somebody removed the holder by hand
+	if mounted, err := isMount(r.Root(first)); mounted || err != nil {
+		return false, err // a sandbox may use it
+	}
+	err := os.Remove(r.link(first)) // somebody removed the holder by hand
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil // there was none
+	}
+	return err == nil, err
+}
+
+// isMount reports whether something is mounted at path. Kernels older than 5.8 do not say, but have
+// no mounts for user namespaces either.
+func isMount(path string) (bool, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("look at %s: %w", path, err)
+	}
+	return err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
 // take claims a free range. The caller has the lock.

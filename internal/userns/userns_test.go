@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 )
 
 func TestNewNamespaceMapsRangeAndBelongsToItsFirstID(t *testing.T) {
@@ -154,6 +155,47 @@ func TestRangeOfRemovedHolderIsFree(t *testing.T) {
 	}
 	if has, err := os.Readlink(strings.TrimSuffix(r.Root(first), rootSuffix)); has != holder || err != nil {
 		t.Errorf("holder of the range = %q, %v; want %q", has, err, holder)
+	}
+}
+
+func TestRangeWithMountedRootIsNotFree(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	r := Ranges{Dir: t.TempDir(), Limit: 1}
+	first, err := r.Claim("/gone", noted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", r.Root(first), "tmpfs", 0, "size=4k"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Claim("/", noted)
+	if uerr := unix.Unmount(r.Root(first), 0); uerr != nil {
+		t.Fatal(uerr)
+	}
+	if !errdefs.IsResourceExhausted(err) {
+		t.Errorf("Claim of a range whose root is mounted = %d, %v; want ResourceExhausted", got, err)
+	}
+	if _, err := r.Claim("/", noted); err != nil {
+		t.Errorf("Claim after the unmount = %v, want nil", err)
+	}
+}
+
+func TestRangeThatCannotBeExaminedIsSkipped(t *testing.T) {
+	r := Ranges{Dir: t.TempDir(), Limit: 2}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Claim(filepath.Join(file, "holder"), noted); err != nil { // ENOTDIR
+		t.Fatal(err)
+	}
+	if _, err := r.Claim("/", noted); err != nil {
+		t.Errorf("Claim beside a range that cannot be examined = %v, want nil", err)
+	}
+	if _, err := r.Claim("/", noted); !errdefs.IsResourceExhausted(err) || !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("Claim of a range that cannot be examined = %v, want ResourceExhausted because of ENOTDIR", err)
 	}
 }
 
