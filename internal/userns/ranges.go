@@ -156,7 +156,9 @@ func (r Ranges) link(first uint32) string {
 // lock makes the directory and locks it. It keeps two processes from taking the same range.
 func (r Ranges) lock() (unlock func(), err error) {
 	for {
-		if err := os.MkdirAll(r.Dir, 0o711); err != nil { // see Ranges
+		if err := os.MkdirAll(r.Dir, 0o711); errors.Is(err, fs.ErrExist) && !isOther(r.Dir) {
+			continue // made by another process, and removed meanwhile
+		} else if err != nil { // see Ranges for the mode
 			return nil, err
 		}
 		f, err := os.Open(r.Dir)
@@ -176,6 +178,12 @@ func (r Ranges) lock() (unlock func(), err error) {
 		}
 		_ = f.Close() // removed while we waited
 	}
+}
+
+// isOther reports whether the path has something other than a directory.
+func isOther(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && !info.IsDir()
 }
 
 func flock(f *os.File) error {
