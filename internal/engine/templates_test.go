@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -179,7 +180,6 @@ func TestUnsupportedClassIsNotReady(t *testing.T) {
 	}
 }
 
-// A registry that never answers delays only its own template.
 func TestUserNamespaceIsRefusedOrLeftOutByDriversWithout(t *testing.T) {
 	s, shelf := reloadable(t)
 	must, may := from("must", here, 0), from("may", here, 0)
@@ -196,6 +196,34 @@ func TestUserNamespaceIsRefusedOrLeftOutByDriversWithout(t *testing.T) {
 	}
 }
 
+// logLines collects what a logger writes.
+type logLines chan string
+
+func (l logLines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+func TestTemplateThatFallsBackToNoUserNamespaceIsLogged(t *testing.T) {
+	warned, kept := make(logLines, 100), &shelf{}
+	may := from("may", here, 0)
+	may.AutoUserNamespace = true
+	kept.set(nil, from("default", here, 0), may)
+	newWorld(t).startOptions(t, func(o *Options) {
+		o.Templates, o.LoadTemplates = nil, kept.load
+		o.Log = slog.New(slog.NewTextHandler(warned, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	var lines []string
+	for len(warned) > 0 {
+		lines = append(lines, <-warned)
+	}
+	got := strings.Join(lines, "")
+	if strings.Count(got, "without user namespaces") != 1 || !strings.Contains(got, "template=may") {
+		t.Errorf("warnings = %q, want one that template may works without user namespaces", got)
+	}
+}
+
+// A registry that never answers delays only its own template.
 func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}

@@ -64,8 +64,8 @@ type Driver struct {
 	noSwap   bool // the kernel does not count swap, and there is none
 	runtime  *runc.Runc
 	ids      userns.Ranges
-	// tryUser tries a sandbox in a user namespace at its first call.
-	tryUser func() error
+	// userTrial tries a sandbox in a user namespace.
+	userTrial trial
 	// findRunsc finds runsc at the first use of the class.
 	findRunsc func() (*gvisor.Program, error)
 }
@@ -124,7 +124,7 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err := probeOverlay(d.dir, d.skeleton); err != nil {
 		return nil, err
 	}
-	d.tryUser = sync.OnceValue(func() error { return d.tryUserNamespace(context.WithoutCancel(ctx), o) })
+	d.userTrial.try = func() error { return d.tryUserNamespace(context.WithoutCancel(ctx), o) }
 	d.findRunsc = sync.OnceValues(func() (*gvisor.Program, error) {
 		return d.findGVisor(context.WithoutCancel(ctx), o.GVisor)
 	})

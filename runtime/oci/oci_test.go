@@ -2,6 +2,7 @@ package oci
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -141,6 +142,31 @@ func TestImagesThatCannotBeUsed(t *testing.T) {
 		if err := (&Driver{}).Prepare(t.Context(), runtime.Image{Ref: "x", Root: root}); !class(err) {
 			t.Errorf("Prepare of the root %q: %v; want no error for a directory, NotFound if missing, else InvalidArgument",
 				root, err)
+		}
+	}
+}
+
+func TestTrialRemembersSuccessForGoodAndFailureForAWhile(t *testing.T) {
+	tries, busy := 0, errors.New("host is busy")
+	var answer error
+	tr := trial{try: func() error { tries++; return answer }}
+	start := time.Unix(0, 0)
+	for _, c := range []struct {
+		after  time.Duration
+		answer error
+		want   error
+		tries  int
+	}{
+		{0, busy, busy, 1},
+		{trialPause - 1, nil, busy, 1},
+		{trialPause, busy, busy, 2},
+		{3*trialPause - 1, nil, busy, 2}, // the pause doubled
+		{3 * trialPause, nil, nil, 3},
+		{time.Hour, busy, nil, 3},
+	} {
+		answer = c.answer
+		if err := tr.do(start.Add(c.after)); !errors.Is(err, c.want) || tries != c.tries {
+			t.Errorf("do after %s = %v with %d tries, want %v with %d", c.after, err, tries, c.want, c.tries)
 		}
 	}
 }

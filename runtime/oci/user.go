@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -35,12 +36,46 @@ func (l *limitedIO) Set(cmd *exec.Cmd) {
 }
 
 // CheckUserNamespace implements runtime.UserNamespacer. The first call makes and removes a
-// sandbox.
+// sandbox. So do calls after a failure, at growing intervals.
 func (d *Driver) CheckUserNamespace(_ context.Context, class runtime.Class) error {
 	if err := ocidriver.CheckUserClass(class); err != nil {
 		return err
 	}
-	return d.tryUser()
+	return d.userTrial.do(time.Now())
+}
+
+// Limits of the time after a failed trial in which its error is repeated.
+const (
+	trialPause    = 10 * time.Second
+	trialMaxPause = 10 * time.Minute
+)
+
+// trial remembers that try succeeded, for good, and that it failed, for a time that doubles. Safe
+// for concurrent use; one call tries while others wait.
+type trial struct {
+	try func() error
+
+	mu    sync.Mutex
+	done  bool
+	err   error         // of the last try
+	pause time.Duration // after the last failure
+	next  time.Time
+}
+
+// do returns the error of a try that began now, or of an earlier one.
+func (t *trial) do(now time.Time) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.done || now.Before(t.next) {
+		return t.err
+	}
+	if t.err = t.try(); t.err == nil {
+		t.done = true
+		return nil
+	}
+	t.pause = min(max(2*t.pause, trialPause), trialMaxPause)
+	t.next = now.Add(t.pause)
+	return t.err
 }
 
 // trialTime bounds the trial of a sandbox in a user namespace.

@@ -75,7 +75,10 @@ func (s *Service) chooseUserNamespace(ctx context.Context, t *scheduler.Template
 	if why != nil && t.Spec.UserNamespace {
 		return fmt.Errorf("user_namespace: runtime %s: %w", s.opts.Driver.Name(), why)
 	}
-	t.Spec.UserNamespace = why == nil
+	if t.Spec.UserNamespace = why == nil; why != nil {
+		s.opts.Log.Warn("template works without user namespaces, although user_namespace is auto; reload templates to try again",
+			"template", t.Name, "runtime", s.opts.Driver.Name(), "error", why)
+	}
 	return nil
 }
 
