@@ -224,7 +224,9 @@ func (s *Server) resolveID(r *http.Request, rt route, p caller.Principal) error 
 	if next, _, _ := strings.Cut(rest, "/"); next != "{id}" {
 		return nil
 	}
-	id, err := s.opts.Engine.ResolveID(r.Context(), p, kind, r.PathValue("id"))
+	// A terminal is opened by GET, but is direct.
+	reads := rt.method == http.MethodGet && !rt.direct
+	id, err := s.opts.Engine.ResolveID(r.Context(), p, kind, r.PathValue("id"), reads)
 	if err != nil {
 		return err
 	}

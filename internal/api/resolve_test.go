@@ -54,6 +54,35 @@ func TestSandboxIsFoundByNameAndPrefix(t *testing.T) {
 	statusIs(t, ask(t, srv, "POST", "/v1/sandboxes", `{"name":"first"}`, ann...), http.StatusCreated)
 }
 
+func TestPrefixOfLiveAndEndedSandboxIsAmbiguousForChanges(t *testing.T) {
+	t.Parallel()
+	srv, _ := newServer(t, "")
+	var ended, live v1.Sandbox
+	ask(t, srv, "POST", "/v1/sandboxes", `{}`).into(t, &ended)
+	ask(t, srv, "POST", "/v1/sandboxes", `{}`).into(t, &live)
+	statusIs(t, ask(t, srv, "DELETE", "/v1/sandboxes/"+ended.ID, ""), http.StatusNoContent)
+	both := live.ID[:4]
+	if !strings.HasPrefix(ended.ID, both) {
+		t.Fatalf("ids %s and %s do not share 4 characters", ended.ID, live.ID)
+	}
+	var got v1.Sandbox
+	if ask(t, srv, "GET", "/v1/sandboxes/"+both, "").into(t, &got); got.ID != live.ID {
+		t.Errorf("GET of the prefix = %q, want the live sandbox %q", got.ID, live.ID)
+	}
+	for _, r := range [][3]string{
+		{"DELETE", "/v1/sandboxes/" + both, ""},
+		{"POST", "/v1/sandboxes/" + both + "/exec", `{"argv":["true"]}`},
+		{"GET", "/v1/sandboxes/" + both + "/pty", ""},
+		{"POST", "/v1/tools/system.bash/call", `{"input":{"command":"true"},"sandbox":"` + both + `"}`},
+	} {
+		res := ask(t, srv, r[0], r[1], r[2])
+		problemIs(t, res, http.StatusBadRequest, "invalid_argument", "")
+		if want := "is ambiguous: 2 of your sandboxes"; !strings.Contains(string(res.body), want) {
+			t.Errorf("%s %s = %s, want %q", r[0], r[1], res.body, want)
+		}
+	}
+}
+
 func TestSandboxNameIsValidated(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")

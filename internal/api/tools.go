@@ -68,7 +68,7 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p caller.Princ
 		req, err = decodeToolCall(raw)
 	}
 	if err == nil && req.Sandbox != "" {
-		req.Sandbox, err = s.opts.Engine.ResolveID(r.Context(), p, "sandboxes", req.Sandbox)
+		req.Sandbox, err = s.opts.Engine.ResolveID(r.Context(), p, "sandboxes", req.Sandbox, false)
 	}
 	f := formJSON
 	if err == nil {

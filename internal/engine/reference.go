@@ -10,7 +10,6 @@ import (
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
-	"github.com/sandbox-orchestrator/orchestrator/internal/governed"
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
@@ -33,13 +32,17 @@ func validateSandboxName(name string) error {
 var sandboxNames = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
 
 // ResolveID returns the id of the caller's object that ref means: its id, the name of a live
-// sandbox, or at least 4 characters that only one id of the caller begins with. Live sandboxes take
-// precedence over ended ones. kind is the plural noun of the object's route, such as "sandboxes".
+// sandbox, or at least 4 characters that only one id of the caller begins with. If the request only
+// reads, live sandboxes take precedence over ended ones; a change must not reach another sandbox
+// because the one that was meant has ended. kind is the plural noun of the object's route, such as
+// "sandboxes".
 //
 // If nothing of the caller matches, it returns ref, whatever other callers have: the request for it
 // then fails as one for an unknown id does. If several match, the error is of class
 // InvalidArgument.
-func (e *Engine) ResolveID(ctx context.Context, p caller.Principal, kind, ref string) (string, error) {
+func (e *Engine) ResolveID(
+	ctx context.Context, p caller.Principal, kind, ref string, reads bool,
+) (string, error) {
 	if uuid.Validate(ref) == nil && len(ref) == len(uuid.Nil.String()) {
 		return ref, nil
 	}
@@ -51,12 +54,12 @@ func (e *Engine) ResolveID(ctx context.Context, p caller.Principal, kind, ref st
 	if !idPrefix.MatchString(ref) {
 		return ref, nil
 	}
-	if kind == kindSandboxes {
+	if kind == kindSandboxes && reads {
 		if ids := e.sched.LiveIDs(p.Caller, ref); len(ids) > 0 {
 			return onlyID(kind, ref, ids)
 		}
 	}
-	ids, err := e.idsOf(ctx, p, kind)
+	ids, err := e.idsOf(ctx, p, kind, ref)
 	if err != nil {
 		return ref, nil //nolint:nilerr // The request itself reports it, for example that it is for operators only.
 	}
@@ -102,20 +105,23 @@ func onlyID(kind, ref string, ids []string) (string, error) {
 // kindSandboxes is the only kind of object with names.
 const kindSandboxes = "sandboxes"
 
-// idsOf lists the ids of the caller's objects, as its requests for lists do.
-func (e *Engine) idsOf(ctx context.Context, p caller.Principal, kind string) (ids []string, err error) {
+// idsOf lists the ids of the objects that the caller may see and that ref may mean. Where lists of
+// objects end early, it asks for the ids that begin with ref: what a list leaves out could make
+// ref ambiguous.
+func (e *Engine) idsOf(ctx context.Context, p caller.Principal, kind, ref string) (ids []string, err error) {
+	visible := p.Caller
+	if p.Operator {
+		visible = "" // of all callers
+	}
 	switch kind {
 	case kindSandboxes:
-		list, err := e.Sandboxes(ctx, p, true)
-		return idsIn(list, func(s v1.Sandbox) string { return s.ID }), err
+		return e.store.SandboxIDs(ctx, p.Caller, ref)
 	case "shells":
 		return e.shellIDs(ctx, p)
 	case "jobs":
-		list, err := e.Jobs.List(ctx, p, true)
-		return idsIn(list, func(j v1.Job) string { return j.ID }), err
+		return e.store.JobIDs(ctx, visible, ref)
 	case "approvals":
-		list, err := e.Governed.Approvals(ctx, p, governed.ApprovalFilter{})
-		return idsIn(list.Items, func(a v1.Approval) string { return a.ID }), err
+		return e.store.ApprovalIDs(ctx, visible, ref)
 	case "overlays":
 		return e.overlayIDs(ctx, p)
 	case "tokens":
