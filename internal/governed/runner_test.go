@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/caller"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine/core"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
@@ -53,6 +54,7 @@ func newRunner(tb testing.TB, err error) *runner {
 			s:         &Service{opts: Options{Sandboxes: loudSandboxes{err: err}}, log: log, outputs: o},
 			principal: caller.Principal{Caller: "ann"},
 			id:        uuid.Must(uuid.NewV7()).String(),
+			profile:   &profile.Compiled{},
 		},
 		caps: tool.Caps{Output: tool.Cut{Limit: 10}},
 	}
