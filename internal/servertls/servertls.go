@@ -79,6 +79,8 @@ type loaded struct {
 	print, authorities string
 	// roots are the authorities in DER.
 	roots map[string]bool
+	// stamp is that of the files before they were read, so that no later change goes unnoticed.
+	stamp string
 }
 
 // Open reads the files. replaced, if set, is called whenever other authorities of clients were put
@@ -139,7 +141,7 @@ func (s *Source) Check() error {
 func (s *Source) Run(ctx context.Context, log *slog.Logger) {
 	t := time.NewTicker(Interval)
 	defer t.Stop()
-	read := s.stamp()
+	read := s.current.Load().stamp
 	for seen := read; ; {
 		select {
 		case <-ctx.Done():
@@ -162,6 +164,7 @@ func (s *Source) Run(ctx context.Context, log *slog.Logger) {
 
 // load reads and checks the files.
 func (s *Source) load() (*loaded, error) {
+	stamp := s.stamp()
 	cert, err := read("tls.cert_file", s.files.Cert, 0)
 	if err != nil {
 		return nil, err
@@ -187,7 +190,7 @@ func (s *Source) load() (*loaded, error) {
 		// A resumed session would keep the authorities of its first handshake.
 		SessionTicketsDisabled: true,
 	}
-	l := &loaded{config: c, leaf: pair.Leaf, print: string(cert) + "\x00" + string(key)}
+	l := &loaded{config: c, leaf: pair.Leaf, print: string(cert) + "\x00" + string(key), stamp: stamp}
 	if s.files.ClientCA == "" {
 		return l, nil
 	}

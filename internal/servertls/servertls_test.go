@@ -254,3 +254,24 @@ func TestRunReloadsUnderLoad(t *testing.T) {
 		t.Errorf("%d of %d connections failed during the reload, want none", failed.Load(), count.Load())
 	}
 }
+
+// A change between Open and Run is noticed, too.
+func TestRunReloadsWhatChangedBefore(t *testing.T) {
+	a := testtls.New(t)
+	p := a.Issue(t, "server", x509.Certificate{})
+	s := open(t, Files{Cert: p.Cert, Key: p.Key})
+	first := s.Expires()
+	a.Issue(t, "server", x509.Certificate{NotBefore: time.Now().Add(-time.Hour), NotAfter: first.Add(time.Hour)})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var work sync.WaitGroup
+	work.Go(func() { s.Run(ctx, slog.New(slog.DiscardHandler)) })
+	for ctx.Err() == nil && s.Expires().Equal(first) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if s.Expires().Equal(first) {
+		t.Errorf("certificate in use expires at %s, want the one that replaced it", first)
+	}
+	cancel()
+	work.Wait()
+}
