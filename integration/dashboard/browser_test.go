@@ -133,7 +133,7 @@ func (b *tab) listen(event any) {
 	defer b.mu.Unlock()
 	switch e := event.(type) {
 	case *network.EventRequestWillBeSent:
-		if !strings.HasPrefix(e.Request.URL, b.base+"/") && !strings.HasPrefix(e.Request.URL, "about:") &&
+		if !strings.HasPrefix(strings.TrimPrefix(e.Request.URL, "blob:"), b.base+"/") && !strings.HasPrefix(e.Request.URL, "about:") &&
 			!strings.HasPrefix(e.Request.URL, "data:") { // the browser's own icons
 			b.faults = append(b.faults, "a request to "+e.Request.URL)
 		}

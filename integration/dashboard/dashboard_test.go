@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +113,45 @@ func TestSignInWatchAndRestart(t *testing.T) {
 	b.press("Sign out")
 	b.run("signed out", chromedp.WaitVisible("#token"))
 	b.faultless()
+}
+
+// TestCookieThatAnotherPortReceivesOpensNothing visits another server of the same host, as one in a
+// sandbox that is forwarded to a port here, or another user's.
+func TestCookieThatAnotherPortReceivesOpensNothing(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	secret, _ := operator(t, s)
+	b := open(t, s.Socket())
+	b.signIn(secret)
+	cookies := make(chan string, 1)
+	thief := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case cookies <- r.Header.Get("Cookie"):
+		default: // the icon
+		}
+	}))
+	t.Cleanup(thief.Close)
+	b.run("visit the other port", chromedp.Navigate(thief.URL))
+	stolen := <-cookies
+	if !strings.Contains(stolen, "orchestrator_session=") {
+		t.Fatalf("the other port received the cookies %q, want that of the session: this test shows nothing", stolen)
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/v1/sandboxes", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = http.Header{"Cookie": {stolen}, "Origin": {b.base}, "Orchestrator-Ui": {"1"}}
+	res, err := new(http.Transport).RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if res.StatusCode != http.StatusUnauthorized {
+		t.Errorf("GET /v1/sandboxes with the stolen cookie = %d, want 401", res.StatusCode)
+	}
+	b.visit("sandboxes", "Sandboxes") // the page has both secrets
+	b.reload()
+	b.see("Sign out")
 }
 
 // TestApprovalIsAnsweredAndAuditedAtOnce approves a call in one page, and sees its row in another

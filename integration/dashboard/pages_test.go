@@ -4,9 +4,12 @@ package dashboard
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/chromedp/cdproto/browser"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
@@ -79,6 +82,13 @@ func TestOverlayIsCommittedAndFilesAreUploaded(t *testing.T) {
 	b.see("up & <down>.txt")
 	b.press("up & <down>.txt")
 	b.see("<i>uploaded</i>")
+	dir := t.TempDir()
+	b.run("allow downloads", command(browser.SetDownloadBehavior, browser.SetDownloadBehaviorParams{Behavior: "allow", DownloadPath: dir}))
+	b.press("Download up & <down>.txt")
+	harness.Eventually(t, harness.Short, "the download", func() bool {
+		file, _ := os.ReadFile(filepath.Join(dir, "up_down_.txt"))
+		return string(file) == "<i>uploaded</i>"
+	})
 	got, err := c.Exec(t.Context(), lease(t, c, v1.SandboxRequest{Workspace: "project"}).ID, v1.Exec{Command: "cat up*; cat src/a.txt; ls"})
 	if err != nil || !strings.Contains(got.Stdout, "<i>uploaded</i>one\n<b>2</b>\n") || strings.Contains(got.Stdout, "data.bin") {
 		t.Errorf("the workspace has %q, %v; want the upload and the committed changes", got.Stdout, err)

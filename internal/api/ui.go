@@ -44,6 +44,9 @@ type uiSession struct {
 	// Direct reports that the caller may run commands and write files without a tool.
 	Direct  bool   `json:"direct"`
 	Version string `json:"version"`
+	// Secret is the page's secret, which each request of the session needs beside the cookie. Only
+	// the answer of POST has it.
+	Secret string `json:"secret,omitempty"`
 }
 
 // uiRoutes are the routes of the dashboard. They are for its pages only, so /openapi.json does not
@@ -71,7 +74,7 @@ func (s *Server) uiFile(w http.ResponseWriter, r *http.Request, _ caller.Princip
 	return s.pages.Serve(w, r, r.PathValue("path"))
 }
 
-// openSession exchanges a token for the cookie of a new session.
+// openSession exchanges a token for the cookie and the page's secret of a new session.
 func (s *Server) openSession(w http.ResponseWriter, r *http.Request, _ caller.Principal) error {
 	if err := ui.CheckRequest(r); err != nil {
 		return err
@@ -88,13 +91,14 @@ func (s *Server) openSession(w http.ResponseWriter, r *http.Request, _ caller.Pr
 		return err
 	}
 	w.Header().Del("Set-Cookie")
-	if err := s.opts.Sessions.Open(w, r, credential); err != nil {
+	secret, err := s.opts.Sessions.Open(w, r, credential)
+	if err != nil {
 		return err
 	}
 	s.log.Info("opened a session of the dashboard", "caller", p.Caller, "token", p.Token)
 	ui.Secure(w.Header(), ui.DataPolicy)
 	w.Header().Set("Cache-Control", "no-store")
-	return s.replySession(w, p)
+	return s.replySession(w, p, secret)
 }
 
 // ownSession describes the request's session. Access to the service's socket is not one.
@@ -102,14 +106,14 @@ func (s *Server) ownSession(w http.ResponseWriter, _ *http.Request, p caller.Pri
 	if p.Via != uiVia {
 		return errSession
 	}
-	return s.replySession(w, p)
+	return s.replySession(w, p, "")
 }
 
-func (s *Server) replySession(w http.ResponseWriter, p caller.Principal) error {
+func (s *Server) replySession(w http.ResponseWriter, p caller.Principal, secret string) error {
 	return reply(w, http.StatusOK, uiSession{
 		Caller: p.Caller, Operator: p.Operator, Profile: p.Profile, Trust: p.Trust,
 		Direct:  s.opts.Engine.Governed.Direct(p, "use the dashboard") == nil,
-		Version: s.opts.Engine.Version(p).Version,
+		Version: s.opts.Engine.Version(p).Version, Secret: secret,
 	})
 }
 

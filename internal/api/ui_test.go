@@ -62,7 +62,7 @@ func (w *uiWorld) do(method, path, body string, fields map[string]string) (*http
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	all := map[string]string{"Sec-Fetch-Site": "same-origin", ui.Header: "1"}
+	all := map[string]string{"Sec-Fetch-Site": "same-origin"}
 	if method != http.MethodGet {
 		all["Origin"] = "http://" + w.at.String()
 	}
@@ -86,14 +86,24 @@ func (w *uiWorld) do(method, path, body string, fields map[string]string) (*http
 	return res, string(b)
 }
 
-// signIn opens a session and returns its cookie.
-func (w *uiWorld) signIn(token string) *http.Cookie {
+// uiKeys are the two secrets of a session.
+type uiKeys struct {
+	*http.Cookie
+	page string
+}
+
+// signIn opens a session and returns its secrets.
+func (w *uiWorld) signIn(token string) uiKeys {
 	w.t.Helper()
 	res, body := w.do("POST", "/ui/session", fmt.Sprintf(`{"token":%q}`, token), nil)
 	if res.StatusCode != http.StatusOK || len(res.Cookies()) != 1 {
 		w.t.Fatalf("POST /ui/session = %d %s, %d cookies; want 200 and one", res.StatusCode, body, len(res.Cookies()))
 	}
-	return res.Cookies()[0]
+	var s uiSession
+	if err := json.Unmarshal([]byte(body), &s); err != nil || len(s.Secret) < 43 {
+		w.t.Fatalf("POST /ui/session = %s, %v; want a secret of 32 random bytes", body, err)
+	}
+	return uiKeys{res.Cookies()[0], s.Secret}
 }
 
 func (w *uiWorld) status(method, path string, fields map[string]string) int {
@@ -102,8 +112,9 @@ func (w *uiWorld) status(method, path string, fields map[string]string) int {
 	return res.StatusCode
 }
 
-func cookieField(c *http.Cookie) map[string]string {
-	return map[string]string{"Cookie": c.Name + "=" + c.Value}
+// fieldsOf returns the fields of a session's requests.
+func fieldsOf(k uiKeys) map[string]string {
+	return map[string]string{"Cookie": k.Name + "=" + k.Value, ui.Header: k.page}
 }
 
 func with(fields map[string]string, name, v string) map[string]string {
@@ -201,11 +212,42 @@ func TestSignOutWithoutSessionIsPaced(t *testing.T) {
 	}
 }
 
+// The cookie reaches the servers of all other ports of the host, so alone it must open nothing.
+func TestCookieAloneIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newUI(t, uiOwn)
+	keys, other := w.signIn(uiOwn), w.signIn(uiOwn)
+	all := append((&Server{}).routes(), (&Server{}).uiRoutes()...)
+	for _, rt := range all {
+		if rt.open || rt.foreign || rt.method == "" {
+			continue
+		}
+		path := strings.NewReplacer("{", "", "}", "").Replace(rt.path)
+		for name, page := range map[string]string{"no": "", "another session's": other.page} {
+			if got := w.status(rt.method, path, with(fieldsOf(keys), ui.Header, page)); got != http.StatusUnauthorized {
+				t.Errorf("%s %s with the cookie and %s secret = %d, want 401", rt.method, path, name, got)
+			}
+		}
+	}
+	if got := w.status("DELETE", "/ui/session", with(fieldsOf(keys), ui.Header, "")); got != http.StatusUnauthorized {
+		t.Errorf("sign out with the cookie alone = %d, want 401", got)
+	}
+	_, body := w.do("GET", "/ui/session", "", fieldsOf(keys))
+	if strings.Contains(body, keys.page) || !strings.Contains(body, `"operator":true`) {
+		t.Errorf("GET /ui/session = %s, want the operator without the secret", body)
+	}
+	shake := with(fieldsOf(keys), ui.Header, "")
+	shake["Sec-WebSocket-Protocol"] = v1.TerminalProtocol + ", " + ui.SubprotocolPrefix + keys.page
+	if got := w.status("GET", "/v1/sandboxes/x/pty", shake); got == http.StatusUnauthorized || got == http.StatusForbidden {
+		t.Errorf("terminal with the secret as a subprotocol = %d, want another error", got)
+	}
+}
+
 func TestSessionActsAsItsCaller(t *testing.T) {
 	t.Parallel()
 	w := newUI(t, uiOwn)
-	ann := cookieField(w.signIn(w.token(v1.TokenRequest{Caller: "ann", Trust: 1}).Secret))
-	op := cookieField(w.signIn(uiOwn))
+	ann := fieldsOf(w.signIn(w.token(v1.TokenRequest{Caller: "ann", Trust: 1}).Secret))
+	op := fieldsOf(w.signIn(uiOwn))
 	for _, c := range []struct {
 		path     string
 		ann, own int
@@ -237,7 +279,7 @@ func TestSessionActsAsItsCaller(t *testing.T) {
 func TestSessionRequestFromElsewhereIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newUI(t, uiOwn)
-	own := cookieField(w.signIn(uiOwn))
+	own := fieldsOf(w.signIn(uiOwn))
 	const path = "/v1/workspaces"
 	body := func(i int) string { return fmt.Sprintf(`{"name":"w%d"}`, i) }
 	for i, c := range []struct {
@@ -253,7 +295,8 @@ func TestSessionRequestFromElsewhereIsRefused(t *testing.T) {
 		{"Origin", "null", 403, 403},
 		{"Origin", "http://127.0.0.1:1", 403, 403},
 		{"Origin", "http://evil.example", 403, 403},
-		{ui.Header, "", 403, 200},
+		{ui.Header, "", 401, 401},
+		{ui.Header, "1", 401, 401},
 	} {
 		fields := own
 		if c.field != "" {
@@ -278,12 +321,12 @@ func TestUnknownSessionIsRefused(t *testing.T) {
 	for _, token := range []string{"", uiOwn} {
 		w := newUI(t, token)
 		c := w.signIn(w.token(v1.TokenRequest{Caller: "ann"}).Secret)
-		known := cookieField(c)
+		known := fieldsOf(c)
 		c.Value = strings.Repeat("x", len(c.Value))
-		if got := w.status("GET", "/v1/pools", cookieField(c)); got != http.StatusUnauthorized {
+		if got := w.status("GET", "/v1/pools", fieldsOf(c)); got != http.StatusUnauthorized {
 			t.Errorf("own token %q: an unknown session = %d, want 401", token, got)
 		}
-		if got := w.status("GET", "/ui/", cookieField(c)); got != http.StatusOK {
+		if got := w.status("GET", "/ui/", fieldsOf(c)); got != http.StatusOK {
 			t.Errorf("own token %q: the page with an unknown session = %d, want 200", token, got)
 		}
 		if got := w.status("GET", "/ui/session", nil); got != http.StatusUnauthorized {
@@ -302,7 +345,7 @@ func TestRevokedTokenEndsItsSessionsAndStreams(t *testing.T) {
 	t.Parallel()
 	w := newUI(t, uiOwn)
 	tok := w.token(v1.TokenRequest{Caller: "ann"})
-	ann, op := cookieField(w.signIn(tok.Secret)), cookieField(w.signIn(uiOwn))
+	ann, op := fieldsOf(w.signIn(tok.Secret)), fieldsOf(w.signIn(uiOwn))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, "GET", "http://"+w.at.String()+"/ui/live?topics=overview,events", http.NoBody)
@@ -310,6 +353,7 @@ func TestRevokedTokenEndsItsSessionsAndStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Header.Set("Cookie", ann["Cookie"])
+	r.Header.Set(ui.Header, ann[ui.Header])
 	res, err := new(http.Transport).RoundTrip(r)
 	if err != nil {
 		t.Fatal(err)
@@ -335,7 +379,7 @@ func TestRevokedTokenEndsItsSessionsAndStreams(t *testing.T) {
 func TestLiveSendsItsTopics(t *testing.T) {
 	t.Parallel()
 	w := newUI(t, uiOwn)
-	op := cookieField(w.signIn(uiOwn))
+	op := fieldsOf(w.signIn(uiOwn))
 	for _, topics := range []string{"", "nothing", "events,nothing"} {
 		if got := w.status("GET", "/ui/live?topics="+topics, op); got != http.StatusBadRequest {
 			t.Errorf("GET /ui/live?topics=%s = %d, want 400", topics, got)
@@ -349,6 +393,7 @@ func TestLiveSendsItsTopics(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Header.Set("Cookie", op["Cookie"])
+	r.Header.Set(ui.Header, op[ui.Header])
 	res, err := new(http.Transport).RoundTrip(r)
 	if err != nil {
 		t.Fatal(err)

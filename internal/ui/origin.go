@@ -10,14 +10,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Header is set to "1" by the dashboard's own requests. A form of another page cannot set it, and a
-// script of another origin would have to ask first.
-const Header = "Orchestrator-UI"
+// Header has the page's secret of a session. Browsers send cookies to every port of a host, but
+// keep the storage of pages, where the secret is, apart by port. WebSockets, whose header a page
+// cannot set, offer SubprotocolPrefix and the secret as a subprotocol.
+const (
+	Header            = "Orchestrator-UI"
+	SubprotocolPrefix = "orchestrator.ui."
+)
 
 // CheckRequest returns an error of class PermissionDenied unless a request with a session's cookie
-// comes from the dashboard. Requests that can change something need Header; all need the service's
-// own origin. Pages of another port of the same host are another origin, although they are the same
-// site for the cookie.
+// comes from the service's own origin. Requests that can change something must say so. Pages of
+// another port of the same host are another origin, although they are the same site for the cookie.
 func CheckRequest(r *http.Request) error {
 	refused := usererror.Errorf(errdefs.ErrPermissionDenied,
 		"a session is only for the pages of /ui: send a token in the Authorization header")
@@ -39,10 +42,22 @@ func CheckRequest(r *http.Request) error {
 	case len(origins) > 1 || !sameOrigin(origins[0], r.Host):
 		return refused
 	}
-	if !reads && r.Header.Get(Header) != "1" {
-		return refused
-	}
 	return nil
+}
+
+// pageSecretOf returns the page's secret in a request, or "".
+func pageSecretOf(r *http.Request) string {
+	if secret := r.Header.Get(Header); secret != "" {
+		return secret
+	}
+	for _, line := range r.Header.Values("Sec-WebSocket-Protocol") {
+		for offered := range strings.SplitSeq(line, ",") {
+			if secret, ok := strings.CutPrefix(strings.TrimSpace(offered), SubprotocolPrefix); ok {
+				return secret
+			}
+		}
+	}
+	return ""
 }
 
 func sameOrigin(origin, host string) bool {

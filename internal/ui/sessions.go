@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -46,9 +47,11 @@ type Credential struct {
 	Own   string `json:"own,omitempty"`
 }
 
-// session is stored under the SHA-256 of its secret, so that the file opens nothing.
+// session is stored under the SHA-256 of its cookie, so that the file opens nothing.
 type session struct {
 	Credential
+	// Page is the SHA-256 in hex of the page's secret, without which the cookie opens nothing.
+	Page   string    `json:"page"`
 	Opened time.Time `json:"opened"`
 	Used   time.Time `json:"used"` // of the file: when it was last written
 }
@@ -79,33 +82,38 @@ func OpenSessions(path string) (*Sessions, error) {
 	if err := json.Unmarshal(b, &s.byKey); err != nil {
 		return nil, fmt.Errorf("read the sessions of the dashboard: %s: %w: remove the file to end all sessions", path, err)
 	}
-	maps.DeleteFunc(s.byKey, func(_ string, e *session) bool { return e == nil })
+	maps.DeleteFunc(s.byKey, func(_ string, e *session) bool { return e == nil || e.Page == "" })
 	return s, nil
 }
 
-// Open opens a session and sets its cookie. The cookie is limited to TLS if the request came over
-// TLS, or a proxy says so.
-func (s *Sessions) Open(w http.ResponseWriter, r *http.Request, c Credential) error {
-	secret := make([]byte, secretBytes)
-	_, _ = rand.Read(secret) // never fails, see its documentation
-	text := base64.RawURLEncoding.EncodeToString(secret)
+// Open opens a session, sets its cookie and returns the page's secret: requests need both. The
+// cookie is limited to TLS if the request came over TLS, or a proxy says so.
+func (s *Sessions) Open(w http.ResponseWriter, r *http.Request, c Credential) (page string, err error) {
+	text, page := newSecret(), newSecret()
 	now := s.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dropEnded(now)
 	s.makePlace(func(e *session) bool { return e.Credential == c }, MaxEach)
 	s.makePlace(func(*session) bool { return true }, MaxSessions)
-	s.byKey[keyOf(text)] = &session{Credential: c, Opened: now, Used: now}
+	s.byKey[keyOf(text)] = &session{Credential: c, Page: keyOf(page), Opened: now, Used: now}
 	if err := s.store(); err != nil {
 		delete(s.byKey, keyOf(text))
-		return err
+		return "", err
 	}
 	http.SetCookie(w, cookie(r, text, MaxTime))
-	return nil
+	return page, nil
+}
+
+func newSecret() string {
+	b := make([]byte, secretBytes)
+	_, _ = rand.Read(b) // never fails, see its documentation
+	return base64.RawURLEncoding.EncodeToString(b)
 }
 
 // Find returns the credential of the request's session. given reports whether the request has the
-// cookie of a session, and ok whether that session is open.
+// cookie of a session, and ok whether that session is open and the request has the page's secret
+// too.
 func (s *Sessions) Find(r *http.Request) (c Credential, given, ok bool) {
 	secret, given := secretOf(r)
 	if !given {
@@ -115,15 +123,15 @@ func (s *Sessions) Find(r *http.Request) (c Credential, given, ok bool) {
 	defer s.mu.Unlock()
 	e := s.byKey[keyOf(secret)]
 	now := s.now()
-	if e == nil || e.ended(now) {
+	if e == nil || e.ended(now) || !e.isPage(r) {
 		return Credential{}, true, false
 	}
 	e.Used = now
 	return e.Credential, true, true
 }
 
-// End ends the request's session and removes its cookie. known reports whether there was one: an
-// unknown cookie must not cost a write of the file.
+// End ends the request's session, which it must have both secrets of, and removes its cookie. known
+// reports whether there was one: an unknown cookie must not cost a write of the file.
 func (s *Sessions) End(w http.ResponseWriter, r *http.Request) (known bool, err error) {
 	http.SetCookie(w, cookie(r, "", -time.Second))
 	secret, given := secretOf(r)
@@ -133,7 +141,7 @@ func (s *Sessions) End(w http.ResponseWriter, r *http.Request) (known bool, err 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := keyOf(secret)
-	if s.byKey[key] == nil {
+	if e := s.byKey[key]; e == nil || !e.isPage(r) {
 		return false, nil
 	}
 	delete(s.byKey, key)
@@ -158,6 +166,11 @@ func (s *Sessions) Len() int {
 	defer s.mu.Unlock()
 	s.dropEnded(s.now())
 	return len(s.byKey)
+}
+
+// isPage reports whether a request has the page's secret.
+func (e *session) isPage(r *http.Request) bool {
+	return subtle.ConstantTimeCompare([]byte(keyOf(pageSecretOf(r))), []byte(e.Page)) == 1
 }
 
 func (e *session) ended(now time.Time) bool {

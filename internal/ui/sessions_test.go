@@ -10,13 +10,15 @@ import (
 	"time"
 )
 
-// opened opens a session and returns a request that has its cookie.
+// opened opens a session and returns a request that has its cookie and page's secret.
 func opened(t *testing.T, s *Sessions, c Credential) *http.Request {
 	t.Helper()
 	w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/ui/session", http.NoBody)
-	if err := s.Open(w, r, c); err != nil {
+	page, err := s.Open(w, r, c)
+	if err != nil {
 		t.Fatal(err)
 	}
+	r.Header.Set(Header, page)
 	r.AddCookie(w.Result().Cookies()[0])
 	return r
 }
@@ -38,8 +40,8 @@ func TestSessionsSurviveARestartWithoutTheirSecret(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(string(b), r.Cookies()[0].Value) {
-		t.Errorf("the file has the secret: %s", b)
+	if strings.Contains(string(b), r.Cookies()[0].Value) || strings.Contains(string(b), r.Header.Get(Header)) {
+		t.Errorf("the file has a secret: %s", b)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("Stat = %v, %v; want mode 0600", info, err)
@@ -147,5 +149,40 @@ func TestEndOfUnknownSessionWritesNothing(t *testing.T) {
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("Stat of the file = %v, want that it was not written", err)
+	}
+}
+
+// Browsers send the cookie to every port of its host, so whoever listens on one has it.
+func TestCookieWithoutPageSecretOpensNothing(t *testing.T) {
+	t.Parallel()
+	s := open(t, "")
+	own, other := opened(t, s, Credential{Token: "a"}), opened(t, s, Credential{Token: "a"})
+	page := own.Header.Get(Header)
+	for _, secret := range []string{"", "1", page[1:], other.Header.Get(Header), own.Cookies()[0].Value, keyOf(page)} {
+		own.Header.Set(Header, secret)
+		if _, given, ok := s.Find(own); !given || ok {
+			t.Errorf("Find() with page's secret %q = %v, %v; want true, false", secret, given, ok)
+		}
+		if known, err := s.End(httptest.NewRecorder(), own); known || err != nil {
+			t.Errorf("End() with page's secret %q = %v, %v; want false and no error", secret, known, err)
+		}
+	}
+	own.Header.Del(Header)
+	own.Header.Set("Sec-WebSocket-Protocol", "x, "+SubprotocolPrefix+page)
+	if _, _, ok := s.Find(own); !ok {
+		t.Error("Find() refused the page's secret in a subprotocol")
+	}
+}
+
+// An earlier version stored sessions without a page's secret.
+func TestSessionWithoutPageSecretEndsAtStart(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	stored := `{"` + keyOf("x") + `":{"token":"a","opened":"2999-01-01T00:00:00Z","used":"2999-01-01T00:00:00Z"}}`
+	if err := os.WriteFile(path, []byte(stored), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := open(t, path).Len(); got != 0 {
+		t.Errorf("Len() = %d, want 0", got)
 	}
 }

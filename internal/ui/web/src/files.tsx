@@ -1,6 +1,6 @@
 // Files of a sandbox or of a workspace at rest. Both have the same requests.
 import { useState } from 'preact/hooks';
-import { get, message, query, request, send } from './api';
+import { get, message, query, request, save, send } from './api';
 import { useLoad } from './live';
 import { Action, Empty, Failure, Field, onSubmit, Table } from './parts';
 import { bytes, name, visible, when } from './text';
@@ -33,7 +33,7 @@ export function Files({ base, root, writable }: { base: string; root: string; wr
       { head: 'Mode', cell: (f) => <span class="mono">{f.mode}</span> },
       { head: 'Changed', cell: (f) => when(f.mod_time) },
       { head: '', cell: (f) => <span class="row">
-        {f.type === 'file' && <a class="button" href={query(base, { path: join(f.name) })} download={f.name.replace(/[^\w.-]+/g, '_') || 'file'} aria-label={`Download ${name(f.name)}`}>Download</a>}
+        {f.type === 'file' && <Action run={() => save(query(base, { path: join(f.name) }), f.name)} label={`Download ${name(f.name)}`}>Download</Action>}
         {writable && <Action kind="danger" confirm={`Remove ${name(f.name, 60)}?`} label={`Remove ${name(f.name)}`}
           run={() => send('DELETE', query(base, { path: join(f.name), recursive: f.type === 'dir' || undefined })).then(reload)}>Remove</Action>}
       </span> },

@@ -1,7 +1,7 @@
 // One stream of server-sent events for the whole page: a browser opens only six connections to a
 // service without TLS.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { get, Problem } from './api';
+import { events, Problem } from './api';
 
 type Handler = (data: any) => void;
 
@@ -11,7 +11,8 @@ const longestPause = 10_000;
 
 class Live {
   private all = new Set<Subscription>();
-  private source: EventSource | undefined;
+  private source: AbortController | undefined;
+  private listening = false;
   private topics = '';
   private timer: number | undefined;
   private pause = 250;
@@ -29,7 +30,7 @@ class Live {
   subscribe(s: Subscription): () => void {
     this.all.add(s);
     this.restart(0);
-    if (this.source?.readyState === EventSource.OPEN && this.topics.split(',').includes(s.topic)) s.opened();
+    if (this.listening && this.topics.split(',').includes(s.topic)) s.opened();
     return () => {
       this.all.delete(s);
       this.restart(50); // the next page most often wants the same
@@ -42,8 +43,9 @@ class Live {
   }
 
   private stop(): void {
-    this.source?.close();
+    this.source?.abort();
     this.source = undefined;
+    this.listening = false;
     this.topics = '';
   }
 
@@ -54,37 +56,34 @@ class Live {
 
   private connect(): void {
     const topics = [...new Set([...this.all].map((s) => s.topic))].sort().join(',');
-    if (topics === this.topics && this.source && this.source.readyState !== EventSource.CLOSED) return;
+    if (topics === this.topics && this.source) return;
     this.stop();
     if (!topics) return;
     this.topics = topics;
-    const source = new EventSource(`/ui/live?topics=${topics}`);
+    const source = new AbortController();
     this.source = source;
-    source.addEventListener('listening', () => {
-      this.pause = 250;
-      this.note(true);
-      for (const s of [...this.all]) s.opened();
-    });
-    for (const topic of topics.split(',')) {
-      source.addEventListener(topic, (e) => {
-        const data = JSON.parse((e as MessageEvent).data);
-        for (const s of [...this.all]) if (s.topic === topic) s.handle(data);
-      });
-    }
     const again = () => {
       if (source !== this.source) return;
       this.note(false);
       this.stop();
-      // Asks who signed in, since an event source does not say why it ended.
-      get('/ui/session').catch((e) => {
-        if (e instanceof Problem && e.status === 401) signOut();
-      });
       this.restart(this.pause);
       this.pause = Math.min(2 * this.pause, longestPause);
     };
-    source.addEventListener('problem', again);
-    source.addEventListener('end', again);
-    source.onerror = again;
+    events(`/ui/live?topics=${topics}`, source.signal, (topic, data) => {
+      if (source === this.source) this.handle(topic, data);
+    }).then(again, again);
+  }
+
+  private handle(topic: string, data: any): void {
+    if (topic === 'problem' || topic === 'end') throw new Problem(0, 'The stream has ended.');
+    const all = [...this.all];
+    if (topic === 'listening') {
+      this.listening = true;
+      this.pause = 250;
+      this.note(true);
+      for (const s of all) guarded(s.opened);
+    }
+    for (const s of all) if (s.topic === topic) guarded(() => s.handle(data));
   }
 
   private note(up: boolean): void {
@@ -93,9 +92,9 @@ class Live {
   }
 }
 
-let signOut: () => void = () => undefined;
-export function onSessionEnd(f: () => void): void {
-  signOut = f;
+// guarded calls f and reports its error as the page's own, so that it does not end the stream.
+function guarded(f: () => void): void {
+  try { f(); } catch (e) { reportError(e); }
 }
 
 export const live = new Live();

@@ -1,8 +1,8 @@
 // The dashboard: who signed in, the pages, and what is around them.
 import { render } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
-import { get, message, onSignedOut, Problem, send } from './api';
-import { onSessionEnd, useConnected, useLive } from './live';
+import { forgetSecret, get, keepSecret, message, onSignedOut, Problem, send } from './api';
+import { useConnected, useLive } from './live';
 import { Failure, onSubmit, parseRoute, type Route } from './parts';
 import { name } from './text';
 import type { ApprovalEvent, Session } from './types';
@@ -25,9 +25,7 @@ function App() {
   const [session, setSession] = useState<Session | null>();
   const [error, setError] = useState<string>();
   useEffect(() => {
-    const out = () => setSession(null);
-    onSignedOut(out);
-    onSessionEnd(out);
+    onSignedOut(() => setSession(null));
     get<Session>('/ui/session').then(setSession, (e) => {
       setSession(null);
       if (!(e instanceof Problem && e.status === 401)) setError(message(e));
@@ -35,7 +33,7 @@ function App() {
   }, []);
   if (session === undefined) return null;
   if (session === null) return <SignIn error={error} done={(s) => { setError(undefined); setSession(s); }} />;
-  return <Frame session={session} signOut={() => { const out = () => setSession(null); void send('DELETE', '/ui/session').then(out, out); }} />;
+  return <Frame session={session} signOut={() => { const out = () => { forgetSecret(); setSession(null); }; void send('DELETE', '/ui/session').then(out, out); }} />;
 }
 
 function SignIn({ done, error }: { done: (s: Session) => void; error?: string }) {
@@ -47,7 +45,9 @@ function SignIn({ done, error }: { done: (s: Session) => void; error?: string })
       setBusy(true);
       setFailure(undefined);
       try {
-        done((await send<Session>('POST', '/ui/session', { token: data.get('token') }))!);
+        const session = (await send<Session>('POST', '/ui/session', { token: data.get('token') }))!;
+        keepSecret(session.secret!);
+        done(session);
       } catch (e) {
         setFailure(e instanceof Problem && e.status === 401 ? 'This token is not valid: it is unknown, revoked or has expired.' : message(e));
         setBusy(false);

@@ -3,7 +3,7 @@ import { FitAddon } from '@xterm/addon-fit';
 import { Terminal } from '@xterm/xterm';
 import '@xterm/xterm/css/xterm.css';
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { url } from './api';
+import { secretProtocol, url } from './api';
 import { Failure } from './parts';
 import { bytes, name } from './text';
 
@@ -50,7 +50,7 @@ class Attached {
       q.set('rows', String(this.term.rows));
     }
     const scheme = location.protocol === 'https:' ? 'wss:' : 'ws:';
-    const socket = new WebSocket(`${scheme}//${location.host}${url`/v1/sandboxes/${this.sandbox}/pty`}?${q}`, protocol);
+    const socket = new WebSocket(`${scheme}//${location.host}${url`/v1/sandboxes/${this.sandbox}/pty`}?${q}`, [protocol, secretProtocol()]);
     socket.binaryType = 'arraybuffer';
     this.socket = socket;
     this.sent = this.taken = 0;

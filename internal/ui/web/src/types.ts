@@ -1,6 +1,6 @@
 // The JSON of the service's interface, as far as the pages use it: see client/v1.
 
-export interface Session { caller: string; operator: boolean; profile?: string; trust: number; direct: boolean; version: string }
+export interface Session { caller: string; operator: boolean; profile?: string; trust: number; direct: boolean; version: string; secret?: string }
 export interface List<T> { items: T[]; truncated?: boolean }
 export interface EgressRule { host: string; ports?: number[]; protocol?: string; methods?: string[]; paths?: string[]; deny?: boolean }
 export interface Egress { rules: EgressRule[]; secrets?: string[] }
