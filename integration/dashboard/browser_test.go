@@ -197,9 +197,9 @@ func (b *tab) await(script string) time.Duration {
 }
 
 // see waits until the page shows a text.
-func (b *tab) see(text string) time.Duration {
+func (b *tab) see(text string) {
 	b.t.Helper()
-	return b.await(fmt.Sprintf(`document.body.innerText.includes(%q)`, text))
+	b.await(fmt.Sprintf(`document.body.innerText.includes(%q)`, text))
 }
 
 // visit opens a page of the dashboard and waits for its heading.

@@ -104,7 +104,8 @@ func TestSignInWatchAndRestart(t *testing.T) {
 	b.await(`!document.body.innerText.includes('connection to the service is lost')`)
 	before := eval[string](b, `[...document.querySelectorAll('.log code')].at(-1).innerText`)
 	b.await(fmt.Sprintf(`[...document.querySelectorAll('.log code')].at(-1).innerText > '' && `+
-		`parseInt([...document.querySelectorAll('.log code')].at(-1).innerText.slice(5)) > parseInt(%q) + 5`, strings.TrimPrefix(before, "line ")))
+		`parseInt([...document.querySelectorAll('.log code')].at(-1).innerText.slice(5)) > parseInt(%q) + 5`,
+		strings.TrimPrefix(before, "line ")))
 	b.press("End the sandbox")
 	b.press("Yes")
 	b.see("removed")
@@ -194,7 +195,8 @@ func TestApprovalIsAnsweredAndAuditedAtOnce(t *testing.T) {
 		if got.Ending != want {
 			t.Errorf("%s: the call ended %s %q, want %s", answer, got.Ending, got.Detail, want)
 		}
-		row := fmt.Sprintf(`[...document.querySelectorAll('.audit .list-row')].some(e => e.innerText.includes('close') && e.innerHTML.includes(%q))`, got.ID)
+		row := fmt.Sprintf(`[...document.querySelectorAll('.audit .list-row')]`+
+			`.some(e => e.innerText.includes('close') && e.innerHTML.includes(%q))`, got.ID)
 		if took := log.await(row); took > 500*time.Millisecond {
 			t.Errorf("%s: the audit row was shown after %v, want at most 500 ms", answer, took)
 		}
@@ -263,7 +265,8 @@ func TestTerminalTypesAndKeepsItsOutputToItself(t *testing.T) {
 	b.await(`document.querySelector('.xterm-rows').innerText.includes('42-answer')`)
 	// A title, the clipboard, a link, and a colour of 24 bits, which is the only one that may draw.
 	b.run("escapes", chromedp.KeyEvent(
-		`printf '\033]0;evil\007\033]2;evil\007\033]52;c;ZXZpbA==\007\033]8;;http://evil.example/\007link\033]8;;\007 \033[38;2;1;2;3mcolour\033[0m done\n'`+"\r"))
+		`printf '\033]0;evil\007\033]2;evil\007\033]52;c;ZXZpbA==\007\033]8;;http://evil.example/\007link\033]8;;\007 '; `+
+			`printf '\033[38;2;1;2;3mcolour\033[0m done\n'`+"\r"))
 	b.await(`document.querySelector('.xterm-rows').innerText.includes('link colour done')`)
 	title := eval[string](b, `document.title`)
 	links := eval[int](b, `document.querySelectorAll('.xterm a, .xterm-underline-5').length`)
@@ -288,7 +291,8 @@ func TestHostileOutputAndNamesStayText(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := lease(t, c, v1.SandboxRequest{Workspace: "hostile", Labels: map[string]string{"l": "<img src=x onerror=alert(1)>"}})
-	shell(t, c, one.ID, `cd /workspace; touch "<img src=x onerror=alert(1)>" "$(printf 'a\342\200\256txt.exe')" "$(printf 'new\nline')" "$(printf 'esc\033[31m')" "$(printf 'tag\363\240\201\201\343\205\244')"
+	shell(t, c, one.ID, `cd /workspace; touch "<img src=x onerror=alert(1)>" "$(printf 'a\342\200\256txt.exe')" "$(printf 'new\nline')"
+		touch "$(printf 'esc\033[31m')" "$(printf 'tag\363\240\201\201\343\205\244')"
 		echo '<script>alert(1)</script><img src=x onerror=alert(1)>'; printf 'left\342\200\256right \033]0;title\007\033[31mred\033[0m \001 end\n'
 		yes '0123456789012345678901234567890123456789012345678901234567890123456789' | head -c 60000000; echo; echo THE-END; sleep 1000`)
 	b.visit("sandboxes/"+one.ID, "Sandbox")
@@ -304,7 +308,9 @@ func TestHostileOutputAndNamesStayText(t *testing.T) {
 	b.see(`<script>alert(1)</script>`)
 	b.see("left⟨U+202E⟩right red ⟨U+0001⟩ end")
 	b.visit("sandboxes/"+one.ID+"?tab=files", "Sandbox")
-	for _, name := range []string{"<img src=x onerror=alert(1)>", "a⟨U+202E⟩txt.exe", "new⟨U+000A⟩line", "esc⟨U+001B⟩[31m", "tag⟨U+E0041⟩⟨U+3164⟩"} {
+	for _, name := range []string{
+		"<img src=x onerror=alert(1)>", "a⟨U+202E⟩txt.exe", "new⟨U+000A⟩line", "esc⟨U+001B⟩[31m", "tag⟨U+E0041⟩⟨U+3164⟩",
+	} {
 		b.see(name)
 	}
 	b.shot("names")

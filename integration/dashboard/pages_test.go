@@ -35,14 +35,16 @@ func world(t *testing.T, s *harness.Server, c *client.Client) (sh v1.Shell, over
 	}
 	call("exit 3")
 	first := lease(t, c, v1.SandboxRequest{Workspace: "project"})
-	if _, err := c.Exec(t.Context(), first.ID, v1.Exec{Command: "mkdir -p src; printf 'one\\ntwo\\n' >src/a.txt; head -c 3000 /dev/urandom >data.bin"}); err != nil {
+	files := v1.Exec{Command: "mkdir -p src; printf 'one\\ntwo\\n' >src/a.txt; head -c 3000 /dev/urandom >data.bin"}
+	if _, err := c.Exec(t.Context(), first.ID, files); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.RemoveSandbox(t.Context(), first.ID); err != nil {
 		t.Fatal(err)
 	}
 	overlay = lease(t, c, v1.SandboxRequest{Workspace: "project", Mode: "overlay"})
-	if _, err := c.Exec(t.Context(), overlay.ID, v1.Exec{Command: "printf 'one\\n<b>2</b>\\n' >src/a.txt; echo new >b.txt; rm data.bin"}); err != nil {
+	changes := v1.Exec{Command: "printf 'one\\n<b>2</b>\\n' >src/a.txt; echo new >b.txt; rm data.bin"}
+	if _, err := c.Exec(t.Context(), overlay.ID, changes); err != nil {
 		t.Fatal(err)
 	}
 	plain := lease(t, c, v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{{Host: "example.com"}}}})

@@ -254,7 +254,7 @@ func (s *Server) live(w http.ResponseWriter, r *http.Request, p caller.Principal
 				})
 			}()
 		}
-		var errs []error
+		errs := make([]error, 0, len(names))
 		for range names {
 			err := <-ended
 			cancel(err) // the page connects again

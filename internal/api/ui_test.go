@@ -348,7 +348,7 @@ func TestRevokedTokenEndsItsSessionsAndStreams(t *testing.T) {
 	ann, op := fieldsOf(w.signIn(tok.Secret)), fieldsOf(w.signIn(uiOwn))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, "GET", "http://"+w.at.String()+"/ui/live?topics=overview,events", http.NoBody)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.at.String()+"/ui/live?topics=overview,events", http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +387,8 @@ func TestLiveSendsItsTopics(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, "GET", "http://"+w.at.String()+"/ui/live?topics=approvals,audit,events,figures,overview",
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		"http://"+w.at.String()+"/ui/live?topics=approvals,audit,events,figures,overview",
 		http.NoBody)
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 )
 
 //go:embed static
-var static embed.FS //nolint:gochecknoglobals // set by the compiler, never changed
+var static embed.FS
 
 // Policy is the Content-Security-Policy of the pages. Everything comes from the service itself, and
 // no script, style or handler may stand in a page.
