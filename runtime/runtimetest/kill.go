@@ -83,7 +83,8 @@ func (k *killer) newSandbox(t *testing.T) {
 			spec.Limits.Pids, spec.Limits.MemoryBytes = runtime.GuestReservePids+100, 2<<30
 		}
 	})
-	cmd := bash("while :; do echo tick; sleep 0.2; done")
+	// It starts no process once it runs: a flood that is at the process limit for long would end it.
+	cmd := bash("mkfifo /tmp/never && exec 3<>/tmp/never; while :; do echo tick; read -rt 0.2 <&3; done")
 	cmd.ID = "bystander"
 	if _, err := k.box.Start(t.Context(), cmd); err != nil {
 		t.Fatal(err)
