@@ -95,7 +95,7 @@ func TestChartStandbyTakesOver(t *testing.T) {
 		if !strings.Contains(got, "kept") || took > takeoverTime {
 			t.Errorf("file of the session after %s = %q after %v, want it within %v", c.what, got, took, takeoverTime)
 		}
-		if end := s.do(t, active, "shell", "ls", sandbox); !strings.Contains(end, shell) || !strings.Contains(end, "running") {
+		if end := s.do(t, active, "shell", "ls", "--no-trunc", sandbox); !strings.Contains(end, shell) || !strings.Contains(end, "running") {
 			t.Errorf("shells after %s = %s, want %s running", c.what, end, shell)
 		}
 		for id := range sandboxes {

@@ -14,6 +14,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 const (
@@ -175,15 +178,23 @@ func TestPausedServiceIsFenced(t *testing.T) {
 	// Requests that wait in the old service's socket, and are served as soon as it continues.
 	const callers = 4
 	answers := make(chan string, 2*callers)
+	// Not by the command line: without a server, its run makes a pod of its own.
+	cl, err := client.New(client.Options{Address: "unix:" + old.socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), callTime)
+	defer cancel()
 	for i := range callers {
 		go func() {
-			out, err := outputWithin(callTime, old.bin, "--config", old.config, "tool", "call", "system.bash",
-				"command=echo old >note; echo wrote", "--session", "s1")
-			answers <- fmt.Sprintf("session %d: %v %s", i, err, out)
+			r, err := cl.Tools.Call(ctx, "system.bash",
+				v1.ToolCall{Session: "s1", Input: []byte(`{"command":"echo old >note; echo wrote"}`)}, client.CallOptions{})
+			answers <- fmt.Sprintf("session %d: %v %s", i, err, r.Text)
 		}()
 		go func() {
-			out, err := outputWithin(callTime, old.bin, "--config", old.config, "run", "--", "echo", "wrote")
-			answers <- fmt.Sprintf("run %d: %v %s", i, err, out)
+			r, err := cl.Run(ctx, v1.Run{Exec: v1.Exec{Command: "echo wrote"}})
+			answers <- fmt.Sprintf("run %d: %v %s", i, err, r.Stdout)
 		}()
 	}
 	awaitConnections(t, old.socket, 2*callers)
@@ -191,13 +202,13 @@ func TestPausedServiceIsFenced(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	err := old.cmd.Wait()
+	err = old.cmd.Wait()
 	t.Logf("the old service ended after %v: %v", time.Since(began), err)
 	if err == nil || !strings.Contains(old.text(t), "was lost") {
 		t.Errorf("end of the old service = %v, want an error about the Lease", err)
 	}
 	for range 2 * callers {
-		if got := <-answers; strings.Contains(got, "wrote\n") || strings.HasSuffix(got, "<nil> wrote") {
+		if got := <-answers; strings.Contains(got, "wrote") {
 			t.Errorf("the old service ran a command in a pod of the new one: %s; want it refused", got)
 		}
 	}
