@@ -1,11 +1,17 @@
 package service
 
 import (
+	"context"
 	"crypto/tls"
+	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -48,5 +54,40 @@ func TestListenMetricsRefusesOpenAddresses(t *testing.T) {
 		if err := s.close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Clients that connect and send nothing hold a bounded number of connections, each for a bounded
+// time.
+func TestScrapersAreBounded(t *testing.T) {
+	t.Parallel()
+	cfg := config.Default()
+	cfg.Metrics.Listen = "127.0.0.1:0"
+	s, err := listenMetrics(t.Context(), cfg, nil)
+	if err != nil {
+		t.Fatalf("listenMetrics() = %v, want no error", err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var served sync.WaitGroup
+	defer served.Wait()
+	defer stop()
+	served.Go(func() {
+		s.serve(ctx, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), slog.New(slog.DiscardHandler))
+	})
+	began := time.Now()
+	for range maxScrapers {
+		conn, err := net.Dial("tcp", s.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	res, err := http.Get("http://" + s.listener.Addr().String() + "/metrics")
+	if err != nil {
+		t.Fatalf("GET /metrics = %v, want an answer when the silent clients are dropped", err)
+	}
+	res.Body.Close()
+	if took := time.Since(began); took < scrapeHeaderTime/2 {
+		t.Errorf("GET /metrics beside %d silent clients was answered after %v, want it to wait for their end", maxScrapers, took)
 	}
 }
