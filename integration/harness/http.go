@@ -24,7 +24,8 @@ type Answer struct {
 // maxAnswer is the largest body that a test reads, in bytes.
 const maxAnswer = 64 << 20
 
-// ask sends a request without the client library. header is name, value, ….
+// ask sends a request without the client library. header is name, value, …. All requests have the
+// same id, so that equal requests have equal answers.
 func (s *Server) ask(ctx context.Context, method, path string, body io.Reader, header ...string) (Answer, error) {
 	transport := &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -35,6 +36,7 @@ func (s *Server) ask(ctx context.Context, method, path string, body io.Reader, h
 	if err != nil {
 		return Answer{}, err
 	}
+	req.Header.Set("X-Request-Id", "test")
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}

@@ -186,7 +186,7 @@ func testDetachAndAttach(t *testing.T, s *harness.Server, id string) {
 	m.keys("C-p", "C-q")
 	shell := m.sees("attach again with `orchestrator shell attach ([0-9a-f-]+)`")
 	m.sees(`^exit code 0\.\nicanon$`)
-	if got := s.CLI(t, "shell", "ls", id); !regexp.MustCompile(shell + ` +running +- +tty `).MatchString(got.Stdout) {
+	if got := s.CLI(t, "shell", "ls", "--no-trunc", id); !regexp.MustCompile(shell + ` +running +- +tty `).MatchString(got.Stdout) {
 		t.Errorf("shell ls printed %s, want the terminal running", got.Stdout)
 	}
 	m = newTmux(t, s, "shell", "attach", "--detach-keys", "ctrl-]", shell)

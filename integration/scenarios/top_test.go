@@ -40,7 +40,7 @@ func TestTopReportsSandboxUsage(t *testing.T) {
 		})
 		assertTopRows(t, s, busy.ID, big.ID, ws)
 		for by, first := range map[string]string{"cpu": busy.ID, "memory": big.ID} {
-			got := s.CLI(t, "top", "--sort", by)
+			got := s.CLI(t, "top", "--no-trunc", "--sort", by)
 			got.Is(t, 0, "")
 			lines := strings.Split(got.Stdout, "\n")
 			if len(lines) != 4 || !strings.HasPrefix(lines[0], "ID ") || !strings.HasPrefix(lines[1], first) {
