@@ -96,8 +96,14 @@ func open(t *testing.T, socket string) *tab {
 	if err != nil {
 		t.Fatalf("chromium not found: %v: run integration/scripts/deps.sh", err)
 	}
+	// Chromium leaves files here when it is killed. The path is short because it has a socket in it.
+	temp, err := os.MkdirTemp("", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(temp) })
 	o := []chromedp.ExecAllocatorOption{
-		chromedp.ExecPath(program), chromedp.UserDataDir(t.TempDir()), chromedp.NoFirstRun, chromedp.NoSandbox, chromedp.Headless,
+		chromedp.ExecPath(program), chromedp.UserDataDir(t.TempDir()), chromedp.Env("TMPDIR=" + temp), chromedp.NoFirstRun, chromedp.NoSandbox, chromedp.Headless,
 		chromedp.DisableGPU, chromedp.WindowSize(1280, 900),
 	}
 	for _, flag := range []string{"disable-quic", "disable-background-networking", "disable-component-update", "disable-sync",
