@@ -103,7 +103,8 @@ func open(t *testing.T, socket string) *tab {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(temp) })
 	o := []chromedp.ExecAllocatorOption{
-		chromedp.ExecPath(program), chromedp.UserDataDir(t.TempDir()), chromedp.Env("TMPDIR=" + temp), chromedp.NoFirstRun, chromedp.NoSandbox, chromedp.Headless,
+		chromedp.ExecPath(program), chromedp.UserDataDir(t.TempDir()), chromedp.Env("TMPDIR=" + temp), chromedp.NoFirstRun,
+		chromedp.NoSandbox, chromedp.Headless,
 		chromedp.DisableGPU, chromedp.WindowSize(1280, 900),
 	}
 	for _, flag := range []string{"disable-quic", "disable-background-networking", "disable-component-update", "disable-sync",
