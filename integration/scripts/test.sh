@@ -13,9 +13,9 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 ALL=(deps build image lint engine containerd unit fuzz conformance integration kubernetes left)
-# Steps that the step kubernetes can run beside: they change nothing that it uses, and it nothing of theirs. A soak in
-# step integration counts what is on the host.
-BESIDE=" lint engine containerd unit fuzz conformance "
+# Steps that the step kubernetes can run beside: they change nothing that it uses, and it nothing of theirs. The linter's
+# mount namespace holds mounts of the tests. A soak in step integration counts what is on the host.
+BESIDE=" engine containerd unit fuzz conformance "
 GOLANGCI_VERSION=v2.12.2
 FUZZ_TIME=2s
 LEFT_SECONDS=60 # time for processes that end after their test
