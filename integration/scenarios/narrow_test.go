@@ -55,7 +55,7 @@ func TestTablesFit80Columns(t *testing.T) {
 	} {
 		s.CLI(t, args...).Is(t, 0, "")
 	}
-	s.CLI(t, "exec", web.ID[:4], "--", "true").Is(t, 64, "is ambiguous: 2 of your sandboxes begin with it")
+	s.CLI(t, "exec", web.ID[:4], "--", "true").Is(t, 64, "of your sandboxes begin with it: give more of its characters")
 	s.CLI(t, "sandbox", "create", "--name", "web").Is(t, 73, `name "web" is taken by another of your sandboxes`)
 	if got := s.CLI(t, "ps", "--format", "{{.Name}} {{.ID}}"); !strings.Contains(got.Stdout, "web "+web.ID+"\n") {
 		t.Errorf("ps --format printed %q, want web and its whole id", got.Stdout)
