@@ -427,10 +427,16 @@ func TestBridgeOfOtherUserIsRefused(t *testing.T) {
 	}
 }
 
-// A line without a connection is given up. This test is not parallel: yamux keeps its timers in a
-// pool, those of a bubble must not be used outside of it, and two collections empty the pool.
+// emptyTimerPool is for tests with yamux in a bubble, which must not be parallel. yamux keeps its
+// timers in a pool, and those of a bubble must not be used outside of it. Two collections empty it.
+func emptyTimerPool() {
+	runtime.GC()
+	runtime.GC()
+}
+
+// A line without a connection is given up.
 func TestAbandonedLineEnds(t *testing.T) {
-	defer func() { runtime.GC(); runtime.GC() }()
+	defer emptyTimerPool()
 	synctest.Test(t, func(t *testing.T) {
 		s := new(lineServer)
 		s.mu.Lock()

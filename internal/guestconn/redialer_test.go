@@ -112,7 +112,6 @@ func TestRedialerPausesForAllCallersTogether(t *testing.T) {
 }
 
 func TestKeepPausesBetweenDials(t *testing.T) {
-	t.Parallel()
 	for name, dial := range map[string]func() (*Mux, error){
 		"failing": func() (*Mux, error) { return nil, errors.New("not now") },
 		"lost at once": func() (*Mux, error) {
@@ -122,7 +121,7 @@ func TestKeepPausesBetweenDials(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+			defer emptyTimerPool()
 			synctest.Test(t, func(t *testing.T) {
 				dialled := 0
 				r := NewRedialer(RedialOptions{Dial: func(context.Context) (*Mux, error) { dialled++; return dial() }})
